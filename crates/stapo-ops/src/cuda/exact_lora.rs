@@ -66,6 +66,9 @@ fn layers() -> Vec<Case> {
         cases.push(Case::new(256, &[128, 64, 64], &[1, 2], rank));
         cases.push(Case::new(200, &[72], &[0], rank));
     }
+    // Tiles of the kernels for some hundred rows, with columns that end inside of one.
+    cases.extend([2, 24, 33].map(|rank| Case::new(128, &[4104, 200], &[0, 1], rank)));
+    cases.push(Case::new(1024, &[12296], &[0], 20));
     cases
 }
 
@@ -79,7 +82,7 @@ fn rows_of_a_layer_with_adapters_on_cuda_do_not_depend_on_their_number() {
             continue;
         }
         let outputs = case.outputs();
-        let rows = 700;
+        let rows = 1100;
         let mut memory = case.memory(device, &base, rows);
         let mut product = |n: usize| {
             let mut y = empty(device, n * outputs);
@@ -91,7 +94,7 @@ fn rows_of_a_layer_with_adapters_on_cuda_do_not_depend_on_their_number() {
         let all = product(rows);
         let name = case.name();
         assert!(all.iter().all(|y| y.is_finite()), "{name}");
-        for n in [1, 2, 8, 17, 63, 64, 65, 128, 200, 512] {
+        for n in [1, 2, 8, 17, 63, 64, 65, 128, 200, 300, 385, 512, 513] {
             assert!(bits(&product(n)) == bits(&all[..n * outputs]), "{name}: {n} rows differ");
         }
         let law = case.by_the_law(device, &base, &factors, rows);
@@ -153,7 +156,7 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
         let case = Case::new(inputs, &[width, width], adapted, rank);
         let factors = case.factors(device);
         let base = case.base(device, &factors);
-        let rows = 200;
+        let rows = 600;
         let adapter = &factors.adapter();
         let mut memory = case.memory(device, &base, rows);
         let mut activate = |n: usize, kept| {
@@ -167,7 +170,7 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
         let mut out = empty(device, rows * width);
         swiglu::forward(device, swiglu::Dims { tokens: rows, width }, y.view(), out.view_mut());
         let (gate_up, out) = (y.view().to_vec(), out.view().to_vec());
-        for n in [1, 9, 64, 65, 200] {
+        for n in [1, 9, 64, 65, 300, 512, 600] {
             for kept in [GateUp::Kept, GateUp::Dropped] {
                 let found = activate(n, kept);
                 let name = case.name();
@@ -188,7 +191,7 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
         let case = Case::new(inputs, &[width], &[0], rank);
         let factors = case.factors(device);
         let base = case.base(device, &factors);
-        let rows = 200;
+        let rows = 600;
         let stream = compute(device, &numbers(1, rows * width));
         let mut memory = case.memory(device, &base, rows);
         let norm = compute(device, &numbers(6, width));
@@ -211,7 +214,7 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
             [sum.view().to_vec(), normed.view().to_vec()]
         };
         let all = finish(rows, false);
-        for n in [1, 9, 64, 65, 200] {
+        for n in [1, 9, 64, 65, 300, 385, 512, 600] {
             let found = finish(n, true);
             for (found, all) in found.iter().zip(&all) {
                 assert!(bits(found) == bits(&all[..n * width]), "{}: {n} rows differ", case.name());

@@ -91,13 +91,14 @@ sources! {
         [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
+    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
 impl Source {
     /// Whether only policies with adapters use the kernels.
     pub(super) fn is_of_adapters(&self) -> bool {
-        [&LORA, &LORA_BACKWARD, &LORA_SMALL_M].iter().any(|own| own.name == self.name)
+        [&LORA, &LORA_BACKWARD, &LORA_SMALL_M, &LORA_MIDDLE_M].iter().any(|own| own.name == self.name)
     }
 
     /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.

@@ -139,8 +139,8 @@ impl Cuda {
         Slice::plain(address, ElementType::F32, len)
     }
 
-    /// The address of two numbers of 32 bits, both 0: a signal, and a count of those that have seen it. The kernels that are
-    /// given it leave both at 0. The same signal is given again only after many others.
+    /// The address of 32 numbers of 32 bits, all 0: signals, each with a count of those that have seen it. The kernels that are
+    /// given them leave all at 0. The same signals are given again only after many others.
     pub(crate) fn signal(self: &Arc<Self>) -> u64 {
         lock(&self.signals).next(|n_bytes| or_fail(Allocation::zeros(self, None, n_bytes)).leak())
     }

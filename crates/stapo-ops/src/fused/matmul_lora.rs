@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use super::matmul_add_rmsnorm;
-use crate::cuda::{Cuda, Slice};
+use crate::cuda::{Cuda, SPLIT_K_BYTES, Slice};
 use crate::device::Backend;
-use crate::lora::small_m::{Layer, MAX_ROWS};
+use crate::lora::cuda::Layer;
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::small_m::Output;
@@ -40,8 +40,8 @@ impl<T: Float> Product<'_, T> {
         lora::project(device, tokens, self.adapter, &mut self.input);
     }
 
-    /// The layer as the kernels for few rows take it, on a GPU.
-    fn few_rows(&self, tokens: usize) -> Layer<'_, T> {
+    /// The layer as the kernels that run beside `x A^T` take it, on a GPU.
+    fn beside(&self, tokens: usize) -> Layer<'_, T> {
         Layer { d: self.dims(tokens), x: self.input.x().cuda(), weight: self.weight, adapter: self.adapter }
     }
 
@@ -64,7 +64,7 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
         && tokens > 0
     {
         let (d, weight) = (product.dims(tokens), product.weight.view().cuda());
-        let layer = product.few_rows(tokens);
+        let layer = product.beside(tokens);
         let is_one_chain = product.bias.is_none() && !uses_split_k(d, weight);
         if is_one_chain && layer.fits(Output::Product, cuda, y.cuda()) {
             return layer.run(Output::Product, cuda, y.cuda());
@@ -116,9 +116,9 @@ pub fn forward_swiglu<T: Float>(
     if let Backend::Cuda(cuda) = device.backend()
         && product.bias.is_none()
         && kept == GateUp::Dropped
-        && product.few_rows(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
+        && product.beside(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
     {
-        return product.few_rows(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
+        return product.beside(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);
@@ -154,7 +154,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     {
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
-        if let Some(partials) = partials_of_few_rows(cuda, &product.few_rows(dims.tokens)) {
+        if let Some(partials) = partials_beside(cuda, &product.beside(dims.tokens)) {
             let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
             return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }
@@ -167,13 +167,14 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// The partial sums of a split-K product of few rows; `None` where one kernel does not compute them.
-fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
+/// The partial sums of a split-K product that runs beside `x A^T`; `None` where none does.
+fn partials_beside<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
     let d = layer.d;
-    if d.tokens > MAX_ROWS {
+    let len = SPLIT_K * d.tokens * d.outputs;
+    if 4 * len > SPLIT_K_BYTES {
         return None;
     }
-    let partials = cuda.split_k_workspace(SPLIT_K * d.tokens * d.outputs);
+    let partials = cuda.split_k_workspace(len);
     let output = Output::SplitK { n_splits: SPLIT_K };
     layer.fits(output, cuda, partials).then(|| {
         layer.run(output, cuda, partials);

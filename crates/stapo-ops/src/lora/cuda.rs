@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Adapter, Band, Join, Module};
 use crate::cuda::kernels::LORA;
 use crate::cuda::{Cuda, ElementType, Fields, Slice, TILE_COLUMNS, TensorMap};
+use crate::matmul::Dims;
 use crate::matmul::cuda::{GROUP_ROWS, JoinedFactor};
 use crate::matmul::small_m::MAX_ROWS;
 use crate::{Float, Shape, Weight, matmul};
@@ -35,6 +36,14 @@ pub(super) fn fits_shape(inputs: usize, modules: &[Module]) -> bool {
     modules.len() <= MODULES
         && is_whole(inputs)
         && modules.iter().all(|module| module.hidden.len <= MAX_RANK && are_whole(module.outputs))
+}
+
+/// A layer with joined adapters at work. Shape: x `[T, inputs + pitch]`, with room for `x A^T` behind its rows.
+pub(crate) struct Layer<'a, T: Float> {
+    pub d: Dims,
+    pub x: Slice,
+    pub weight: &'a Weight<T>,
+    pub adapter: &'a Adapter<'a, T>,
 }
 
 /// Where a matrix of [`super::pitch`] columns lies: from column `start` on of rows that are `of` elements apart.
@@ -89,7 +98,7 @@ fn is_factor<T: Float>(factor: &Weight<T>) -> bool {
 }
 
 /// Elements of each of the [`PARTS`] parts of the depth.
-fn split(inputs: usize) -> usize {
+pub(super) fn split(inputs: usize) -> usize {
     inputs.div_ceil(PARTS).next_multiple_of(128)
 }
 
@@ -241,12 +250,12 @@ pub(super) fn project<T: Float>(
 }
 
 /// Rows of the first factors as the kernels read them.
-fn n_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
+pub(super) fn n_columns<T: Float>(adapter: &Adapter<'_, T>) -> usize {
     adapter.modules.len() * module_columns(adapter)
 }
 
 /// The struct `Projected` of forward.cu.
-fn projected<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, hidden: Placed) -> Fields {
+pub(super) fn projected<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, hidden: Placed) -> Fields {
     let fields = Fields::default().eight_bytes(hidden.address()).four_bytes(hidden.of).four_bytes(tokens);
     fields.four_bytes(adapter.pitch()).four_bytes(adapter.scale() as f32)
 }

@@ -1,7 +1,5 @@
 // hidden = s x A^T.
 
-__device__ __forceinline__ int steps_between(int from, int end) { return (max(0, end - from) + STEP - 1) / STEP; }
-
 // A step of a chain: d (+)= x A^T, of x [64, STEP] and A [N, STEP] in the ring.
 template <int N, class Tiles>
 __device__ __forceinline__ void project_step(float (&d)[N / 8][4], const Tiles& ring, int step, bool adds) {
@@ -16,13 +14,6 @@ __device__ __forceinline__ void project_step(float (&d)[N / 8][4], const Tiles& 
     fence_registers(d);
     if (threadIdx.x % 32 == 0) ring.arrive_empty(step);
 }
-
-// Where x A^T goes: hidden [n, pitch], with rows `of` elements apart, times `scale`. Columns behind the last tile are cleared.
-struct Projected {
-    bf16* hidden;
-    int of, n, pitch;
-    float scale;
-};
 
 // The sum of what the blocks of a cluster have in `partial` [rows, columns + 2], to (first, column) of hidden; each block has a
 // quarter of the rows.

@@ -16,11 +16,13 @@
 //! or threads. On the CPU the gradients follow the laws of `matmul`; on a Hopper GPU those of the factors are the sums of
 //! chains over an eighth of the tokens each, added in order.
 
+mod beside;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod cuda_backward;
 mod cuda_plain;
-pub(crate) mod small_m;
+mod middle_m;
+mod small_m;
 #[cfg(test)]
 mod tests;
 mod unpack;

@@ -32,12 +32,21 @@ struct Modules {
 // its registers, so every width N is written out: N / 2 results, then the operands.
 #define RESULTS_8(d, j) FOUR(d, j), FOUR(d, j + 1)
 #define RESULTS_16(d, j) RESULTS_8(d, j), RESULTS_8(d, j + 2)
+#define RESULTS_64(d, j) RESULTS_16(d, j), RESULTS_16(d, j + 4), RESULTS_16(d, j + 8), RESULTS_16(d, j + 12)
 #define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_12 NAMES_8 ", %8, %9, %10, %11"
 #define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_64 NAMES_48 \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_96 NAMES_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_128 NAMES_96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_SHARED(N, NAMES, A, B, ADDS, MAJOR_A, MAJOR_B, ...)                                                      \
     template <int TA, int TB>                                                                                          \
     __device__ __forceinline__ void wgmma_shared(float (&d)[N / 8][4], u64 a, u64 b, bool adds) {                      \
@@ -53,6 +62,9 @@ WGMMA_SHARED(16, NAMES_8, 8, 9, 10, 11, 12, RESULTS_8(d, 0))
 WGMMA_SHARED(32, NAMES_16, 16, 17, 18, 19, 20, RESULTS_16(d, 0))
 WGMMA_SHARED(64, NAMES_32, 32, 33, 34, 35, 36, RESULTS_16(d, 0), RESULTS_16(d, 4))
 WGMMA_SHARED(96, NAMES_48, 48, 49, 50, 51, 52, RESULTS_16(d, 0), RESULTS_16(d, 4), RESULTS_16(d, 8))
+WGMMA_SHARED(128, NAMES_64, 64, 65, 66, 67, 68, RESULTS_64(d, 0))
+WGMMA_SHARED(192, NAMES_96, 96, 97, 98, 99, 100, RESULTS_64(d, 0), RESULTS_16(d, 16), RESULTS_16(d, 20))
+WGMMA_SHARED(256, NAMES_128, 128, 129, 130, 131, 132, RESULTS_64(d, 0), RESULTS_64(d, 16))
 
 // The module that a tile of `width` columns belongs to, and the first of the columns. Each module begins with a tile.
 struct Place {
@@ -132,3 +144,13 @@ template <int N> __device__ __forceinline__ float2 sum_of_parts(const float* at)
     }
     return sum;
 }
+
+// Steps of the depth from `from` to `end`.
+__device__ __forceinline__ int steps_between(int from, int end) { return (max(0, end - from) + STEP - 1) / STEP; }
+
+// Where x A^T goes: hidden [n, pitch], with rows `of` elements apart, times `scale`. Columns behind the last tile are cleared.
+struct Projected {
+    bf16* hidden;
+    int of, n, pitch;
+    float scale;
+};

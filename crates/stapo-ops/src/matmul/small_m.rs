@@ -86,6 +86,13 @@ impl Output {
 
 /// Whether [`run`] may be called with the same arguments.
 pub(crate) fn fits(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
+    (1..=MAX_ROWS).contains(&d.tokens)
+        && fits_tiles(output, cuda, d, x, weight, y)
+        && output.tiling(cuda, d).is_some()
+}
+
+/// Whether kernels that copy and multiply whole tiles take the operands, of whatever number of rows.
+pub(crate) fn fits_tiles(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
     let is_whole = d.inputs.is_multiple_of(STEP)
         && d.outputs.is_multiple_of(8)
         && output.width(d).is_multiple_of(8)
@@ -93,12 +100,10 @@ pub(crate) fn fits(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice
         && x.len == d.tokens * d.inputs
         && weight.len == d.outputs * d.inputs;
     cuda.is_hopper()
-        && (1..=MAX_ROWS).contains(&d.tokens)
         && is_whole
         && y.kind == output.kind()
         && TensorMap::fits(x, d.inputs)
         && TensorMap::fits(weight, d.inputs)
-        && output.tiling(cuda, d).is_some()
 }
 
 /// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; y as [`Output`] says, overwritten.

@@ -1,0 +1,124 @@
+//! Products of some hundred rows with joined adapters, by the kernels of middle_m.cu, which compute `x A^T` too.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use super::cuda::{Layer, MULTIPROCESSORS, Placed, map_a, n_columns, projected, split};
+use crate::Float;
+use crate::cuda::kernels::LORA_MIDDLE_M;
+use crate::cuda::{Cuda, Slice, TILE_COLUMNS, TensorMap};
+use crate::matmul::Dims;
+use crate::matmul::small_m::Output;
+
+/// The most rows: of more, a kernel for `x A^T` takes a small part of the time.
+const MAX_ROWS: usize = 512;
+/// The most that multiprocessors may leave undone, see [`Tiling::wasted`]: 4 us, which a kernel for `x A^T` takes.
+const MOST_WASTED: usize = 48 * 2048;
+/// Rows of a tile, as in middle_m.cu.
+const ROWS: usize = 128;
+/// Threads of a block, as in middle_m.cu.
+const THREADS: usize = 288;
+/// Columns of `x A^T` that a block computes, as in middle_m.cu.
+const PROJECTED: [usize; 3] = [32, 64, 96];
+
+/// How a kernel divides its work, as in middle_m.cu.
+#[derive(Clone, Copy)]
+struct Tiling {
+    name: &'static str,
+    columns: usize,
+    stages: usize,
+    /// Blocks of a cluster.
+    sharing: usize,
+}
+
+const PRODUCT: [Tiling; 5] = [
+    Tiling { name: "lora_middle_m_64_1", columns: 64, stages: 6, sharing: 1 },
+    Tiling { name: "lora_middle_m_64_2", columns: 64, stages: 6, sharing: 2 },
+    Tiling { name: "lora_middle_m_128_1", columns: 128, stages: 5, sharing: 1 },
+    Tiling { name: "lora_middle_m_128_2", columns: 128, stages: 5, sharing: 2 },
+    Tiling { name: "lora_middle_m_192_2", columns: 192, stages: 4, sharing: 2 },
+];
+const SPLIT_K: [Tiling; 2] = [
+    Tiling { name: "lora_middle_m_split_k_1", columns: 256, stages: 4, sharing: 1 },
+    Tiling { name: "lora_middle_m_split_k_2", columns: 256, stages: 4, sharing: 2 },
+];
+
+impl Tiling {
+    /// The one whose blocks end first: in clusters, where each has rows for all of its blocks. `None` for a SwiGLU: a kernel of
+    /// its own computes it in less time than the end of each block would take.
+    fn of(output: Output, d: Dims) -> Option<Self> {
+        let tilings = match output {
+            Output::Product => &PRODUCT[..],
+            Output::SplitK { .. } => &SPLIT_K,
+            Output::Swiglu => &[],
+        };
+        let has_rows = |t: &Self| d.tokens.div_ceil(ROWS).is_multiple_of(t.sharing);
+        let time = |t: &&Self| (t.columns_in_turn(output, d), Reverse((t.columns, has_rows(t), t.sharing)));
+        tilings.iter().min_by_key(time).copied()
+    }
+
+    /// Tiles of rows, and tiles of columns of all parts.
+    fn n_tiles(self, output: Output, d: Dims) -> [usize; 2] {
+        let n_splits = if let Output::SplitK { n_splits } = output { n_splits } else { 1 };
+        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns) * n_splits]
+    }
+
+    /// For each tile of rows one block for `x A^T`, and one for each tile of columns. Those of a product go on to other columns
+    /// where there are more tiles than multiprocessors.
+    fn grid(self, output: Output, d: Dims) -> [usize; 2] {
+        let [rows, columns] = self.n_tiles(output, d);
+        let at_once = if output == Output::Product { (MULTIPROCESSORS / rows).max(2) - 1 } else { columns };
+        [rows, 1 + columns.min(at_once)]
+    }
+
+    /// Columns that a multiprocessor computes one after the other.
+    fn columns_in_turn(self, output: Output, d: Dims) -> usize {
+        let ([rows, tiles], [_, blocks]) = (self.n_tiles(output, d), self.grid(output, d));
+        let n_waves = (rows * blocks).div_ceil(MULTIPROCESSORS);
+        self.columns * tiles.div_ceil(blocks - 1) * n_waves
+    }
+
+    /// What multiprocessors without work could have multiplied meanwhile, in columns of 128 rows times depth.
+    fn wasted(self, output: Output, d: Dims) -> usize {
+        let depth = if let Output::SplitK { n_splits } = output { d.inputs / n_splits } else { d.inputs };
+        let spread = d.outputs * d.inputs * d.tokens / (ROWS * MULTIPROCESSORS);
+        (self.columns_in_turn(output, d) * depth).saturating_sub(spread)
+    }
+
+    /// The stages' tiles, 32 mbarriers, results on their way to y, and room to align the tiles to 1024 bytes.
+    fn shared_bytes(self, output: Output) -> usize {
+        let staged = if output == Output::Product { 2 * ROWS * (self.columns + 8) } else { 0 };
+        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 8 * 32 + staged + 1024
+    }
+}
+
+/// Whether [`run`] may be called with the same arguments; the layer fits tiles. Not where its blocks take so much longer than the
+/// library's that this costs more than a kernel for `x A^T`.
+pub(super) fn fits<T: Float>(layer: &Layer<'_, T>, output: Output) -> bool {
+    layer.d.tokens <= MAX_ROWS
+        && n_columns(layer.adapter) <= PROJECTED[PROJECTED.len() - 1]
+        && Tiling::of(output, layer.d).is_some_and(|tiling| tiling.wasted(output, layer.d) <= MOST_WASTED)
+}
+
+/// `lora::project` and the product, in one kernel.
+pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cuda>, y: Slice) {
+    let Layer { d, x, weight, adapter } = layer;
+    let tiling = Tiling::of(output, *d).expect("lora::middle_m: a product that fits");
+    let columns = n_columns(adapter);
+    let of_a = PROJECTED.into_iter().find(|n| columns <= *n).expect("lora::middle_m: ranks that fit");
+    let flat = weight.view().cuda();
+    let (x_pitch, w_pitch) = (x.len / d.tokens, flat.len / d.outputs);
+    let map_x = TensorMap::of_columns(*x, d.tokens, (0, x_pitch, x_pitch), ROWS);
+    let map_w =
+        TensorMap::of_columns(flat, d.outputs, (0, w_pitch, w_pitch), tiling.columns / tiling.sharing);
+    let launch = cuda.kernel(&LORA_MIDDLE_M, tiling.name).tensor_map(&map_x).tensor_map(&map_w);
+    let launch = launch.arg(y).arg(d.tokens).arg(d.outputs).arg(adapter.pitch());
+    let projection = projected(adapter, d.tokens, Placed::new(*x, d.tokens, d.inputs));
+    let projection = projection.four_bytes(d.inputs).four_bytes(split(d.inputs)).four_bytes(columns);
+    let launch = launch.tensor_map(&map_a(adapter, of_a)).fields(&projection).arg(cuda.signal());
+    let launch = match output {
+        Output::SplitK { n_splits } => launch.arg(n_splits),
+        Output::Product | Output::Swiglu => launch,
+    };
+    launch.programmatic_launch(true).run(tiling.grid(output, *d), THREADS, tiling.shared_bytes(output));
+}
