@@ -269,22 +269,22 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
 
 #define PRODUCT(N, STAGES, SHARING)                                                                                    \
     KERNEL __cluster_dims__(SHARING, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1)                                      \
-        lora_middle_m_##N##_##SHARING(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* y, int n,    \
+        lora_middle_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* y, int n,    \
                           int outputs, int ranks, const __grid_constant__ TensorMap a,                                 \
                           const __grid_constant__ Projection of, u32* counts) {                                        \
         product<Tiling<N, STAGES, SHARING>>(x, w, y, n, outputs, ranks, a, of, counts);                                \
     }
 PRODUCT(64, 6, 1)
-PRODUCT(64, 6, 2)
 PRODUCT(128, 5, 1)
-PRODUCT(128, 5, 2)
 PRODUCT(192, 4, 2)
 
 // Split-K: parts [n_splits, n, outputs], the partial sum of each part of the depth. In W there are `ranks` columns behind each part.
 // The last part goes on over the ranks. The results of each warp take the place of tiles on their way to `parts`.
-template <class T>
-__device__ __forceinline__ void split_k(const TensorMap& x, const TensorMap& w, float* parts, int n, int outputs, int ranks,
-                                        const TensorMap& a, const Projection& of, u32* counts, int n_splits) {
+KERNEL __cluster_dims__(1, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1)
+lora_middle_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts, int n,
+                      int outputs, int ranks, const __grid_constant__ TensorMap a, const __grid_constant__ Projection of,
+                      u32* counts, int n_splits) {
+    typedef Tiling<256, 4, 1> T;
     constexpr int APART = T::N + 8, PIECES = T::N / 4;
     u32* count = counts + 2 * blockIdx.x;
     if (projects<T>(x, a, of, count)) return;
@@ -311,14 +311,3 @@ __device__ __forceinline__ void split_k(const TensorMap& x, const TensorMap& w, 
     int column = (blockIdx.y - 1) % tiles * T::N, n_steps = (part + (split + 1 == n_splits ? ranks : 0)) / STEP;
     multiply<T>(x, w, Share{column, outputs, outputs, split * part, split * (part + ranks), n_steps, part / STEP}, count, finish);
 }
-
-#define SPLIT_K(N, STAGES, SHARING)                                                                                    \
-    KERNEL __cluster_dims__(SHARING, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1)                                      \
-        lora_middle_m_split_k_##SHARING(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,      \
-                                        float* parts, int n, int outputs, int ranks,                                   \
-                                        const __grid_constant__ TensorMap a, const __grid_constant__ Projection of,    \
-                                        u32* counts, int n_splits) {                                                   \
-        split_k<Tiling<N, STAGES, SHARING>>(x, w, parts, n, outputs, ranks, a, of, counts, n_splits);                  \
-    }
-SPLIT_K(256, 4, 1)
-SPLIT_K(256, 4, 2)

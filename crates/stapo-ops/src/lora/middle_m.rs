@@ -31,30 +31,25 @@ struct Tiling {
     sharing: usize,
 }
 
-const PRODUCT: [Tiling; 5] = [
-    Tiling { name: "lora_middle_m_64_1", columns: 64, stages: 6, sharing: 1 },
-    Tiling { name: "lora_middle_m_64_2", columns: 64, stages: 6, sharing: 2 },
-    Tiling { name: "lora_middle_m_128_1", columns: 128, stages: 5, sharing: 1 },
-    Tiling { name: "lora_middle_m_128_2", columns: 128, stages: 5, sharing: 2 },
-    Tiling { name: "lora_middle_m_192_2", columns: 192, stages: 4, sharing: 2 },
+/// By rising number of columns.
+const PRODUCT: [Tiling; 3] = [
+    Tiling { name: "lora_middle_m_64", columns: 64, stages: 6, sharing: 1 },
+    Tiling { name: "lora_middle_m_128", columns: 128, stages: 5, sharing: 1 },
+    Tiling { name: "lora_middle_m_192", columns: 192, stages: 4, sharing: 2 },
 ];
-const SPLIT_K: [Tiling; 2] = [
-    Tiling { name: "lora_middle_m_split_k_1", columns: 256, stages: 4, sharing: 1 },
-    Tiling { name: "lora_middle_m_split_k_2", columns: 256, stages: 4, sharing: 2 },
-];
+const SPLIT_K: Tiling = Tiling { name: "lora_middle_m_split_k", columns: 256, stages: 4, sharing: 1 };
 
 impl Tiling {
-    /// The one whose blocks end first: in clusters, where each has rows for all of its blocks. `None` for a SwiGLU: a kernel of
-    /// its own computes it in less time than the end of each block would take.
+    /// The one whose blocks end first. `None` for a SwiGLU: a kernel of its own computes it in less time than the end of each
+    /// block would take.
     fn of(output: Output, d: Dims) -> Option<Self> {
-        let tilings = match output {
-            Output::Product => &PRODUCT[..],
-            Output::SplitK { .. } => &SPLIT_K,
-            Output::Swiglu => &[],
-        };
-        let has_rows = |t: &Self| d.tokens.div_ceil(ROWS).is_multiple_of(t.sharing);
-        let time = |t: &&Self| (t.columns_in_turn(output, d), Reverse((t.columns, has_rows(t), t.sharing)));
-        tilings.iter().min_by_key(time).copied()
+        match output {
+            Output::Product => {
+                PRODUCT.into_iter().min_by_key(|t| (t.columns_in_turn(output, d), Reverse(t.columns)))
+            }
+            Output::SplitK { .. } => Some(SPLIT_K),
+            Output::Swiglu => None,
+        }
     }
 
     /// Tiles of rows, and tiles of columns of all parts.
