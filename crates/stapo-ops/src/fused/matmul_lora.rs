@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use super::matmul_add_rmsnorm;
-use crate::cuda::{Cuda, SPLIT_K_BYTES, Slice};
+use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::lora::cuda::Layer;
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
-use crate::matmul::small_m::Output;
+use crate::matmul::small_m::{MAX_ROWS, Output};
 use crate::rmsnorm::cuda::{Addend, Addition};
 use crate::{Device, Float, View, ViewMut, Weight, Write, check, matmul, pitch_of, rmsnorm, swiglu};
 
@@ -154,7 +154,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     {
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
-        if let Some(partials) = partials_beside(cuda, &product.beside(dims.tokens)) {
+        if let Some(partials) = partials_of_few_rows(cuda, &product.beside(dims.tokens)) {
             let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
             return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }
@@ -167,14 +167,13 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// The partial sums of a split-K product that runs beside `x A^T`; `None` where none does.
-fn partials_beside<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
+/// The partial sums of a split-K product of few rows; `None` where one kernel does not compute them.
+fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
     let d = layer.d;
-    let len = SPLIT_K * d.tokens * d.outputs;
-    if 4 * len > SPLIT_K_BYTES {
+    if d.tokens > MAX_ROWS {
         return None;
     }
-    let partials = cuda.split_k_workspace(len);
+    let partials = cuda.split_k_workspace(SPLIT_K * d.tokens * d.outputs);
     let output = Output::SplitK { n_splits: SPLIT_K };
     layer.fits(output, cuda, partials).then(|| {
         layer.run(output, cuda, partials);

@@ -15,10 +15,10 @@ template <int N_, int STAGES_, int SHARING_> struct Tiling {
     static constexpr int SIZE = (M + N) * STEP;
 };
 
-// Which part of a product a block computes: columns from `column` on and every `apart` columns to `end`, n_steps from column `from`
-// of x and column `of_weight` of W on, of which the first n_inputs are over inputs.
+// Which part of a product a block computes: columns from `column` on and every `apart` columns to `end`, in n_steps each, of which
+// the first n_inputs are over inputs.
 struct Share {
-    int column, apart, end, from, of_weight, n_steps, n_inputs;
+    int column, apart, end, n_steps, n_inputs;
 };
 
 // Arrives at an mbarrier of another block of the cluster. The default semantics are those of a block: nothing but the copies
@@ -64,9 +64,9 @@ template <class T> struct Tiles {
         bf16* to = tiles + stage * T::SIZE + (M + place) * STEP;
         mbarrier_arrive_expect_bytes(full + stage, 2 * T::SIZE);
         if (T::SHARING == 1) {
-            tma_load_tile(to, map_w, share.of_weight + step * STEP, share.column, full + stage);
+            tma_load_tile(to, map_w, step * STEP, share.column, full + stage);
         } else {
-            tma_load_tile_to_all(to, map_w, share.of_weight + step * STEP, share.column + place, full + stage, T::SHARING);
+            tma_load_tile_to_all(to, map_w, step * STEP, share.column + place, full + stage, T::SHARING);
         }
     }
     // By the thread that copies. First tiles of W, which do not depend on the kernel in front, are fetched while that still runs.
@@ -82,7 +82,7 @@ template <class T> struct Tiles {
                     begin_fill(map_w, share, step, stage);
                 }
                 if (step == share.n_inputs) wait_for_count(count, 1);
-                tma_load_tile(tiles + stage * T::SIZE, map_x, share.from + step * STEP, blockIdx.x * M, full + stage);
+                tma_load_tile(tiles + stage * T::SIZE, map_x, step * STEP, blockIdx.x * M, full + stage);
                 if (++stage == T::STAGES) stage = 0, parity ^= 1;
             }
         leave(count, n_multiplying);
@@ -264,7 +264,7 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
         }
     };
     int apart = (gridDim.y - 1) * T::N, column = (blockIdx.y - 1) * T::N, n_inputs = of.inputs / STEP;
-    multiply<T>(x, w, Share{column, apart, outputs, 0, 0, n_inputs + ranks / STEP, n_inputs}, count, finish);
+    multiply<T>(x, w, Share{column, apart, outputs, n_inputs + ranks / STEP, n_inputs}, count, finish);
 }
 
 #define PRODUCT(N, STAGES, SHARING)                                                                                    \
@@ -277,37 +277,3 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
 PRODUCT(64, 6, 1)
 PRODUCT(128, 5, 1)
 PRODUCT(192, 4, 2)
-
-// Split-K: parts [n_splits, n, outputs], the partial sum of each part of the depth. In W there are `ranks` columns behind each part.
-// The last part goes on over the ranks. The results of each warp take the place of tiles on their way to `parts`.
-KERNEL __cluster_dims__(1, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1)
-lora_middle_m_split_k(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, float* parts, int n,
-                      int outputs, int ranks, const __grid_constant__ TensorMap a, const __grid_constant__ Projection of,
-                      u32* counts, int n_splits) {
-    typedef Tiling<256, 4, 1> T;
-    constexpr int APART = T::N + 8, PIECES = T::N / 4;
-    u32* count = counts + 2 * blockIdx.x;
-    if (projects<T>(x, a, of, count)) return;
-    int tiles = (outputs + T::N - 1) / T::N, split = (blockIdx.y - 1) / tiles, part = of.inputs / n_splits;
-    auto finish = [&](const float (&d)[T::N / 8][4], int column) {
-        float* staged = (float*)aligned_memory() + threadIdx.x / 32 * 16 * APART;
-        int lane = threadIdx.x % 32, first = blockIdx.x * M + threadIdx.x / 32 * 16;
-        // Whoever still reads tiles is waited for.
-        barrier<1, MULTIPLIERS>();
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int j = 0; j < T::N / 8; ++j)
-                *(float2*)(staged + (lane / 4 + half * 8) * APART + j * 8 + result_column()) =
-                    make_float2(d[j][2 * half], d[j][2 * half + 1]);
-        __syncwarp();
-        for (int i = lane; i < 16 * PIECES; i += 32) {
-            int r = i / PIECES, c = i % PIECES * 4;
-            if (first + r < n && column + c < outputs)
-                *(float4*)(parts + ((size_t)split * n + first + r) * outputs + column + c) =
-                    *(const float4*)(staged + r * APART + c);
-        }
-    };
-    int column = (blockIdx.y - 1) % tiles * T::N, n_steps = (part + (split + 1 == n_splits ? ranks : 0)) / STEP;
-    multiply<T>(x, w, Share{column, outputs, outputs, split * part, split * (part + ranks), n_steps, part / STEP}, count, finish);
-}

@@ -8,7 +8,6 @@ use crate::Float;
 use crate::cuda::kernels::LORA_MIDDLE_M;
 use crate::cuda::{Cuda, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::Dims;
-use crate::matmul::small_m::Output;
 
 /// The most rows: of more, a kernel for `x A^T` takes a small part of the time.
 const MAX_ROWS: usize = 512;
@@ -37,68 +36,58 @@ const PRODUCT: [Tiling; 3] = [
     Tiling { name: "lora_middle_m_128", columns: 128, stages: 5, sharing: 1 },
     Tiling { name: "lora_middle_m_192", columns: 192, stages: 4, sharing: 2 },
 ];
-const SPLIT_K: Tiling = Tiling { name: "lora_middle_m_split_k", columns: 256, stages: 4, sharing: 1 };
 
 impl Tiling {
-    /// The one whose blocks end first. `None` for a SwiGLU: a kernel of its own computes it in less time than the end of each
-    /// block would take.
-    fn of(output: Output, d: Dims) -> Option<Self> {
-        match output {
-            Output::Product => {
-                PRODUCT.into_iter().min_by_key(|t| (t.columns_in_turn(output, d), Reverse(t.columns)))
-            }
-            Output::SplitK { .. } => Some(SPLIT_K),
-            Output::Swiglu => None,
-        }
+    /// The one whose blocks end first.
+    fn of(d: Dims) -> Self {
+        let [first, others @ ..] = PRODUCT;
+        let time = |t: Self| (t.columns_in_turn(d), Reverse(t.columns));
+        others.into_iter().fold(first, |best, t| if time(t) < time(best) { t } else { best })
     }
 
-    /// Tiles of rows, and tiles of columns of all parts.
-    fn n_tiles(self, output: Output, d: Dims) -> [usize; 2] {
-        let n_splits = if let Output::SplitK { n_splits } = output { n_splits } else { 1 };
-        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns) * n_splits]
+    /// Tiles of rows, and tiles of columns.
+    fn n_tiles(self, d: Dims) -> [usize; 2] {
+        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns)]
     }
 
-    /// For each tile of rows one block for `x A^T`, and one for each tile of columns. Those of a product go on to other columns
-    /// where there are more tiles than multiprocessors.
-    fn grid(self, output: Output, d: Dims) -> [usize; 2] {
-        let [rows, columns] = self.n_tiles(output, d);
-        let at_once = if output == Output::Product { (MULTIPROCESSORS / rows).max(2) - 1 } else { columns };
-        [rows, 1 + columns.min(at_once)]
+    /// For each tile of rows one block for `x A^T`, and one for each tile of columns; these go on to other columns where there are
+    /// more tiles than multiprocessors.
+    fn grid(self, d: Dims) -> [usize; 2] {
+        let [rows, columns] = self.n_tiles(d);
+        [rows, 1 + columns.min((MULTIPROCESSORS / rows).max(2) - 1)]
     }
 
     /// Columns that a multiprocessor computes one after the other.
-    fn columns_in_turn(self, output: Output, d: Dims) -> usize {
-        let ([rows, tiles], [_, blocks]) = (self.n_tiles(output, d), self.grid(output, d));
+    fn columns_in_turn(self, d: Dims) -> usize {
+        let ([rows, tiles], [_, blocks]) = (self.n_tiles(d), self.grid(d));
         let n_waves = (rows * blocks).div_ceil(MULTIPROCESSORS);
         self.columns * tiles.div_ceil(blocks - 1) * n_waves
     }
 
     /// What multiprocessors without work could have multiplied meanwhile, in columns of 128 rows times depth.
-    fn wasted(self, output: Output, d: Dims) -> usize {
-        let depth = if let Output::SplitK { n_splits } = output { d.inputs / n_splits } else { d.inputs };
+    fn wasted(self, d: Dims) -> usize {
         let spread = d.outputs * d.inputs * d.tokens / (ROWS * MULTIPROCESSORS);
-        (self.columns_in_turn(output, d) * depth).saturating_sub(spread)
+        (self.columns_in_turn(d) * d.inputs).saturating_sub(spread)
     }
 
     /// The stages' tiles, 32 mbarriers, results on their way to y, and room to align the tiles to 1024 bytes.
-    fn shared_bytes(self, output: Output) -> usize {
-        let staged = if output == Output::Product { 2 * ROWS * (self.columns + 8) } else { 0 };
-        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 8 * 32 + staged + 1024
+    fn shared_bytes(self) -> usize {
+        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 8 * 32 + 2 * ROWS * (self.columns + 8) + 1024
     }
 }
 
 /// Whether [`run`] may be called with the same arguments; the layer fits tiles. Not where its blocks take so much longer than the
 /// library's that this costs more than a kernel for `x A^T`.
-pub(super) fn fits<T: Float>(layer: &Layer<'_, T>, output: Output) -> bool {
+pub(super) fn fits<T: Float>(layer: &Layer<'_, T>) -> bool {
     layer.d.tokens <= MAX_ROWS
         && n_columns(layer.adapter) <= PROJECTED[PROJECTED.len() - 1]
-        && Tiling::of(output, layer.d).is_some_and(|tiling| tiling.wasted(output, layer.d) <= MOST_WASTED)
+        && Tiling::of(layer.d).wasted(layer.d) <= MOST_WASTED
 }
 
 /// `lora::project` and the product, in one kernel.
-pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cuda>, y: Slice) {
+pub(super) fn run<T: Float>(layer: &Layer<'_, T>, cuda: &Arc<Cuda>, y: Slice) {
     let Layer { d, x, weight, adapter } = layer;
-    let tiling = Tiling::of(output, *d).expect("lora::middle_m: a product that fits");
+    let tiling = Tiling::of(*d);
     let columns = n_columns(adapter);
     let of_a = PROJECTED.into_iter().find(|n| columns <= *n).expect("lora::middle_m: ranks that fit");
     let flat = weight.view().cuda();
@@ -111,9 +100,5 @@ pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cud
     let projection = projected(adapter, d.tokens, Placed::new(*x, d.tokens, d.inputs));
     let projection = projection.four_bytes(d.inputs).four_bytes(split(d.inputs)).four_bytes(columns);
     let launch = launch.tensor_map(&map_a(adapter, of_a)).fields(&projection).arg(cuda.signal());
-    let launch = match output {
-        Output::SplitK { n_splits } => launch.arg(n_splits),
-        Output::Product | Output::Swiglu => launch,
-    };
-    launch.programmatic_launch(true).run(tiling.grid(output, *d), THREADS, tiling.shared_bytes(output));
+    launch.programmatic_launch(true).run(tiling.grid(*d), THREADS, tiling.shared_bytes());
 }
