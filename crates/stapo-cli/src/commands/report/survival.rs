@@ -22,7 +22,7 @@ fn methods(study: &Study) -> Vec<Method<'_>> {
         let (name, _) = split_arm(&arm.name);
         match methods.iter_mut().find(|method| method.name == name) {
             Some(method) => method.arms.push(arm),
-            None => methods.push(Method { name, series: methods.len(), arms: vec![arm] }),
+            None => methods.push(Method { name, series: arm.series, arms: vec![arm] }),
         }
     }
     methods

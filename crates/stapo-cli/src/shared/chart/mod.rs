@@ -131,23 +131,25 @@ pub enum Dash {
     Solid,
     Dashed,
     Dotted,
+    Mixed,
 }
 
 impl Dash {
+    /// Every dash, in the order in which series take them.
+    pub const ALL: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed];
+
     /// Series that share a colour, because colours repeat, differ in their dashes.
     pub fn of(series: usize) -> Self {
-        match series / SERIES.len() {
-            0 => Dash::Solid,
-            1 => Dash::Dashed,
-            _ => Dash::Dotted,
-        }
+        Self::ALL[(series / SERIES.len()).min(Self::ALL.len() - 1)]
     }
 
-    fn lengths(self) -> Option<[f64; 2]> {
+    /// Lengths of strokes and gaps in turn; none for an unbroken line.
+    fn lengths(self) -> &'static [f64] {
         match self {
-            Dash::Solid => None,
-            Dash::Dashed => Some([6.0, 4.0]),
-            Dash::Dotted => Some([1.5, 3.5]),
+            Dash::Solid => &[],
+            Dash::Dashed => &[6.0, 4.0],
+            Dash::Dotted => &[1.5, 3.5],
+            Dash::Mixed => &[7.0, 3.5, 1.5, 3.5],
         }
     }
 }

@@ -90,9 +90,7 @@ impl Sheet {
                         width: *width as f32,
                         line_cap: LineCap::Round,
                         line_join: LineJoin::Round,
-                        dash: dash
-                            .lengths()
-                            .and_then(|on_off| StrokeDash::new(on_off.map(|l| l as f32).to_vec(), 0.0)),
+                        dash: StrokeDash::new(dash.lengths().iter().map(|l| *l as f32).collect(), 0.0),
                         ..Stroke::default()
                     };
                     if let Some(path) = polygon(points).finish() {

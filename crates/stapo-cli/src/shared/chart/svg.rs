@@ -1,6 +1,6 @@
 //! A scene as inline SVG. Colours are CSS variables of the page, so one drawing serves both themes and print.
 
-use super::{Anchor, HoverValue, Ink, KeyPart, Mark, SMALL, Scene, heat_rgb};
+use super::{Anchor, Dash, HoverValue, Ink, KeyPart, Mark, SMALL, Scene, heat_rgb};
 use crate::shared::html::escape;
 use std::fmt::Write;
 
@@ -29,8 +29,9 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
                 path(points),
                 color(*ink)
             )?;
-            if let Some([on, off]) = dash.lengths() {
-                write!(out, r#" stroke-dasharray="{on} {off}""#)?;
+            if *dash != Dash::Solid {
+                let lengths: Vec<String> = dash.lengths().iter().map(f64::to_string).collect();
+                write!(out, r#" stroke-dasharray="{}""#, lengths.join(" "))?;
             }
             out.push_str(r#" stroke-linejoin="round"/>"#);
             Ok(())

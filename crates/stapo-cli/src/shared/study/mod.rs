@@ -6,6 +6,7 @@ pub mod headline;
 pub mod summary;
 pub mod table;
 
+use crate::shared::chart::{Dash, SERIES};
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{
@@ -155,7 +156,7 @@ impl Study {
                 }
             }
             if !runs.is_empty() {
-                arms.push(ArmData { name: name.to_string(), series: arms.len(), runs });
+                arms.push(ArmData { name: name.to_string(), series: 0, runs });
             }
         }
         if arms.is_empty() {
@@ -163,9 +164,9 @@ impl Study {
         }
         let is_method = |arm: &ArmData| Some(split_arm(&arm.name).0) == experiment.method.as_deref();
         let method = arms.iter().position(is_method);
-        if let Some(method) = method {
-            arms[..method].iter_mut().for_each(|arm| arm.series += 1);
-            arms[method].series = 0;
+        let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
+        for (arm, series) in series_of(&names, experiment.method.as_deref()).into_iter().enumerate() {
+            arms[arm].series = series;
         }
         let (name, reach) = (experiment.name.clone(), experiment.reach.clone());
         let kind = StudyKind::Experiment;
@@ -300,4 +301,51 @@ pub fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
         found.extend(records(&folder, &name.to_string_lossy())?);
     }
     Ok(found)
+}
+
+/// The number by which each arm is drawn. The arm named `method` is the first. In a matrix a method has one colour and a setting one
+/// dash, as far as there are enough of both.
+fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
+    let split: Vec<(&str, &str)> = names.iter().map(|name| split_arm(name)).collect();
+    let mut methods: Vec<&str> = method.into_iter().collect();
+    let mut settings: Vec<&str> = Vec::new();
+    for (method, setting) in &split {
+        if !methods.contains(method) {
+            methods.push(method);
+        }
+        if !settings.contains(setting) {
+            settings.push(setting);
+        }
+    }
+    let is_matrix = settings.len() > 1 && settings.len() <= Dash::ALL.len() && methods.len() <= SERIES.len();
+    let first = split.iter().position(|(name, _)| Some(*name) == method);
+    let place = |all: &[&str], one: &str| all.iter().position(|other| *other == one).unwrap_or(0);
+    let number = |(arm, (method, setting)): (usize, &(&str, &str))| match first {
+        _ if is_matrix => place(&methods, method) + SERIES.len() * place(&settings, setting),
+        Some(first) if arm == first => 0,
+        Some(first) if arm < first => arm + 1,
+        _ => arm,
+    };
+    split.iter().enumerate().map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::series_of;
+
+    #[test]
+    fn a_method_has_one_colour_and_a_setting_one_dash() {
+        let names = ["justrl,lr=1", "justrl,lr=2", "stapo,lr=1", "stapo,lr=2", "stapo,lr=3"];
+        assert_eq!(series_of(&names, Some("stapo")), [1, 7, 0, 6, 12]);
+        assert_eq!(series_of(&names, None), [0, 6, 1, 7, 13]);
+    }
+
+    #[test]
+    fn arms_without_a_matrix_are_numbered_after_the_method() {
+        assert_eq!(series_of(&["a", "b", "stapo", "c"], Some("stapo")), [1, 2, 0, 3]);
+        assert_eq!(series_of(&["a", "b"], None), [0, 1]);
+        let many: Vec<String> = (0..5).flat_map(|n| ["a", "b"].map(|arm| format!("{arm},n={n}"))).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(series_of(&many, Some("b")), [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
 }
