@@ -4,11 +4,18 @@ use crate::element::Element;
 
 /// Memory that could not be allocated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("out of memory: {bytes} bytes could not be allocated on {device}")]
+#[error(
+    "out of memory: {} MiB could not be allocated on {device}\nhint: other programs may hold what is missing{}; a run takes less with lower update.microbatch_tokens and rollout.kv_mib, or update.recompute=layers, an evaluation with a lower --kv-memory",
+    bytes.div_ceil(1 << 20),
+    if *device == HOST { "" } else { " (nvidia-smi lists them)" }
+)]
 pub struct OutOfMemory {
     pub bytes: u128,
     pub device: &'static str,
 }
+
+/// The host as [`OutOfMemory`] names it.
+const HOST: &str = "the host";
 
 /// Host memory whose first element lies at the start of a cache line.
 #[derive(Debug)]
@@ -20,7 +27,7 @@ pub(crate) struct Aligned<T> {
 
 impl<T: Element> Aligned<T> {
     pub(crate) fn zeros(len: usize) -> Result<Self, OutOfMemory> {
-        let error = OutOfMemory { bytes: len as u128 * size_of::<T>() as u128, device: "the host" };
+        let error = OutOfMemory { bytes: len as u128 * size_of::<T>() as u128, device: HOST };
         let padded = len.checked_add(LINE / size_of::<T>()).ok_or_else(|| error.clone())?;
         let memory: Vec<T> = zeroed_vec(padded).ok_or(error)?;
         let start = memory.as_ptr().align_offset(LINE);

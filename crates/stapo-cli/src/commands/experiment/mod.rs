@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 /// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
 ///
 /// Started again on the same folder it goes on where it was: finished runs are kept, interrupted ones resumed. An arm
-/// that fails is named and the others go on. Without a file it lists the shipped experiments.
+/// that fails is named and the others go on. All arms of a seed run before the next seed. Without a file it lists the
+/// shipped experiments.
 #[derive(clap::Args)]
 pub struct Args {
     /// A TOML file, or the name of a shipped experiment.
@@ -166,10 +167,22 @@ fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
     Ok(())
 }
 
+/// The order in which arms run: all of the first seed, then all of the next, so that an experiment that is stopped has compared
+/// them all.
+fn in_turn(arms: &[Arm]) -> Vec<usize> {
+    let mut seeds: Vec<u64> = Vec::new();
+    for arm in arms {
+        if !seeds.contains(&arm.seed) {
+            seeds.push(arm.seed);
+        }
+    }
+    seeds.iter().flat_map(|seed| (0..arms.len()).filter(|place| arms[*place].seed == *seed)).collect()
+}
+
 /// Runs every arm that is not finished; returns the arms that failed with their errors.
 fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &Stop) -> Vec<(usize, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
-    let next = Mutex::new(0..experiment.arms.len());
+    let next = Mutex::new(in_turn(&experiment.arms).into_iter());
     let failures = Mutex::new(Vec::new());
     let view = show::Progress::new(experiment);
     let leashes = Leashes::default();
@@ -178,7 +191,7 @@ fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &Stop) ->
         scope.spawn(|| pass_on(stop, &leashes, &is_over));
         let worker = || {
             loop {
-                let Some(place) = next.lock().ok().and_then(|mut range| range.next()) else { return };
+                let Some(place) = next.lock().ok().and_then(|mut places| places.next()) else { return };
                 let arm = &experiment.arms[place];
                 let job = Job { folder, arm, threads, leashes: &leashes };
                 let finished = job.run(&view);
@@ -249,5 +262,19 @@ impl<'a> FinishedRun<'a> {
 
     fn of_seed(&self) -> SeedRun<'_> {
         SeedRun { seed: self.arm.seed, metrics: &self.metrics, canaries: &self.canaries }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_arms_of_a_seed_run_before_the_next_seed() {
+        let text = "name = \"m\"\nseeds = [7, 3]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\n[[arms]]\nname = \"c\"";
+        let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
+        let runs: Vec<&str> =
+            in_turn(&experiment.arms).into_iter().map(|place| experiment.arms[place].run.as_str()).collect();
+        assert_eq!(runs, ["a/seed-7", "b/seed-7", "c/seed-7", "a/seed-3", "b/seed-3", "c/seed-3"]);
     }
 }
