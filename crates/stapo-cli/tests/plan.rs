@@ -143,6 +143,17 @@ fn a_path_wins_over_a_known_name_and_a_config_alone_is_enough() {
     assert!(assumed(&unweighed, "the weights of qwen3-8b are not here"), "{unweighed:#}");
 }
 
+/// Without a GPU and without --machine the rates of a machine are assumed, and its memory with them.
+#[test]
+fn the_machine_that_is_assumed_has_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let [assumed_here, named] = [&["--no-measure"][..], &["--machine", "h200"]]
+        .map(|args| plan(at, &[&[PAPER, "--set", "device=cuda:63"], args].concat()));
+    assert_eq!(assumed_here["memory_bytes"], named["memory_bytes"]);
+    assert!(assumed(&assumed_here, "rates and memory of h200"), "{assumed_here:#}");
+}
+
 #[test]
 fn mistakes_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -151,7 +162,8 @@ fn mistakes_are_named() {
         (&["--model", "qwen9-1b"][..], &["qwen9-1b", "qwen3-1.7b", "qwen2.5-7b"][..]),
         (&["--machine", "h300"], &["h300", "h200", "rtx4090", "cpu"]),
         (&["--mean-response", "97"], &["--mean-response 97", "rollout.max_response_tokens, 96"]),
-        (&["--gpus", "2", "--nodes", "3"], &["--nodes 3", "--gpus"]),
+        (&["--machine", "h200", "--gpus", "2", "--nodes", "3"], &["--nodes 3", "--gpus"]),
+        (&["--gpus", "8"], &["--gpus 8", "a CPU", "--machine h200"]),
         (&["--gpus", "0"], &["--gpus", "at least 1"]),
         (&["--mean-prompt", "0"], &["--mean-prompt", "at least 1"]),
         (&["--machine", "cpu", "--set", "update.states=8bit"], &["update.states"]),

@@ -42,7 +42,7 @@ impl BestSoFar {
 
     /// Takes the evaluation before the first step.
     pub fn started(&mut self, before: &Evaluated) {
-        self.take(0, Some(before.held_out), &before.benchmarks);
+        self.take(0, before.held_out, &before.benchmarks);
     }
 
     /// Takes the rewards of a step and its evaluation, where the step has one. True for the best evaluation so far.

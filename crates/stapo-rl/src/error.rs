@@ -91,6 +91,15 @@ pub enum Error {
         "problem {problem_id:?}: the tokenizer makes no token of its prompt\nhint: stapo problems shows the prompts; the model may know none of these characters"
     )]
     EmptyPrompt { problem_id: String },
+    #[error(
+        "every prompt has characters that the model's tokenizer has no token for: {characters}; that of problem {problem_id:?} is the first\nhint: leave them out of the template and of the problems; the built-in model reads arithmetic such as 12+30="
+    )]
+    UnseenPrompts { characters: String, problem_id: String },
+    #[error(
+        "data file {}: every row has characters that the model's tokenizer has no token for: {characters}\nhint: leave them out, or train a model whose tokenizer knows them; the built-in model reads arithmetic such as 12+30=",
+        path.display()
+    )]
+    UnseenRows { path: PathBuf, characters: String },
     #[error("problem {problem_id:?}: {source}")]
     Prompt { problem_id: String, source: Box<Error> },
     #[error(

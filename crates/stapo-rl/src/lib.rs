@@ -36,6 +36,7 @@ mod teacher;
 #[cfg(test)]
 mod testing;
 pub mod train;
+pub mod unseen;
 mod update;
 
 pub use builtin::unpack as unpack_builtin;

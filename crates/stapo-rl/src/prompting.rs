@@ -3,6 +3,7 @@
 use crate::config::{LongPrompts, ModelSource, Plan, PromptStyle};
 use crate::error::{Error, Result};
 use crate::task::{Split, Task};
+use crate::unseen::{Unseen, unseen};
 use rayon::prelude::*;
 use stapo_core::Problem;
 use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer};
@@ -82,6 +83,23 @@ impl<'a> Prompting<'a> {
         texts.iter().map(|text| Ok(self.tokenizer.encode_rendered(text)?.len())).collect()
     }
 
+    /// What the model does not see of the prompts. Refused where no prompt is seen as it is.
+    pub fn unseen(&self, problems: &[&Problem]) -> Result<Option<Unseen>> {
+        let texts: Vec<Vec<&str>> = problems
+            .iter()
+            .map(|problem| {
+                let earlier = problem.earlier_turns.iter().map(|turn| turn.content.as_str());
+                earlier.chain([problem.prompt.as_str()]).collect()
+            })
+            .collect();
+        match unseen(self.tokenizer, &texts)? {
+            Some(Unseen { n_texts, first, characters }) if n_texts == problems.len() => {
+                Err(Error::UnseenPrompts { characters, problem_id: problems[first].id.clone() })
+            }
+            found => Ok(found),
+        }
+    }
+
     /// As [`Prompting::tokens`], with the problem named in errors.
     fn named_tokens(&self, problem: &Problem) -> Result<Vec<u32>> {
         self.tokens(problem)
@@ -107,11 +125,14 @@ fn check_is_text(problem: &Problem) -> Result<()> {
     Err(Error::Misfit { key: "rollout.chat", problem, remedy })
 }
 
-/// Checks every prompt that is known before the run: each has a token, and at most `rollout.max_prompt_tokens`. Longer
-/// prompts are refused, or left out of the task, as `rollout.long_prompts` says. Returns what the user should know.
-pub fn fit_prompts(plan: &Plan, prompting: &Prompting, task: &mut Task) -> Result<Option<String>> {
+/// Checks every prompt that is known before the run: the model sees its characters, and it has a token and at most
+/// `rollout.max_prompt_tokens`. Longer prompts are refused, or left out of the task, as `rollout.long_prompts` says. Returns what
+/// the user should know.
+pub fn fit_prompts(plan: &Plan, prompting: &Prompting, task: &mut Task) -> Result<Vec<String>> {
     let limit = plan.config.rollout.max_prompt_tokens;
     let known = task.known_problems();
+    let mut warnings: Vec<String> =
+        prompting.unseen(&known)?.iter().map(|found| warning(found, &known)).collect();
     let lengths = prompting.lengths(&known)?;
     if let Some(at) = lengths.iter().position(|&n| n == 0) {
         return Err(Error::EmptyPrompt { problem_id: known[at].id.clone() });
@@ -120,18 +141,28 @@ pub fn fit_prompts(plan: &Plan, prompting: &Prompting, task: &mut Task) -> Resul
     let n_long = lengths.iter().filter(|&&n| n > limit).count();
     // Of several longest prompts the first is named.
     let longest = lengths.iter().enumerate().max_by_key(|&(idx, n)| (*n, std::cmp::Reverse(idx)));
-    let Some((at, &n_tokens)) = longest.filter(|_| n_long > 0) else { return Ok(None) };
+    let Some((at, &n_tokens)) = longest.filter(|_| n_long > 0) else { return Ok(warnings) };
     let problem_id = known[at].id.clone();
     match plan.config.rollout.long_prompts {
         LongPrompts::Refuse => Err(Error::LongPrompts { n_long, n_known, problem_id, n_tokens, limit }),
         LongPrompts::Drop => {
             let is_long: Vec<bool> = lengths.iter().map(|&n| n > limit).collect();
             leave_out(task, &is_long, limit)?;
-            Ok(Some(format!(
+            warnings.push(format!(
                 "{n_long} of {n_known} problems are left out, because their prompts are longer than rollout.max_prompt_tokens={limit}; the longest, {problem_id:?}, has {n_tokens} tokens"
-            )))
+            ));
+            Ok(warnings)
         }
     }
+}
+
+/// Tells of prompts that the model does not see as they are.
+pub fn warning(found: &Unseen, problems: &[&Problem]) -> String {
+    let Unseen { n_texts, first, characters } = found;
+    let (n, id) = (problems.len(), &problems[*first].id);
+    format!(
+        "{n_texts} of {n} prompts have characters that the model's tokenizer has no token for, and the model does not see them: {characters}; that of problem {id:?} is the first"
+    )
 }
 
 /// Leaves problems out; a split that loses its last problem is refused.

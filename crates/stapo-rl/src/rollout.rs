@@ -191,10 +191,13 @@ impl Sampler<'_> {
         Ok(responses.into_iter().map(rollout).collect())
     }
 
-    /// Share of right answers on held-out problems.
-    pub fn held_out_accuracy(&mut self, policy_version: u64) -> Result<f64> {
+    /// Share of right answers on held-out problems; `None` where the task holds none out.
+    pub fn held_out_accuracy(&mut self, policy_version: u64) -> Result<Option<f64>> {
         let evaluation = &self.plan.config.evaluation;
         let problems = self.task.held_out(evaluation.problems);
+        if problems.is_empty() {
+            return Ok(None);
+        }
         // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
         let sampling = GroupSampling {
             key: Key::new(self.plan.config.seed).with(u64::MAX),
@@ -217,7 +220,7 @@ impl Sampler<'_> {
                 *sum += read.number().map_err(|Malformed| unreadable(rank))?;
             }
         }
-        Ok(sums[0] as f64 / sums[1].max(1) as f64)
+        Ok(Some(sums[0] as f64 / sums[1].max(1) as f64))
     }
 }
 

@@ -405,7 +405,7 @@ impl<'a> Training<'a> {
         }
         metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
         if let Some(before) = self.before.take() {
-            metrics.eval_accuracy_before = Some(before.held_out);
+            metrics.eval_accuracy_before = before.held_out;
             metrics.benchmarks_before = before.benchmarks;
         }
         let is_hashed = is_due(step, config.record.state_hash_every_steps);
@@ -419,7 +419,7 @@ impl<'a> Training<'a> {
         if is_evaluated {
             let (Evaluated { held_out, benchmarks }, samples) = self.trainer.evaluate(self.plan)?;
             self.run.write_benchmarks(step, &samples)?;
-            metrics.eval_accuracy = Some(held_out);
+            metrics.eval_accuracy = held_out;
             metrics.benchmarks = benchmarks;
         }
         Ok(())

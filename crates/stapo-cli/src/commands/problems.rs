@@ -63,8 +63,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(prompting) = &prompting {
         match fit_prompts(&plan, prompting, &mut task) {
             Ok(left_out) => left_out.iter().for_each(|text| eprintln!("warning: {text}")),
-            // Prompts that a run refuses for their length are shown all the same, so that they can be looked at.
-            Err(refused @ Error::LongPrompts { .. }) => eprintln!("warning: {refused}"),
+            // Prompts that a run refuses are shown all the same, so that they can be looked at.
+            Err(refused @ (Error::LongPrompts { .. } | Error::UnseenPrompts { .. })) => {
+                eprintln!("warning: {refused}")
+            }
             Err(other) => return Err(other.into()),
         }
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::Message;
+use stapo_rl::unseen::listed;
 
 /// A record of the input. Which fields must be there depends on the command.
 #[derive(Deserialize, Default)]
@@ -81,20 +82,15 @@ pub fn prompt(
     Ok(record.tokens.clone().unwrap_or_default())
 }
 
-/// How many characters a refusal lists.
-const LISTED: usize = 10;
-
 /// Refuses a text with characters that the model's tokenizer would lose.
 pub fn check_characters(model: &LoadedModel, text: &str) -> Result<()> {
     let lost = model.tokenizer()?.lost_characters(text)?;
     if lost.is_empty() {
         return Ok(());
     }
-    let named: Vec<String> = lost.iter().take(LISTED).map(|c| format!("{c:?}")).collect();
-    let more = if lost.len() > LISTED { format!(" and {} more", lost.len() - LISTED) } else { String::new() };
     bail!(
-        "the model's tokenizer has no token for {}{more}\nhint: leave these characters out; the built-in model reads arithmetic such as 12+30=",
-        named.join(", ")
+        "the model's tokenizer has no token for {}\nhint: leave these characters out; the built-in model reads arithmetic such as 12+30=",
+        listed(&lost)
     )
 }
 

@@ -6,6 +6,7 @@ use super::sequence::TextEncoder;
 use crate::error::{Error, Result};
 use crate::task::TaskError;
 use crate::task::rows::{Format, permutation};
+use crate::unseen::{Unseen, unseen};
 use rayon::prelude::*;
 use serde_json::Value;
 use stapo_core::random::Key;
@@ -17,7 +18,7 @@ pub struct FileRows {
     /// Tokens of each row, all its sequences together.
     lengths: Vec<usize>,
     /// What the user should know.
-    pub warning: Option<String>,
+    pub warnings: Vec<String>,
 }
 
 /// Rows that one thread renders at a time.
@@ -32,7 +33,8 @@ impl FileRows {
     ) -> Result<Self> {
         let (numbers, rows) = read(spec, is_parquet)?;
         let measured = measure(spec, encoder, &numbers, &rows)?;
-        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), warning: None };
+        let warnings = check_characters(spec, encoder, &numbers, &rows)?.into_iter().collect();
+        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), warnings };
         let n_rows = measured.len();
         let is_long = |row: &Measured| row.longest > max_tokens;
         let n_long = measured.iter().filter(|row| is_long(row)).count();
@@ -43,7 +45,7 @@ impl FileRows {
             if spec.long_rows == LongRows::Refuse || n_long == n_rows {
                 return Err(Error::LongRows { path, n_long, n_rows, number, n_tokens, limit: max_tokens });
             }
-            file.warning = Some(format!(
+            file.warnings.push(format!(
                 "{}: {n_long} of {n_rows} rows are left out, because they have more than {max_tokens} tokens; the longest, row {number}, has {n_tokens}",
                 path.display()
             ));
@@ -80,6 +82,28 @@ impl FileRows {
         }
         n_steps
     }
+}
+
+/// Refuses a file of which the model sees no row as it is; returns what the user should know of the others.
+fn check_characters(
+    spec: &FileTexts,
+    encoder: &TextEncoder,
+    numbers: &[u64],
+    rows: &[TextRow],
+) -> Result<Option<String>> {
+    let texts: Vec<Vec<&str>> = rows.iter().map(TextRow::parts).collect();
+    let Some(Unseen { n_texts, first, characters }) = unseen(encoder.tokenizer, &texts)? else {
+        return Ok(None);
+    };
+    let (path, n_rows) = (spec.path.clone(), rows.len());
+    if n_texts == n_rows {
+        return Err(Error::UnseenRows { path, characters });
+    }
+    Ok(Some(format!(
+        "{}: {n_texts} of {n_rows} rows have characters that the model's tokenizer has no token for, and the model does not see them: {characters}; row {} is the first",
+        path.display(),
+        numbers[first]
+    )))
 }
 
 /// The numbers of the rows in the file, and the rows.

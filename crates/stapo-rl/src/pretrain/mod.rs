@@ -238,7 +238,7 @@ fn pretrain_steps(
             let meter = Meter::default();
             let mut sampler =
                 Sampler { model, memory: &mut memory, task, plan: &plan, ranks: &Solo, meter: &meter };
-            metrics.eval_accuracy = Some(sampler.held_out_accuracy(step)?);
+            metrics.eval_accuracy = sampler.held_out_accuracy(step)?;
         }
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;

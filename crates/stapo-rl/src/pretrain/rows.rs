@@ -17,6 +17,17 @@ pub enum TextRow {
     Text(String),
 }
 
+impl TextRow {
+    /// The texts of a row.
+    pub(super) fn parts(&self) -> Vec<&str> {
+        match self {
+            TextRow::Conversation(turns) => turns.iter().map(|turn| turn.content.as_str()).collect(),
+            TextRow::Pair { prompt, response } => vec![prompt, response],
+            TextRow::Text(text) => vec![text],
+        }
+    }
+}
+
 /// The fields of a file.
 #[derive(Debug)]
 pub(super) enum TextLayout {

@@ -141,7 +141,7 @@ impl Texts {
     pub fn warnings(&self) -> Vec<String> {
         match self {
             Texts::Solutions { .. } => Vec::new(),
-            Texts::File(file) => file.warning.iter().cloned().collect(),
+            Texts::File(file) => file.warnings.clone(),
             Texts::Mixture(parts) => parts.iter().flat_map(|(_, part)| part.warnings()).collect(),
         }
     }

@@ -34,6 +34,33 @@ fn problems(long: &[(usize, usize)]) -> Vec<String> {
 }
 
 #[test]
+fn characters_without_a_token_are_told_and_refused_where_every_prompt_has_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows = problems(&[]);
+    let warnings = |rows: &[String]| -> Result<Vec<String>> {
+        let plan = plan(folder.path(), rows, &[]);
+        let mut task = Task::open_with(&plan.task, Programs::Never)?;
+        let model = PromptModel::open(&plan.config.model)?;
+        let prompting = model.prompting(&plan.style)?;
+        fit_prompts(&plan, &prompting, &mut task)
+    };
+    assert_eq!(warnings(&rows).unwrap(), [""; 0]);
+    rows[4] = "4+1=é".into();
+    rows[200] = "2ü+1é=".into();
+    let said = warnings(&rows).unwrap();
+    for part in ["2 of 300 prompts have characters", "does not see them: 'é', 'ü'; that of problem"] {
+        assert!(said.len() == 1 && said[0].contains(part), "{part:?} in {said:?}");
+    }
+    let worded: Vec<String> = rows.iter().map(|row| format!("What is {row}")).collect();
+    let said = warnings(&worded).unwrap_err().to_string();
+    for part in
+        ["every prompt has characters that the model's tokenizer has no token for: ", "'W'", "\nhint: "]
+    {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+}
+
+#[test]
 fn every_long_prompt_is_found_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
     let rows = problems(&[(7, 17), (100, 41), (200, 40), (299, 16)]);

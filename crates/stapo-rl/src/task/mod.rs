@@ -182,9 +182,18 @@ impl Task {
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
     }
 
-    /// What the verifiers' programs share with this machine because the machine cannot keep them apart; empty if nothing.
+    /// What the user should know: which references the verifier cannot read, and what the verifiers' programs share with this
+    /// machine because the machine cannot keep them apart.
     pub fn warnings(&self) -> Vec<String> {
-        std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings).collect()
+        let unreadable = self.census().and_then(|census| {
+            let (n, first) = (census.n_unreadable, census.first_unreadable.as_ref()?);
+            let of = census.n_train + census.n_held_out;
+            Some(format!(
+                "{n} of {of} problems have a reference that the verifier cannot read, so that only a response written exactly so is right; {first}"
+            ))
+        });
+        let shared = std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings);
+        unreadable.into_iter().chain(shared).collect()
     }
 
     /// A worked solution. Generated tasks write one, with mistakes, as pretraining uses it; a file holds its own under

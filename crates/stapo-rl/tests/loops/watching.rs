@@ -54,6 +54,17 @@ fn k3(responses: &[ResponseRecord], log_ratio: impl Fn(&ResponseRecord, usize) -
 }
 
 #[test]
+fn a_run_without_held_out_problems_has_no_held_out_accuracy() {
+    let (_folder, path, outcome) =
+        run_of(&plan(&["steps=2", "task.held_out_share=0", "evaluation.every_steps=1"]));
+    assert_eq!(outcome, Outcome::Done);
+    for step in metrics(&path) {
+        assert_eq!((step.eval_accuracy, step.eval_accuracy_before), (None, None), "step {}", step.step);
+    }
+    assert!(!path.join("best.json").exists());
+}
+
+#[test]
 fn metrics_are_what_the_records_of_all_responses_say() {
     let plan = plan(&[
         "seed=3",

@@ -18,6 +18,7 @@ use crate::shared::terminal::is_quiet;
 use crate::shared::units::short;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason, Writer};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::evaluation::{
@@ -29,7 +30,7 @@ use stapo_rl::inference::EngineMemory;
 use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::receipt;
 use stapo_rl::task::{Programs, VerifierSpec};
-use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes};
+use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes, prompting};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -182,6 +183,11 @@ impl Questions {
         args.base.set(&mut found, args.device)?;
         let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
         let benchmarks = open_benchmarks(plan, programs)?;
+        let problems: Vec<&Problem> = benchmarks.iter().flat_map(|benchmark| &benchmark.problems).collect();
+        let unseen = model.prompting(&plan.style())?.unseen(&problems)?;
+        for found in unseen.iter().filter(|_| joined.ranks.rank() == 0) {
+            eprintln!("warning: {}", prompting::warning(found, &problems));
+        }
         let inputs = inputs(plan, model_files, &benchmarks)?;
         agree_on_inputs(&*joined.ranks, &inputs)?;
         Ok(Self { model, step: found.step(), benchmarks, inputs })

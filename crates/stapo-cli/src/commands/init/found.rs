@@ -28,6 +28,8 @@ pub struct Found {
     pub data: PathBuf,
     pub rows: Rows,
     pub mode: JudgeMode,
+    /// What the model is asked.
+    pub template: String,
     pub lengths: Lengths,
 }
 
@@ -108,7 +110,9 @@ impl Found {
         };
         let config = wanted.model.find()?.shape().with_context(named)?;
         let prompts = PromptModel::open(&wanted.model).with_context(named)?;
+        let template = template(&wanted.data, &prompts)?;
         let spec = RowsSpec {
+            template: Some(template.clone()),
             problem_field: wanted.problem_field.clone(),
             answer_field: wanted.answer_field.clone(),
             missing_answers: MissingAnswers::Drop,
@@ -138,7 +142,7 @@ impl Found {
             census,
         };
         let (model, data) = (wanted.model.clone(), wanted.data.clone());
-        Ok(Self { model, config, prompts, chat, data, rows, mode, lengths })
+        Ok(Self { model, config, prompts, chat, data, rows, mode, template, lengths })
     }
 
     /// The kind of the task in a config.
@@ -149,6 +153,7 @@ impl Found {
     /// The task as the config will have it, without a verdict; used to look at its splits.
     pub fn split(&self, held_out_share: f64) -> Result<FileCensus> {
         let spec = RowsSpec {
+            template: Some(self.template.clone()),
             problem_field: Some(self.rows.problem_field.clone()),
             answer_field: Some(self.rows.answer_field.clone()),
             missing_answers: MissingAnswers::Drop,
@@ -166,6 +171,14 @@ fn open(data: &Path, spec: RowsSpec) -> Result<Task> {
         _ => TaskSpec::Jsonl(spec),
     };
     Ok(Task::open_with(&task, Programs::Never)?)
+}
+
+/// The default, which asks for a box in words; for a tokenizer that knows no words, the built-in model's, what that model goes on from.
+fn template(data: &Path, prompts: &PromptModel) -> Result<String> {
+    let default = RowsSpec::new(data).template().to_string();
+    let words = default.replace("{{ problem }}", "");
+    let is_seen = prompts.tokenizer.lost_characters(&words)?.is_empty();
+    Ok(if is_seen { default } else { "{{ problem }}=".to_string() })
 }
 
 fn lengths(prompts: &PromptModel, chat: bool, problems: &[Problem]) -> Result<Lengths> {

@@ -111,7 +111,10 @@ fn print_found(found: &Found, choices: &Choices) {
     for (n, what) in [
         (rows.census.n_without_answer, "have no reference and are left out"),
         (rows.census.n_duplicates, "repeat an earlier problem and are left out"),
-        (rows.census.n_unreadable, "have a reference that the verifier cannot read, so no response is right"),
+        (
+            rows.census.n_unreadable,
+            "have a reference that the verifier cannot read: a response must be written exactly so",
+        ),
     ] {
         if n > 0 {
             line("", &format!("{} {what}", grouped(n)));

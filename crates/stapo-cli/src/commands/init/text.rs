@@ -65,13 +65,15 @@ fn task(found: &Found, choices: &Choices) -> String {
         lines.push(format!("# {n} rows have no reference answer; \"refuse\" stops at the first."));
         lines.push("missing_answers = \"drop\"".to_string());
     }
-    lines.push(
-        "# What the model is asked. The instruction is there because the judge reads \\boxed{}.".to_string(),
-    );
-    lines.push(
-        "template = \"{{ problem }}\\n\\nPlease reason step by step, and put your final answer within \\\\boxed{}.\""
+    lines.push(match found.template.as_str() {
+        "{{ problem }}=" => {
+            "# What the model is asked. The built-in model reads no words and goes on from the sign."
+                .to_string()
+        }
+        _ => "# What the model is asked. The instruction is there because the judge reads \\boxed{}."
             .to_string(),
-    );
+    });
+    lines.push(format!("template = {}", quoted(&found.template)));
     if found.chat {
         lines.push("# The system message of conversations that have none.".to_string());
         lines.push("# system = \"You are a helpful assistant.\"".to_string());

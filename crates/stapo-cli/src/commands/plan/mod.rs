@@ -87,7 +87,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;
     let here = Here::look(&plan);
     let machine = named.unwrap_or_else(|| here.machine(&plan, args.threads, &mut assumed));
-    let memory_bytes = if named.is_some() { machine.memory_bytes } else { here.memory_bytes };
+    let memory_bytes =
+        if named.is_some() { machine.memory_bytes } else { here.memory_bytes.or(machine.memory_bytes) };
     let lengths = lengths(args, &plan)?;
     let world = world(args, &machine)?;
     let memory = memory_on(&plan, &shapes, memory_bytes, world.n_ranks);
@@ -167,6 +168,11 @@ fn remedy(plan: &Plan, shapes: &ModelShapes, memory_bytes: u64, n_ranks: usize) 
 /// The ranks that the command line asks for.
 fn world(args: &Args, machine: &Machine) -> Result<World> {
     let n_ranks = args.gpus.unwrap_or(1);
+    if machine.processor == Processor::Cpu && n_ranks > 1 {
+        bail!(
+            "--gpus {n_ranks}: the plan's device is a CPU\nhint: name the machine, as in --machine h200, or set device=cuda"
+        );
+    }
     if let Some(nodes) = args.nodes.filter(|nodes| *nodes > n_ranks) {
         bail!(
             "--nodes {nodes}: more machines than the {n_ranks} GPUs of --gpus\nhint: raise --gpus, or leave --nodes out"

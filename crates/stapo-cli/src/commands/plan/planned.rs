@@ -235,7 +235,7 @@ impl Here {
         known.unwrap_or_else(|| {
             let machine = Machine::all()[0];
             let gpu = self.gpu.clone().unwrap_or_else(|| "no GPU here".to_string());
-            assumed.push(format!("the rates of {} ({gpu}); --machine names another", machine.name));
+            assumed.push(format!("rates and memory of {} ({gpu}); --machine names another", machine.name));
             machine
         })
     }

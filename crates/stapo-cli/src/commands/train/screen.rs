@@ -137,8 +137,15 @@ impl Screen {
         self.started.elapsed() / done * (self.steps - step.min(self.steps)) as u32
     }
 
-    fn say_evaluation(&self, when: &str, held_out: f64, benchmarks: &BTreeMap<String, BenchmarkScore>) {
-        self.say(&format!("{when}: held-out accuracy {}", percent(held_out)));
+    fn say_evaluation(
+        &self,
+        when: &str,
+        held_out: Option<f64>,
+        benchmarks: &BTreeMap<String, BenchmarkScore>,
+    ) {
+        if let Some(held_out) = held_out {
+            self.say(&format!("{when}: held-out accuracy {}", percent(held_out)));
+        }
         for (name, score) in benchmarks {
             let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
             let asked = format!("{} questions x {}", score.n_questions, score.n_samples);
@@ -248,7 +255,7 @@ fn live(steps: u64, done: u64, meter: Arc<Meter>, stop: &Stop) -> ProgressBar {
 
 impl Watch for Screen {
     fn started(&mut self, before: &Evaluated) {
-        self.start_accuracy = Some(before.held_out);
+        self.start_accuracy = before.held_out;
         self.say_evaluation("before training", before.held_out, &before.benchmarks);
     }
 
@@ -270,8 +277,9 @@ impl Watch for Screen {
                 bar.set_message(format!("{}\n", self.curves(metrics)));
             }
         }
-        if let Some(held_out) = metrics.eval_accuracy {
-            self.say_evaluation(&format!("step {}", metrics.step), held_out, &metrics.benchmarks);
+        if metrics.eval_accuracy.is_some() || !metrics.benchmarks.is_empty() {
+            let when = format!("step {}", metrics.step);
+            self.say_evaluation(&when, metrics.eval_accuracy, &metrics.benchmarks);
         }
     }
 

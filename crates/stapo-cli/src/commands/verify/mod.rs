@@ -32,7 +32,7 @@ pub struct Args {
     replay: bool,
 
     /// How many steps, or questions of each benchmark, to replay.
-    #[arg(long, default_value_t = 3, requires = "replay")]
+    #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
     /// Takes no offence at checkpoints that are missing, as in a copy without the large files.

@@ -20,7 +20,7 @@ pub struct Args {
     run: PathBuf,
 
     /// How many steps to replay.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
     #[command(flatten)]

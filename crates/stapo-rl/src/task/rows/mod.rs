@@ -69,7 +69,7 @@ pub struct FileCensus {
     pub n_conflicts: u64,
     pub n_train: u64,
     pub n_held_out: u64,
-    /// Problems whose reference the verifier cannot read, so that no response can be right.
+    /// Problems whose reference the verifier cannot read, so that only a response written exactly so can be right.
     pub n_unreadable: u64,
     /// The reason, for the first such problem.
     pub first_unreadable: Option<String>,

@@ -153,6 +153,21 @@ fn unreadable_references_are_counted_and_named() {
     assert!(first.contains("problem \"rows-2\": reference \"17\""), "{first}");
     let message = refusal(&TaskSpec::Jsonl(by_letter(&many_rows(5))));
     assert!(message.contains("can read none of its references; problem \"rows-1\""), "{message}");
+    // An answer that is written as the reference is right, also where neither can be read.
+    let formulas = |rows: &str| {
+        TaskSpec::Jsonl(RowsSpec {
+            held_out_share: 1.0,
+            ..RowsSpec::new(file(folder.path(), "rows.jsonl", rows))
+        })
+    };
+    let broken = "{\"problem\": \"p\", \"answer\": \"\\\\frac{\"}\n";
+    let whole = "{\"problem\": \"q\", \"answer\": \"\\\\frac{1}{2}\"}\n{\"problem\": \"r\", \"answer\": \"Monday\"}\n";
+    let task = Task::open(&formulas(&format!("{whole}{broken}"))).unwrap();
+    assert_eq!(task.census().unwrap().n_unreadable, 1);
+    let [said] = &task.warnings()[..] else { panic!("{:?}", task.warnings()) };
+    assert!(said.starts_with("1 of 3 problems have a reference that the verifier cannot read"), "{said}");
+    let message = refusal(&formulas(broken));
+    assert!(message.contains("can read none of its references"), "{message}");
 }
 
 #[test]

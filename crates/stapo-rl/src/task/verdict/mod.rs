@@ -15,7 +15,7 @@ use lines::RowOf;
 pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
-use stapo_verify::{Rules, grade, grade_answer};
+use stapo_verify::{Mode, Rules, grade, grade_answer};
 
 pub(super) enum Verifier {
     Rule(Rules),
@@ -73,13 +73,20 @@ impl Verifier {
         }
     }
 
-    /// Checks that a response can match the reference; the error is the reason why none can.
+    /// Checks that the verifier can read the reference; the error is the reason why not.
     pub(super) fn check_reference(&self, reference: &str) -> Result<(), String> {
         match self {
             Self::Rule(rules) => {
-                let graded = grade_answer(reference, reference, rules.mode);
-                let fits = graded.verdict == stapo_verify::Verdict::Right;
-                if fits { Ok(()) } else { Err(format!("reference {reference:?}: {}", graded.reason)) }
+                let unlike = |reason| Err(format!("reference {reference:?}: {reason}"));
+                let own = grade_answer(reference, reference, rules.mode);
+                if own.verdict != stapo_verify::Verdict::Right {
+                    return unlike(own.reason);
+                }
+                // A formula that is written as the reference is right even where neither can be read: a number tells.
+                let other = grade_answer("0", reference, rules.mode);
+                let is_unread =
+                    rules.mode == Mode::Math && other.verdict == stapo_verify::Verdict::Unparsable;
+                if is_unread { unlike(other.reason) } else { Ok(()) }
             }
             Self::Countdown(_) => countdown::Puzzle::parse(reference)
                 .map(drop)
