@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(left_out) => left_out.iter().for_each(|text| eprintln!("warning: {text}")),
             // Prompts that a run refuses are shown all the same, so that they can be looked at.
             Err(refused @ (Error::LongPrompts { .. } | Error::UnseenPrompts { .. })) => {
-                eprintln!("warning: {refused}")
+                eprintln!("warning: {refused}");
             }
             Err(other) => return Err(other.into()),
         }
