@@ -85,6 +85,21 @@ fn a_run_ends_in_a_receipt_that_names_what_differs() {
     ok(&stapo(at, &["eval", "--model", "run", "--limit", "2", "--samples", "1", "--out", "run/eval"]));
     let said = ok(&stapo(at, &["verify", "run"]));
     assert!(said.contains("eval: made later, with a receipt of its own"), "{said}");
+    // What was made later is looked at too, and where the run has its own files nothing is made later.
+    let table = fs::read(run.join("eval/table.json")).unwrap();
+    fs::write(run.join("eval/table.json"), [&table[..], b" "].concat()).unwrap();
+    assert!(differs(at, &["verify", "run"]).contains("eval/table.json: DIFFERENT"));
+    fs::write(run.join("eval/table.json"), &table).unwrap();
+    let planted = run.join("checkpoints/step-000009");
+    fs::create_dir(&planted).unwrap();
+    for file in fs::read_dir(run.join("eval")).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.is_file() {
+            fs::copy(&file, planted.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    let said = differs(at, &["verify", "run"]);
+    assert!(said.contains("checkpoints/step-000009: EXTRA"), "{said}");
+    fs::remove_dir_all(&planted).unwrap();
     let page = fs::read_to_string(run.join("report.html")).unwrap();
     assert!(page.contains(&receipt[..12]), "the report shows the receipt");
 

@@ -83,10 +83,10 @@ impl Work {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        let problems = (0..12).map(|n| format!("{{\"problem\": \"p{n}\", \"answer\": \"1\"}}\n"));
+        let problems = (0..12).map(|n| format!("{{\"problem\": \"{n}\", \"answer\": \"1\"}}\n"));
         std::fs::write(at.join("data.jsonl"), problems.collect::<String>()).unwrap();
         let texts =
-            (0..24).map(|n| format!("{{\"prompt\": \"p{}\", \"response\": \"[{}]\"}}\n", n % 12, 1 + n / 12));
+            (0..24).map(|n| format!("{{\"prompt\": \"{}\", \"response\": \"{}\"}}\n", n % 12, 1 + n / 12));
         std::fs::write(at.join("texts.jsonl"), texts.collect::<String>()).unwrap();
         std::fs::write(at.join("pretrain.toml"), PRETRAIN).unwrap();
         std::fs::write(at.join("config.toml"), CONFIG).unwrap();

@@ -189,6 +189,10 @@ pub(crate) fn write_shard(
     for spec in specs {
         numbers.resize(spec.n_elements(), 0.0);
         read(spec, &mut numbers)?;
+        if let Some(element) = numbers.iter().position(|number| !number.is_finite()) {
+            let problem = format!("element {element} is not a finite number");
+            return Err(Error::malformed(format!("tensor {}", spec.name), problem));
+        }
         if let Some(beyond) = precision.write(&numbers, &mut file).map_err(io)? {
             let problem = format!("{beyond} does not fit F16, which ends at 65504");
             return Err(Error::unsupported(

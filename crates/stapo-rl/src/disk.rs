@@ -92,6 +92,11 @@ pub fn create_folder(path: &Path) -> Result<()> {
         .map_err(|e| Error::io(path, e))
 }
 
+/// Makes the folder in one that is there, so that work whose folder was renamed or removed makes no other in its place.
+pub fn create_folder_inside(path: &Path) -> Result<()> {
+    before(Operation::MakeFolder, path).and_then(|()| fs::create_dir(path)).map_err(|e| Error::io(path, e))
+}
+
 /// Renames a file or folder and syncs the folder that holds the new name, so that the rename survives a crash.
 pub fn rename(from: &Path, to: &Path) -> Result<()> {
     before(Operation::Rename, to).and_then(|()| fs::rename(from, to)).map_err(|e| Error::io(to, e))?;

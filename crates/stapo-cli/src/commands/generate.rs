@@ -155,8 +155,8 @@ fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, us
     engine.run(|event| {
         if let Event::Token { sampled, .. } = event {
             n_tokens += 1;
-            outcome = stream.push(sampled.token).map_err(anyhow::Error::from).and_then(|text| {
-                out.write_all(text.as_bytes())?;
+            outcome = check_finite(&sampled).and_then(|()| {
+                out.write_all(stream.push(sampled.token)?.as_bytes())?;
                 Ok(out.flush()?)
             });
         }
@@ -185,6 +185,10 @@ fn print_in_order(
         if let Event::Finished(response) = event {
             n_responses += 1;
             n_tokens += response.tokens.len();
+            outcome = response.tokens.iter().try_for_each(check_finite);
+            if outcome.is_err() {
+                return false;
+            }
             finished.insert((response.ticket, response.sample), response);
             while let Some(response) = order.peek().and_then(|next| finished.remove(next)) {
                 order.next();
@@ -203,6 +207,17 @@ fn print_in_order(
     })?;
     outcome?;
     Ok((n_responses, n_tokens))
+}
+
+/// Refuses tokens of a model whose numbers are not finite, which mean nothing.
+fn check_finite(sampled: &SampledToken) -> Result<()> {
+    if !sampled.logp.is_finite() {
+        bail!(
+            "the model: the log-prob of a token is {}, so its weights are damaged\nhint: take an earlier checkpoint, or fetch the model again",
+            sampled.logp
+        );
+    }
+    Ok(())
 }
 
 /// One line of `--json`.

@@ -126,6 +126,24 @@ fn numbers_beyond_f16_are_refused_by_tensor() {
 }
 
 #[test]
+fn numbers_that_are_not_finite_are_refused_by_tensor() {
+    for bad in [f32::NAN, f32::INFINITY] {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = |spec: &TensorSpec, out: &mut [f32]| {
+            fill(spec, out)?;
+            if spec.name == "model.norm.weight" {
+                out[1] = bad;
+            }
+            Ok(())
+        };
+        let options = options(Precision::F32, u64::MAX);
+        let said = export(&folder.path().join("m"), &tiny(), &[], &options, broken).unwrap_err().to_string();
+        assert_eq!(said, "tensor model.norm.weight: element 1 is not a finite number");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
 fn a_path_without_a_name_is_refused() {
     for path in ["..", "/", "."] {
         let result = export(Path::new(path), &tiny(), &[], &ExportOptions::default(), fill);

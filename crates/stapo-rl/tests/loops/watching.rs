@@ -65,6 +65,18 @@ fn a_run_without_held_out_problems_has_no_held_out_accuracy() {
 }
 
 #[test]
+fn a_run_whose_folder_is_renamed_ends_and_makes_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let plan = plan(&["steps=4", "record.checkpoint_every_steps=1"]);
+    let (mut run, mut trainer) = start(&path, &plan);
+    fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+    let error = train(&plan, &mut run, &mut trainer, &mut Quiet::new()).err().unwrap().to_string();
+    assert!(error.contains("run") && error.contains("No such file"), "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
 fn metrics_are_what_the_records_of_all_responses_say() {
     let plan = plan(&[
         "seed=3",

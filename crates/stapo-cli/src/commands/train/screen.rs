@@ -216,7 +216,8 @@ impl Screen {
 /// The commands that one may want next, with the paths of this run.
 fn next_commands(folder: &Path, outcome: Outcome, has_best: bool) -> Vec<String> {
     let run = shell_word(folder);
-    let inside = |name: &str| shell_word(&folder.join(name));
+    // Beside the run: a folder inside that has no receipt is an extra file to stapo verify.
+    let model = folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy() + "-model");
     let step = if has_best { " --step best" } else { "" };
     let mut commands = Vec::new();
     if outcome == Outcome::Stopped {
@@ -225,8 +226,11 @@ fn next_commands(folder: &Path, outcome: Outcome, has_best: bool) -> Vec<String>
     commands.extend([
         format!("see the report     stapo report {run}"),
         format!("look at tokens     stapo inspect {run}"),
-        format!("evaluate           stapo eval --model {run} --out {}", inside("eval")),
-        format!("export             stapo export {run}{step} --out {}", inside("model")),
+        format!("evaluate           stapo eval --model {run} --out {}", shell_word(&folder.join("eval"))),
+        format!(
+            "export             stapo export {run}{step} --out {}",
+            shell_word(&folder.with_file_name(&*model))
+        ),
     ]);
     commands
 }

@@ -159,6 +159,9 @@ pub(crate) fn turns(messages: &[Value]) -> Result<Vec<Turn>, String> {
     messages.iter().enumerate().map(turn).collect()
 }
 
+/// Up to here every whole number is a number of 64 bits.
+const MAX_WHOLE: f64 = (1_u64 << 53) as f64;
+
 /// The text or number at `path`.
 fn text_at(path: &FieldPath, what: &str, row: &Value) -> Result<String, Refusal> {
     let refuse = |problem: String| {
@@ -168,6 +171,12 @@ fn text_at(path: &FieldPath, what: &str, row: &Value) -> Result<String, Refusal>
     };
     let text = match path.get(row).map_err(refuse)? {
         Value::String(text) => text.trim().to_string(),
+        // Digits of larger numbers were lost when the row was read.
+        Value::Number(number) if number.is_f64() && number.as_f64().is_some_and(|x| x.abs() >= MAX_WHOLE) => {
+            let problem =
+                format!("{what} field {:?}: {number}, of which not all digits were read", path.written());
+            return Err((problem, "write so large a number as a text, in quotes".to_string()));
+        }
         Value::Number(number) => number.to_string(),
         Value::Null => return Err(refuse("empty".into())),
         other => return Err(refuse(format!("expected text or a number, found {}", kind(other)))),

@@ -171,6 +171,29 @@ fn unreadable_references_are_counted_and_named() {
 }
 
 #[test]
+fn a_number_whose_digits_were_lost_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = |answer: &str| {
+        let row = format!("{{\"problem\": \"p\", \"answer\": {answer}}}\n");
+        TaskSpec::Jsonl(RowsSpec {
+            held_out_share: 1.0,
+            ..RowsSpec::new(file(folder.path(), "rows.jsonl", row))
+        })
+    };
+    for answer in ["18446744073709551616", "1180591620717411303424", "-2e30"] {
+        let said = refusal(&spec(answer));
+        assert!(said.contains("not all digits were read") && said.contains("in quotes"), "{answer}: {said}");
+    }
+    for (answer, reference) in [
+        ("18446744073709551615", "18446744073709551615"),
+        ("0.5", "0.5"),
+        ("\"1180591620717411303424\"", "1180591620717411303424"),
+    ] {
+        assert_eq!(Task::open(&spec(answer)).unwrap().held_out(1)[0].reference, reference);
+    }
+}
+
+#[test]
 fn rows_without_an_answer_are_dropped_only_when_asked() {
     let folder = tempfile::tempdir().unwrap();
     let rows = many_rows(3) + "{\"problem\": \"p\", \"answer\": \"\"}\n{\"problem\": \"q\"}\n";
