@@ -235,6 +235,15 @@ fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
     };
     let unended = "a run goes on with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
     let path = folder.join(MANIFEST);
+    let elsewhere =
+        "name the folder of a run, an evaluation or an experiment; stapo runs lists the runs here";
+    if !folder.is_dir() {
+        return Err(refuse("no such folder".to_string(), elsewhere));
+    }
+    let names = [MANIFEST, "plan.toml", "eval.json", "experiment.json"];
+    if !names.iter().any(|name| folder.join(name).exists()) {
+        return Err(refuse("holds no run, no evaluation and no experiment".to_string(), elsewhere));
+    }
     if !path.exists() {
         let problem = format!("no {MANIFEST}: its work has not ended, or an earlier program made it");
         return Err(refuse(problem, unended));
