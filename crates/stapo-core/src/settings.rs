@@ -239,6 +239,9 @@ fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsE
             }
         }
         Some((unknown, known)) if message.starts_with("unknown variant") => suggest(unknown, known),
+        Some((missing, _)) if message.starts_with("missing field") => {
+            format!("give {} too", format!("{below}.{missing}").trim_start_matches('.'))
+        }
         _ => String::new(),
     };
     let path = [root, &below].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");

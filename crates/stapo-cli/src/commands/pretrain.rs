@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         &Base {
             defaults: PretrainConfig::default(),
             text: built_in,
-            without_config: "without one, stapo pretrain makes the built-in model",
+            without_config: "; without one, stapo pretrain makes the built-in model",
             set: vec![],
         },
     )
@@ -114,7 +114,7 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
     let base = Base {
         defaults: PretrainConfig::fine_tuning(),
         text: "",
-        without_config: "or give --model MODEL --data FILE; the shipped configs are those of stapo train",
+        without_config: ", or give --model MODEL --data FILE; the shipped configs are those of stapo train",
         set,
     };
     train_on_texts(common, "sft", &base)
@@ -123,7 +123,7 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
 /// What a config is laid over.
 struct Base {
     defaults: PretrainConfig,
-    /// The config where none is named, and what the command does without one.
+    /// The config where none is named, and what a hint says of a command without one.
     text: &'static str,
     without_config: &'static str,
     /// Settings of the command line beside `--set`.
@@ -196,7 +196,7 @@ fn settings(args: &Args, own: &[String]) -> Vec<String> {
 fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let text = match &args.config {
         Some(path) => read_text(path).with_context(|| {
-            format!("config {}\nhint: name a TOML file; {}", path.display(), base.without_config)
+            format!("config {}\nhint: name a TOML file{}", path.display(), base.without_config)
         })?,
         None => base.text.to_string(),
     };

@@ -101,12 +101,16 @@ impl VerifierSpec {
         let Some(program) = words.next() else { return Err(refuse("is empty".into())) };
         if trimmed == program && !is_program(Path::new(&program)) {
             let modes = Mode::ALL.map(Mode::name);
-            let other = "a program with its arguments, or a table as in a config";
+            let nearest = Some(suggest(trimmed, &modes)).filter(|text| text.starts_with("did you mean"));
+            let nearest = nearest.map_or(String::new(), |text| format!("{text} "));
             return Err(TaskError::Verifier {
                 program,
                 place: "not started".into(),
-                problem: "neither a mode nor a program on the PATH".into(),
-                remedy: format!("{}; a mode ({}), {other}", suggest(trimmed, &modes), modes.join(", ")),
+                problem: "neither a mode nor a program that is here".into(),
+                remedy: format!(
+                    "{nearest}the modes are {}; a program is a path, or a name on the PATH",
+                    modes.join(", ")
+                ),
             }
             .into());
         }

@@ -160,6 +160,7 @@ impl fmt::Display for Difference {
 /// has not ended or holds a manifest that no `seal` made is refused. No name of the manifest is opened: the folder is
 /// walked, and names are compared.
 pub fn verify(folder: &Path) -> Result<Verified> {
+    check_is_work(folder)?;
     check_tree(folder)?;
     if let Some(writer) = holder(folder) {
         return Err(Error::Locked { folder: folder.to_owned(), by: describe(&writer) });
@@ -226,6 +227,20 @@ impl Verified {
     }
 }
 
+/// Refuses a folder that is not there, or that no command of this program has written.
+fn check_is_work(folder: &Path) -> Result<()> {
+    let names = [MANIFEST, "plan.toml", "eval.json", "experiment.json"];
+    let problem = if !folder.is_dir() {
+        "no such folder"
+    } else if names.iter().any(|name| folder.join(name).exists()) {
+        return Ok(());
+    } else {
+        "holds no run, no evaluation and no experiment"
+    };
+    let remedy = "name the folder of a run, an evaluation or an experiment; stapo runs lists the runs here";
+    Err(Error::NoRun { folder: folder.to_owned(), problem: problem.into(), remedy: remedy.into() })
+}
+
 /// The receipt of a folder and the files of its manifest by name, where both are as `seal` writes them.
 fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
     let refuse = |problem: String, remedy: &str| Error::NoRun {
@@ -235,15 +250,6 @@ fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
     };
     let unended = "a run goes on with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
     let path = folder.join(MANIFEST);
-    let elsewhere =
-        "name the folder of a run, an evaluation or an experiment; stapo runs lists the runs here";
-    if !folder.is_dir() {
-        return Err(refuse("no such folder".to_string(), elsewhere));
-    }
-    let names = [MANIFEST, "plan.toml", "eval.json", "experiment.json"];
-    if !names.iter().any(|name| folder.join(name).exists()) {
-        return Err(refuse("holds no run, no evaluation and no experiment".to_string(), elsewhere));
-    }
     if !path.exists() {
         let problem = format!("no {MANIFEST}: its work has not ended, or an earlier program made it");
         return Err(refuse(problem, unended));
