@@ -19,6 +19,7 @@ mod hostile_input;
 mod house;
 mod identity;
 mod language;
+mod messages;
 mod model;
 mod mutated_runs;
 mod objective;

@@ -67,7 +67,7 @@ fn wrong_questions_are_refused_by_name() {
         (&["eval", "--benchmarks", "all"], "aime24.jsonl"),
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
         (&["eval", "--model", "nowhere"], "nowhere"),
-        (&["eval", "--limit", "0"], "nothing to ask"),
+        (&["eval", "--limit", "0"], "--limit <LIMIT>"),
         (&["compare", "a", "b"], "a: holds no evaluation"),
     ];
     for (args, expected) in cases {

@@ -254,7 +254,7 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
         (
             "steps = 3\n[rollout]\n  group_size = \"x\"",
             &[],
-            "error: my.toml:3:3: config.rollout.group_size: must be a whole number of at least 0, not \"x\"\n",
+            "error: my.toml:3:3: config.rollout.group_size: must be a whole number without a sign, not \"x\"\n",
         ),
         (
             "\nlearning_rate = 1",
@@ -264,7 +264,7 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
         (
             "[rollout]\ngroup_size = 1",
             &[],
-            "error: my.toml:2:1: config.rollout.group_size: 1 expected at least 2",
+            "error: my.toml:2:1: config.rollout.group_size: 1, expected at least 2",
         ),
         ("model = 3", &[], "error: my.toml:1:1: config.model: must be a table, not 3\n"),
         ("[objective]\npreset = \"stpo\"", &[], "error: my.toml:2:1: objective: unknown preset `stpo`\n"),
@@ -277,12 +277,12 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
         (
             "",
             &["steps=many"],
-            "error: --set steps=many: config.steps: must be a whole number of at least 0, not \"many\"\n",
+            "error: --set steps=many: config.steps: must be a whole number without a sign, not \"many\"\n",
         ),
         (
             "",
             &["rolout.group_size=3"],
-            "error: --set rolout.group_size=3: the config has no key `rolout`\nhint: did you mean `rollout`?\n",
+            "error: --set rolout.group_size=3: config.rolout: unknown key `rolout`\nhint: did you mean `rollout`?\n",
         ),
     ];
     for (text, set, expected) in cases {

@@ -118,7 +118,7 @@ fn huge_numbers_are_refused_by_name() {
     }
     assert!(complaint(at, &["grade", "-", "--threads", "100000"]).contains("--threads"));
     for (setting, word) in [
-        ("rollout.group_size=4294967298", "rollout.group_size: 4294967298 expected at most 65536"),
+        ("rollout.group_size=4294967298", "rollout.group_size: 4294967298, expected at most 65536"),
         ("rollout.problems_per_step=9223372036854775807", "rollout.problems_per_step"),
         ("rollout.max_prompt_tokens=9223372036854775807", "rollout.max_prompt_tokens"),
         ("rollout.max_response_tokens=9223372036854775807", "rollout.max_response_tokens"),

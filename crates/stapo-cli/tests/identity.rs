@@ -198,7 +198,7 @@ fn what_may_change_by_a_setting_does_and_is_recorded() {
     }
     // A free key changed by hand is no other run; a setting is recorded in the plan and the events.
     change(&run.join("plan.toml"), "kv_mib = \"auto\"", "kv_mib = 128");
-    let resume = ["train", "--resume", "run", "--set", "steps=4", "--set", "evaluation.target_accuracy=2.0"];
+    let resume = ["train", "--resume", "run", "--set", "steps=4", "--set", "evaluation.target_accuracy=1.0"];
     ok(&stapo(at, &resume));
     let plan: toml::Table = fs::read_to_string(run.join("plan.toml")).unwrap().parse().unwrap();
     assert_eq!(plan["steps"], toml::Value::Integer(4));

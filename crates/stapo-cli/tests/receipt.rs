@@ -188,7 +188,7 @@ fn a_strangers_folder_is_refused_by_name() {
     fs::write(folder.join("samples.jsonl"), samples).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", folder.join("table.png")).unwrap();
     assert!(complaint(at, &["verify", "e"]).contains("a symbolic link"));
-    assert!(complaint(at, &["verify", "nowhere"]).contains("no manifest.json"));
+    assert!(complaint(at, &["verify", "nowhere"]).contains("no such folder"));
 }
 
 #[test]

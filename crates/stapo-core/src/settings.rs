@@ -128,7 +128,7 @@ pub fn application_order(text: &str) -> (usize, bool) {
 }
 
 /// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting another `kind` drops the keys of the
-/// previous kind.
+/// previous kind. Absent tables on the way are made, and [`read`] refuses those that the type does not have.
 pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
     let refuse =
         |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
@@ -173,9 +173,8 @@ fn step<'a>(at: &'a mut Value, here: &[&str], key: &str) -> Result<&'a mut Value
     let here = if here.is_empty() { "the config".to_string() } else { here.join(".") };
     match at {
         Value::Table(table) => {
-            let known: Vec<String> = table.keys().cloned().collect();
-            let known: Vec<&str> = known.iter().map(String::as_str).collect();
-            table.get_mut(key).ok_or_else(|| (format!("{here} has no key `{key}`"), suggest(key, &known)))
+            // A table that is absent is made. Where the type has none of that name, `read` refuses it.
+            Ok(table.entry(key).or_insert_with(|| Value::Table(Table::new())))
         }
         Value::Array(items) => {
             let n = items.len();
@@ -240,6 +239,9 @@ fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsE
             }
         }
         Some((unknown, known)) if message.starts_with("unknown variant") => suggest(unknown, known),
+        Some((missing, _)) if message.starts_with("missing field") => {
+            format!("give {} too", format!("{below}.{missing}").trim_start_matches('.'))
+        }
         _ => String::new(),
     };
     let path = [root, &below].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");

@@ -89,13 +89,29 @@ impl Adapters {
 
 /// An adapter in PEFT's format, to read responses with and not to train.
 pub(crate) fn open(folder: &Path) -> Result<Adapting> {
-    Ok(Adapting::With(Box::new(PeftAdapter::open(folder)?)))
+    Ok(Adapting::With(Box::new(read(folder)?)))
+}
+
+/// The adapter of a folder; a folder that holds none is refused with the way to make one.
+fn read(folder: &Path) -> Result<PeftAdapter> {
+    if !folder.join("adapter_config.json").exists() {
+        let shown = folder.display();
+        let problem = "has no adapter_config.json, so it is no adapter in PEFT's format".to_string();
+        let remedy = if folder.join("plan.toml").exists() {
+            format!("export the run first (stapo export {shown} --out DIR), or use --model {shown}")
+        } else {
+            "name a folder that stapo export RUN --out DIR wrote; --model RUN takes a run as it is"
+                .to_string()
+        };
+        return Err(Error::no_model(&shown.to_string(), problem, remedy));
+    }
+    Ok(PeftAdapter::open(folder)?)
 }
 
 /// Opens the folder of a config's `adapter`, and writes out all keys. Keys that differ from the folder's, and an adapter
 /// that was trained with dropout, are refused.
 pub(crate) fn pin(lora: &mut LoraConfig) -> Result<Option<PeftAdapter>> {
-    let Some(adapter) = lora.adapter.as_deref().map(PeftAdapter::open).transpose()? else {
+    let Some(adapter) = lora.adapter.as_deref().map(read).transpose()? else {
         lora.write_out(lora.spec());
         return Ok(None);
     };

@@ -120,8 +120,9 @@ pub enum Error {
     )]
     LoopState { key: &'static str, problem: String },
     #[error(
-        "data file {}: {n_long} of {n_rows} rows have more than {limit} tokens; the longest, row {number}, has {n_tokens}\nhint: raise update.microbatch_tokens as far as the model's positions go, or leave such rows out with data.long_rows=drop",
-        path.display()
+        "data file {}: {n_long} of {n_rows} rows have more than {limit} tokens; the longest, row {number}, has {n_tokens}\nhint: raise update.microbatch_tokens as far as the model's positions go{}",
+        path.display(),
+        or_drop(*n_long < *n_rows)
     )]
     LongRows { path: PathBuf, n_long: usize, n_rows: usize, number: u64, n_tokens: usize, limit: usize },
     #[error(
@@ -218,6 +219,15 @@ fn objective_hint(source: &ObjectiveError) -> &'static str {
             "\nhint: nothing of this step was saved; the rewards are too large for their differences to be numbers"
         }
         _ => "",
+    }
+}
+
+/// Leaving out long rows helps where others are left.
+fn or_drop(are_some_left: bool) -> &'static str {
+    if are_some_left {
+        ", or leave such rows out with data.long_rows=drop"
+    } else {
+        "; no row is short enough"
     }
 }
 

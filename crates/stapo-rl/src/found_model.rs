@@ -9,7 +9,7 @@ use crate::builtin;
 use crate::config::{BaseStorage, Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
 use crate::error::{Error, Result};
 use crate::hub_cache;
-use crate::run::{Checkpoint, Run, check_tree};
+use crate::run::{Checkpoint, Run, RunKind, check_tree};
 use stapo_model::decoder::{LoraSpec, QuantisedBase};
 use stapo_model::{ModelConfig, Pretrained};
 use std::path::{Path, PathBuf};
@@ -224,7 +224,8 @@ fn locate(source: &ModelSource) -> Result<Located> {
     if is_run(path) {
         check_tree(path)?;
         let exported = path.join("model");
-        if exported.join("config.json").is_file() && is_pretraining(&plan_of_run(path)?.1) {
+        if exported.join("config.json").is_file() && RunKind::of(&plan_of_run(path)?.1) == RunKind::Supervised
+        {
             // A finished pretraining run has exported its model. The folder of the same name in a training run is what
             // somebody exported at some step.
             let pinned = ModelSource::named(&exported.display().to_string());
@@ -328,7 +329,7 @@ fn start_of_run(run: &Path) -> Result<StartOfRun> {
 /// The model that a run's plan names, and the adapters that the run trains, with all keys written out.
 fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
     let (text, plan) = plan_of_run(run)?;
-    if is_pretraining(&plan) {
+    if RunKind::of(&plan) == RunKind::Supervised {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
         let remedy = format!("the model is in {} when the run is done", run.join("model").display());
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
@@ -350,9 +351,4 @@ fn plan_of_run(run: &Path) -> Result<(String, Table)> {
     let text = stapo_model::files::read_text(&path).map_err(|e| Error::io(&path, e))?;
     let plan = stapo_core::settings::parse(&text).map_err(PlanError::from)?;
     Ok((text, plan))
-}
-
-/// Whether a plan is that of supervised training: it names texts, under the key of this program or of earlier ones.
-fn is_pretraining(plan: &Table) -> bool {
-    plan.contains_key("data") || plan.contains_key("texts")
 }

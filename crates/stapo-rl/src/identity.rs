@@ -1,12 +1,12 @@
 //! The identity of a run: hashes of every file that its bits depend on.
 
 use crate::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model_hashes::{of_adapter, of_source};
 use crate::pretrain::{PretrainConfig, TextsSpec};
 use crate::ranks::Fact;
 use crate::run::{hash_file, plan_values};
-use crate::task::{TaskSpec, VerifierSpec, fingerprint};
+use crate::task::{TaskError, TaskSpec, VerifierSpec, fingerprint};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
 
@@ -87,6 +87,11 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 /// The hash of a verifier's program; `None` for a verifier that is none.
 pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
     let Some(command) = verifier.program() else { return Ok(None) };
-    let sha256 = fingerprint(&command).map_err(|e| Error::io(&command.program, e))?;
+    let sha256 = fingerprint(&command).map_err(|error| TaskError::Verifier {
+        program: command.program.display().to_string(),
+        place: format!("program of the {name}"),
+        problem: error.to_string(),
+        remedy: "verifier.program: a path to an executable file, or a name on the PATH".into(),
+    })?;
     Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
 }

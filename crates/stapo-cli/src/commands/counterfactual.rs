@@ -1,6 +1,7 @@
 //! `stapo counterfactual`
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::option::positive;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::TokenRecord;
@@ -26,11 +27,11 @@ pub struct Args {
     run: PathBuf,
 
     /// Continuations of each token.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = positive)]
     samples: usize,
 
     /// Tokens of each kind in one step, at most.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = positive)]
     tokens: usize,
 
     /// The first step to look at; steps between checkpoints are replayed.
@@ -50,7 +51,7 @@ pub struct Args {
     gradient: bool,
 
     /// Held-out problems that are answered for --gradient.
-    #[arg(long, default_value_t = 64, requires = "gradient")]
+    #[arg(long, default_value_t = 64, value_parser = positive, requires = "gradient")]
     problems: usize,
 
     /// Writes one JSON line for each token, or with --gradient for each step, to this file.
@@ -66,9 +67,6 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.samples == 0 || args.tokens == 0 {
-        bail!("--samples {} and --tokens {}: expected at least 1 of each", args.samples, args.tokens);
-    }
     let plan = run_folder::plan(&args.run)?;
     let wanted = |step: &u64| *step >= args.from && args.to.is_none_or(|last| *step <= last);
     let mut silenced = by_step(&args.run, "tokens")?;

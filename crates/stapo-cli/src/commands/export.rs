@@ -6,9 +6,10 @@ use crate::shared::units::{grouped, size};
 use anyhow::{Result, bail};
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
+use stapo_rl::found_model::is_run;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision, Pretrained, export, write_adapter};
 use stapo_rl::pretrain::export_policy;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Writes a run's checkpoint, or any other model, as a Hugging Face folder; of a run that trained adapters, the adapter
@@ -45,6 +46,12 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let name = args.step.as_ref().map_or(args.model.clone(), |step| format!("{}@{step}", args.model));
+    if args.step.is_some() && !is_run(Path::new(&args.model)) {
+        bail!(
+            "--step: {} is no run folder, so it has no steps to choose from\nhint: leave --step out, or name a run; RUN@STEP names its step already",
+            args.model
+        );
+    }
     // The folder is looked at before a model is read, which may take a while.
     if std::fs::read_dir(&args.out).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{}: exists and is not empty\nhint: choose another folder with --out", args.out.display());

@@ -69,6 +69,11 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.prompt.is_some() && !args.prompts.chat_arguments.is_empty() {
+        bail!(
+            "--chat-arguments: has no effect beside --prompt, which is continued as it is\nhint: give the text as --chat, or leave it out"
+        );
+    }
     let model = args.model.open()?;
     let settings = EngineSettings {
         seed: args.seed,

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 /// The result is that of a single process, to the bit. Where another program starts the processes (torchrun, srun, mpirun, a
 /// Kubernetes indexed job), stapo train finds its place among them by their variables and needs no launch.
 #[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("processes").required(true).args(["gpus", "ranks"]))]
 pub struct Args {
     /// How many GPUs: one process for each.
-    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "ranks", required_unless_present = "ranks")]
+    #[arg(long, value_name = "N", value_parser = positive)]
     gpus: Option<usize>,
 
     /// How many processes on the CPU, which share its cores.

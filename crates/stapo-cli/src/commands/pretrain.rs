@@ -73,7 +73,7 @@ pub struct SftArgs {
     #[command(flatten)]
     common: Args,
 
-    /// The model to start from, in place of the config's.
+    /// The model to start from, in place of the config's; builtin where neither names one.
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
@@ -87,14 +87,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     train_on_texts(
         args,
         "pretrain",
-        &Base { defaults: PretrainConfig::default(), text: built_in, set: vec![] },
+        &Base {
+            defaults: PretrainConfig::default(),
+            text: built_in,
+            without_config: "; without one, stapo pretrain makes the built-in model",
+            set: vec![],
+        },
     )
 }
 
 pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
     let common = &args.common;
-    if common.config.is_none() && common.resume.is_none() && (args.model.is_none() || args.data.is_none()) {
-        bail!("nothing to train on\nhint: stapo sft --model MODEL --data FILE, or stapo sft CONFIG");
+    if common.config.is_none() && common.resume.is_none() && args.data.is_none() {
+        bail!(
+            "--data: absent, so there is nothing to train on\nhint: stapo sft --model MODEL --data FILE, or stapo sft CONFIG"
+        );
     }
     let model = args.model.as_ref().map(|model| match model.as_str() {
         "builtin" => "model={kind=\"builtin\"}".to_string(),
@@ -104,14 +111,21 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
         format!("data={{kind=\"{}\",path={}}}", file_kind(path), toml::Value::from(path.as_str()))
     });
     let set = model.into_iter().chain(data).collect();
-    train_on_texts(common, "sft", &Base { defaults: PretrainConfig::fine_tuning(), text: "", set })
+    let base = Base {
+        defaults: PretrainConfig::fine_tuning(),
+        text: "",
+        without_config: ", or give --model MODEL --data FILE; the shipped configs are those of stapo train",
+        set,
+    };
+    train_on_texts(common, "sft", &base)
 }
 
 /// What a config is laid over.
 struct Base {
     defaults: PretrainConfig,
-    /// The config where none is named.
+    /// The config where none is named, and what a hint says of a command without one.
     text: &'static str,
+    without_config: &'static str,
     /// Settings of the command line beside `--set`.
     set: Vec<String>,
 }
@@ -181,7 +195,9 @@ fn settings(args: &Args, own: &[String]) -> Vec<String> {
 
 fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let text = match &args.config {
-        Some(path) => read_text(path).with_context(|| format!("config {}", path.display()))?,
+        Some(path) => read_text(path).with_context(|| {
+            format!("config {}\nhint: name a TOML file{}", path.display(), base.without_config)
+        })?,
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
@@ -236,7 +252,8 @@ impl WatchPretrain for PretrainView {
             self.output_error = self.output_error.take().or(failed);
             return;
         }
-        let is_shown = metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
+        let is_last = metrics.step == self.steps;
+        let is_shown = is_last || metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
         if !is_shown {
             return;
         }

@@ -1,5 +1,6 @@
 //! `stapo problems`
 
+use crate::shared::option::positive;
 use crate::shared::run_folder;
 use crate::shared::terminal::output;
 use anyhow::{Result, anyhow};
@@ -27,7 +28,7 @@ pub struct Args {
     split: Which,
 
     /// How many.
-    #[arg(short, default_value_t = 10)]
+    #[arg(short, default_value_t = 10, value_parser = positive)]
     n: usize,
 
     /// With a worked solution each (arithmetic, countdown, and files with task.solution_field).

@@ -4,8 +4,10 @@ use crate::shared::run_folder;
 use crate::shared::run_status::run_status;
 use anyhow::{Context, Result};
 use serde::Serialize;
-use stapo_core::record::Metrics;
-use stapo_rl::run::Run;
+use stapo_core::record::{Metrics, PretrainMetrics};
+use stapo_core::settings;
+use stapo_rl::pretrain::{PretrainConfig, Start};
+use stapo_rl::run::{Run, RunKind, plan_text};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -73,6 +75,9 @@ fn is_listed(path: &Path) -> bool {
 fn read(folder: &Path) -> ListedRun {
     let run = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let path = folder.to_owned();
+    if let Some(listed) = supervised(folder) {
+        return listed;
+    }
     let Ok(plan) = run_folder::plan(folder) else {
         return ListedRun { run, path, progress: None, status: "no training run".to_string() };
     };
@@ -86,6 +91,25 @@ fn read(folder: &Path) -> ListedRun {
     };
     let status = run_status(folder, step, plan.config.steps);
     ListedRun { run, path, progress: Some(progress), status }
+}
+
+/// A run of `stapo sft` or `stapo pretrain`; `None` for another folder.
+fn supervised(folder: &Path) -> Option<ListedRun> {
+    let text = plan_text(folder).ok()?;
+    if RunKind::of(&settings::parse(&text).ok()?) == RunKind::Training {
+        return None;
+    }
+    let plan = PretrainConfig::from_toml(&text, []).ok()?;
+    let metrics: Vec<PretrainMetrics> = Run::read_metrics(folder).unwrap_or_default();
+    let step = metrics.last().map_or(0, |m| m.step);
+    let eval_accuracy = metrics.iter().rev().find_map(|m| m.eval_accuracy);
+    let made_by = if matches!(plan.model, Start::Fresh(_)) { "pretrain" } else { "sft" };
+    Some(ListedRun {
+        run: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        path: folder.to_owned(),
+        progress: Some(RunProgress { step, steps: plan.steps, accuracy: None, eval_accuracy }),
+        status: format!("{made_by}, {}", run_status(folder, step, plan.steps)),
+    })
 }
 
 fn row(run: &ListedRun) -> String {

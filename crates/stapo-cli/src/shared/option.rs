@@ -28,13 +28,18 @@ impl KvMemory {
     }
 }
 
-/// Above 0 and finite.
+/// Above 0 and finite, of a command that has --greedy.
 pub fn temperature(text: &str) -> std::result::Result<f64, String> {
     match number(text)? {
         0.0 => Err("0 would divide by nothing; the likeliest token each time is --greedy".into()),
-        value if value > 0.0 => Ok(value),
-        value => Err(format!("{value} is not above 0")),
+        _ => above_zero(text),
     }
+}
+
+/// Above 0 and finite.
+pub fn above_zero(text: &str) -> std::result::Result<f64, String> {
+    let value = number(text)?;
+    if value > 0.0 { Ok(value) } else { Err(format!("{value} is not above 0")) }
 }
 
 /// Above 0, at most 1.
@@ -88,5 +93,6 @@ mod tests {
         assert!(fraction("0").is_err() && fraction("1.01").is_err() && fraction("nan").is_err());
         assert!(share("0").is_ok() && share("-0.1").is_err());
         assert!(temperature("0").is_err_and(|e| e.contains("--greedy")) && temperature("inf").is_err());
+        assert!(above_zero("0").is_err_and(|e| e == "0 is not above 0"));
     }
 }

@@ -6,7 +6,7 @@ use stapo_core::settings::{self, SettingsError};
 use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::run::plan_text;
+use stapo_rl::run::{RunKind, plan_text};
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ use std::time::SystemTime;
 /// `plan.toml`, and the name of a shipped config for that config.
 pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
     let text = match config {
-        Some(run) if run.is_dir() => plan_text(run)?,
+        Some(run) if run.is_dir() => training_plan_text(run)?,
         Some(path) => shipped::read("config", path, &shipped::CONFIGS)?,
         None => shipped::DEFAULT_CONFIG.to_string(),
     };
@@ -38,7 +38,14 @@ pub fn placed(error: PlanError, config: Option<&Path>, text: &str, overrides: &[
 
 /// The resolved plan of a run.
 pub fn plan(run: &Path) -> Result<Plan> {
-    resolved(&plan_text(run)?)
+    resolved(&training_plan_text(run)?)
+}
+
+/// The plan of a run of `stapo train`.
+fn training_plan_text(run: &Path) -> Result<String> {
+    let text = plan_text(run)?;
+    RunKind::Training.check(run)?;
+    Ok(text)
 }
 
 /// The plan of a text that is one already.

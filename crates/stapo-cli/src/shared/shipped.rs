@@ -46,11 +46,41 @@ pub fn read(what: &str, name: &Path, shipped: &[Shipped]) -> Result<String> {
     )
 }
 
-/// Prints the names of shipped texts with the first line of each, which is a comment.
+/// Prints the names of shipped texts with the first sentence of each.
 pub fn print(shipped: &[Shipped]) {
     let width = shipped.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
     for (name, text) in shipped {
-        let about = text.lines().next().unwrap_or_default().trim_start_matches("# ");
-        println!("{name:<width$}{}", wrapped(about, width, 80));
+        println!("{name:<width$}{}", wrapped(&first_sentence(text), width, 80));
+    }
+}
+
+/// The comment at the start of a text, up to its first full stop or question mark.
+fn first_sentence(text: &str) -> String {
+    let comment: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("# ")).collect();
+    let mut words = Vec::new();
+    for word in comment.iter().flat_map(|line| line.split_whitespace()) {
+        words.push(word);
+        if word.ends_with(['.', '?']) {
+            break;
+        }
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shipped_text_is_told_by_a_whole_sentence() {
+        for (name, text) in EXPERIMENTS {
+            let about = first_sentence(text);
+            let n_stops = about.matches(". ").count() + about.matches("? ").count();
+            assert!(about.ends_with(['.', '?']) && n_stops == 0, "{name}: {about}");
+        }
+        assert_eq!(
+            first_sentence("# Rates of 0.5 and\n# more. Other.\nname = 1\n"),
+            "Rates of 0.5 and more."
+        );
     }
 }

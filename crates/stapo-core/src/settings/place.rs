@@ -3,16 +3,20 @@
 use toml::de::{DeTable, DeValue};
 
 /// Where a key was given: `--set KEY=VALUE` for the last override of the key or of a table around it; else
-/// `FILE:LINE:COLUMN`; else, for a key that has its default, `FILE`. `key` is a path such as `rollout.group_size`.
+/// `FILE:LINE:COLUMN`; else `--set KEY=VALUE` for the last override inside the key, which made the table; else, for a key
+/// that has its default, `FILE`. `key` is a path such as `rollout.group_size`.
 pub fn place<'a>(key: &str, file: &str, text: &str, overrides: impl IntoIterator<Item = &'a str>) -> String {
-    let is_around =
-        |path: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    let set =
-        overrides.into_iter().filter(|text| is_around(text.split('=').next().unwrap_or_default().trim()));
-    match (set.last(), line_and_column(text, key)) {
-        (Some(set), _) => format!("--set {set}"),
-        (None, Some((line, column))) => format!("{file}:{line}:{column}"),
-        (None, None) => file.to_string(),
+    let is_around = |inner: &str, outer: &str| {
+        inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let path = |text: &'a str| text.split('=').next().unwrap_or_default().trim();
+    let overrides: Vec<&str> = overrides.into_iter().collect();
+    let around = overrides.iter().rfind(|text| is_around(key, path(text)));
+    let inside = overrides.iter().rfind(|text| is_around(path(text), key));
+    match (around, line_and_column(text, key), inside) {
+        (Some(set), _, _) | (None, None, Some(set)) => format!("--set {set}"),
+        (None, Some((line, column)), _) => format!("{file}:{line}:{column}"),
+        (None, None, None) => file.to_string(),
     }
 }
 
@@ -66,6 +70,8 @@ mod tests {
         assert_eq!(at("rollout.temperature", &[]), "a.toml");
         assert_eq!(at("steps", &["step=1", "steps=4", "steps = 5"]), "--set steps = 5");
         assert_eq!(at("rewards.0.name", &["rewards=[]"]), "--set rewards=[]");
+        assert_eq!(at("update.reuse", &["update.reuse.max=4"]), "--set update.reuse.max=4");
+        assert_eq!(at("rollout", &["rollout.chat=true"]), "a.toml:2:2");
         assert_eq!(place("a", "f", "not = = toml", []), "f");
     }
 }

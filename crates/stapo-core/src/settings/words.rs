@@ -24,7 +24,7 @@ pub(super) fn problem(message: &str) -> String {
 /// What was expected, without the names of Rust types.
 fn wanted(expected: &str) -> &str {
     match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of at least 0",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number without a sign",
         "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
         "f32" | "f64" => "a number",
         "a boolean" => "true or false",
@@ -59,9 +59,9 @@ mod tests {
         let cases = [
             (
                 "invalid type: string \"many\", expected u64",
-                "must be a whole number of at least 0, not \"many\"",
+                "must be a whole number without a sign, not \"many\"",
             ),
-            ("invalid value: integer `-1`, expected usize", "must be a whole number of at least 0, not -1"),
+            ("invalid value: integer `-1`, expected usize", "must be a whole number without a sign, not -1"),
             (
                 "invalid type: string \"x, expected y\", expected f64",
                 "must be a number, not \"x, expected y\"",

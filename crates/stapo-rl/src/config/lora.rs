@@ -151,14 +151,6 @@ pub(crate) fn lower(table: &mut Table) {
     }
 }
 
-/// Makes room for an override such as `model.lora.rank=8` of a config without adapters.
-pub(crate) fn make_room(table: &mut Table, text: &str) {
-    let model = table.get_mut("model").and_then(Value::as_table_mut);
-    if let Some(model) = model.filter(|_| text.trim_start().starts_with("model.lora.")) {
-        model.entry(INNER).or_insert_with(|| Value::Table(Table::new()));
-    }
-}
-
 /// The table `lora` of a config's model, which the model no longer has.
 pub(crate) fn take(table: &mut Table) -> Option<Value> {
     table.get_mut("model").and_then(Value::as_table_mut).and_then(|model| model.remove(INNER))

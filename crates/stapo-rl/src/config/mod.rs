@@ -3,7 +3,7 @@
 mod auto;
 pub(crate) mod lora;
 mod plan;
-mod refusal;
+pub(crate) mod refusal;
 mod reuse;
 mod rewards;
 mod schedule;
@@ -22,6 +22,7 @@ pub use style::PromptStyle;
 
 pub use stapo_model::decoder::Recompute;
 
+use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
@@ -404,7 +405,7 @@ impl Config {
         for text in overrides {
             spell_out_objective(&mut table, text);
             sources::make_room_for_path(&mut table, text);
-            lora::make_room(&mut table, text);
+            spell_out_verifier(&mut table, text);
             replace_warmup(&mut table, text);
             settings::set(&mut table, text)?;
             sources::spell_out_models(&mut table);
@@ -429,6 +430,18 @@ fn spell_out_objective(table: &mut Table, text: &str) {
     let is_inside = key.is_some_and(|key| key != "preset" && !objective.contains_key(key));
     if let Some(spec) = is_inside.then(|| ObjectiveSpec::from_table(objective.clone()).ok()).flatten() {
         *objective = settings::to_table(&spec);
+    }
+}
+
+/// Writes out the verifier that the task brings where an override changes one of its keys, as in
+/// `task.verifier.mode=exact`.
+fn spell_out_verifier(table: &mut Table, text: &str) {
+    let Some(Value::Table(task)) = table.get_mut("task") else { return };
+    if text.trim_start().starts_with("task.verifier.")
+        && !task.contains_key("verifier")
+        && let Ok(spec) = TaskSpec::read("task", task.clone())
+    {
+        task.insert("verifier".to_string(), Value::Table(settings::to_table(spec.verifier())));
     }
 }
 

@@ -1,6 +1,6 @@
 //! A config with all presets resolved and all values checked.
 
-use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require};
+use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
 use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
@@ -147,14 +147,14 @@ impl Plan {
             config.update.states == States::F32 || device != Ok(DeviceName::Cpu),
             "update.states",
             "8bit",
-            "the CPU keeps f32 states",
+            "is for a GPU; the CPU keeps f32 states",
             "leave it out, or set device=cuda",
         )?;
         require(
             config.update.sum != Some(GradientSum::Tokens) || device == Ok(DeviceName::Cpu),
             "update.sum",
             "tokens",
-            "a GPU sums micro-batch by micro-batch",
+            "is for the CPU; a GPU sums micro-batch by micro-batch",
             "leave it out, or set device=cpu",
         )?;
         self.check_objective()?;
@@ -162,6 +162,11 @@ impl Plan {
         self.check_update()?;
         rewards::check(config, &self.rewards)?;
         self.check_evaluation()?;
+        let canaries = &config.canaries;
+        share("canaries.max_unjudged_share", canaries.max_unjudged_share)?;
+        share("canaries.entropy_collapse_factor", canaries.entropy_collapse_factor)?;
+        let explosion = canaries.entropy_explosion_factor;
+        require(explosion >= 1.0, "canaries.entropy_explosion_factor", explosion, "expected at least 1", "")?;
         at_least_one("record.checkpoint_every_steps", config.record.checkpoint_every_steps)?;
         at_least_one("record.keep_checkpoints", config.record.keep_checkpoints as u64)?;
         at_least_one("record.responses_every_steps", config.record.responses_every_steps)
@@ -173,6 +178,16 @@ impl Plan {
         count("evaluation.samples", evaluation.samples, MAX_SAMPLES)?;
         count("evaluation.benchmark_limit", evaluation.benchmark_limit.unwrap_or(1), MAX_PROBLEMS)?;
         count("evaluation.benchmark_samples", evaluation.benchmark_samples.unwrap_or(1), MAX_SAMPLES)?;
+        share("evaluation.target_accuracy", evaluation.target_accuracy.unwrap_or(1.0))?;
+        for (key, is_given) in [
+            ("evaluation.benchmark_limit", evaluation.benchmark_limit.is_some()),
+            ("evaluation.benchmark_samples", evaluation.benchmark_samples.is_some()),
+            ("evaluation.benchmark_template", evaluation.benchmark_template.is_some()),
+        ] {
+            let has_effect = !is_given || !evaluation.benchmarks.is_empty();
+            let problem = "has no effect, because evaluation.benchmarks names none";
+            require(has_effect, key, "given:", problem, "name benchmarks, or leave it out")?;
+        }
         let metric = evaluation.best.as_str();
         // `all` stands for several names, which are compared with the key where the benchmarks are opened.
         let is_benchmark = evaluation.benchmark_names().any(|name| name == metric || name == "all");
@@ -277,14 +292,22 @@ impl Plan {
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
         if let Some(lengths) = rollout.lengths {
-            positive("rollout.lengths", lengths.mean)?;
+            positive("rollout.lengths.mean", lengths.mean)?;
             let is_spread = lengths.sigma.is_finite() && lengths.sigma >= 0.0;
-            require(is_spread, "rollout.lengths", lengths.sigma, "is a sigma, expected at least 0", "")?;
+            require(is_spread, "rollout.lengths.sigma", lengths.sigma, "expected at least 0", "")?;
         }
         if let KvMemory::Mib(mib) = rollout.kv_mib {
             count("rollout.kv_mib", mib, MAX_KV_MIB)?;
         }
         style::check(rollout, &self.task)?;
+        let held_out = self.task.held_out_share();
+        require(
+            held_out < 1.0,
+            "task.held_out_share",
+            held_out,
+            "leaves no problem to train on",
+            "lower it below 1; stapo eval evaluates on a whole file",
+        )?;
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,
             "rollout.max_redraws",

@@ -28,8 +28,8 @@ impl PlanError {
     }
 }
 
-/// Refuses `value` of `key` where it is not good.
-pub(super) fn require(
+/// Refuses `value` of `key` where it is not good. `expected` goes on after the value: `expected ..`, or a verb.
+pub(crate) fn require(
     is_good: bool,
     key: &'static str,
     value: impl std::fmt::Display + Copy,
@@ -39,7 +39,9 @@ pub(super) fn require(
     if is_good {
         return Ok(());
     }
-    Err(PlanError::Refused { key, problem: format!("{value} {expected}"), remedy })
+    let comma = if expected.starts_with("expected") { "," } else { "" };
+    let value = Some(value.to_string()).filter(|text| !text.is_empty()).unwrap_or("\"\"".to_string());
+    Err(PlanError::Refused { key, problem: format!("{value}{comma} {expected}"), remedy })
 }
 
 /// A count from 1 to `max`.
@@ -48,12 +50,17 @@ pub(super) fn count(key: &'static str, value: usize, max: usize) -> Result<(), P
     require(value <= max, key, value, &format!("expected at most {max}"), "")
 }
 
-pub(super) fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
+pub(crate) fn at_least_one(key: &'static str, value: u64) -> Result<(), PlanError> {
     require(value >= 1, key, value, "expected at least 1", "")
 }
 
-pub(super) fn positive(key: &'static str, value: f64) -> Result<(), PlanError> {
+pub(crate) fn positive(key: &'static str, value: f64) -> Result<(), PlanError> {
     require(value.is_finite() && value > 0.0, key, value, "expected a positive number", "")
+}
+
+/// A share, both ends included.
+pub(super) fn share(key: &'static str, value: f64) -> Result<(), PlanError> {
+    require((0.0..=1.0).contains(&value), key, value, "expected a number from 0 to 1", "")
 }
 
 pub(super) fn in_unit(key: &'static str, value: f64) -> Result<(), PlanError> {

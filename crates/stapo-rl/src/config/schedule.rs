@@ -94,6 +94,14 @@ impl Schedule {
             "take linear or cosine, or leave it out",
         )?;
         require(last.is_finite() && last >= 0.0, key, last, "expected at least 0", "")?;
+        let is_read = kind != Curve::Constant || warmup_share.is_some() || total_steps.is_none();
+        require(
+            is_read,
+            "update.schedule.total_steps",
+            total,
+            "has no effect beside kind = \"constant\" without warmup_share",
+            "take linear or cosine, or leave it out",
+        )?;
         let is_long = total >= 1 && total >= warmup_steps.unwrap_or(0);
         let expected = "expected at least 1, and at least warmup_steps";
         require(is_long, "update.schedule.total_steps", total, expected, "")

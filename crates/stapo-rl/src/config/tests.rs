@@ -1,5 +1,7 @@
 use super::*;
 
+mod overrides;
+
 fn complaint(text: &str, overrides: &[&str]) -> String {
     let read = Config::from_toml(text, overrides.iter().copied());
     match read.map_err(PlanError::from).and_then(Plan::resolve) {
@@ -34,18 +36,18 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
-        ("steps = \"many\"", &[], "config.steps: must be a whole number of at least 0, not \"many\""),
+        ("steps = \"many\"", &[], "config.steps: must be a whole number without a sign, not \"many\""),
         (
             "learning_rate = 1",
             &[],
             "config.learning_rate: unknown key `learning_rate`\nhint: did you mean `update.learning_rate`?",
         ),
-        ("", &["rollout.group_size=1"], "config.rollout.group_size: 1 expected at least 2"),
-        ("", &["rollout.temperature=0"], "config.rollout.temperature: 0 expected a positive number"),
+        ("", &["rollout.group_size=1"], "config.rollout.group_size: 1, expected at least 2"),
+        ("", &["rollout.temperature=0"], "config.rollout.temperature: 0, expected a positive number"),
         ("", &["update.problems_per_minibatch=64"], "is above rollout.problems_per_step"),
         ("", &["update.microbatch_tokens=100"], "is below the longest sequence, 160 tokens"),
-        ("", &["update.learning_rate=-1"], "config.update.learning_rate: -1 expected a positive number"),
-        ("", &["name=../x"], "config.name: ../x expected letters"),
+        ("", &["update.learning_rate=-1"], "config.update.learning_rate: -1, expected a positive number"),
+        ("", &["name=../x"], "config.name: ../x, expected letters"),
         ("", &["reward.right=-2"], "expected a number above reward.wrong"),
         ("[objective]\npreset = \"stpo\"", &[], "did you mean `stapo`?"),
         ("[task]\nkind = \"arithmetics\"", &[], "did you mean `arithmetic`?"),
@@ -78,9 +80,9 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
     let cases: [(&[&str], &str); 31] = [
-        (&["update.reuse={max=0}"], "config.update.reuse.max: 0 expected at least 1"),
-        (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf expected a finite number"),
-        (&["update.reuse={window=1}"], "config.update.reuse.window: 1 expected at least 2"),
+        (&["update.reuse={max=0}"], "config.update.reuse.max: 0, expected at least 1"),
+        (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf, expected a finite number"),
+        (&["update.reuse={window=1}"], "config.update.reuse.window: 1, expected at least 2"),
         (&["update.reuse={gate=\"lmhead\"}"], "did you mean `lm_head`?"),
         (&["update.reuse={uses=3}"], "unknown key `uses`"),
         (&[dasd], "config.teacher: absent, and objective.distillation learns from one"),
@@ -95,10 +97,10 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
             "config.task.verifier: given together with",
         ),
         (&["rewards=[{name=\"a\"}, {name=\"a\"}]"], "config.rewards.name: a is there twice"),
-        (&["rewards=[{name=\"\"}]"], "config.rewards.name:  expected letters"),
-        (&["rewards=[{name=\"a\", weight=0}]"], "config.rewards.weight: 0 expected a number other than 0"),
-        (&["rewards=[{name=\"a\", weight=inf}]"], "config.rewards.weight: inf expected"),
-        (&["rewards=[{name=\"a\", right=-1}]"], "config.rewards.right: -1 expected a number above wrong"),
+        (&["rewards=[{name=\"\"}]"], "config.rewards.name: \"\", expected letters"),
+        (&["rewards=[{name=\"a\", weight=0}]"], "config.rewards.weight: 0, expected a number other than 0"),
+        (&["rewards=[{name=\"a\", weight=inf}]"], "config.rewards.weight: inf, expected"),
+        (&["rewards=[{name=\"a\", right=-1}]"], "config.rewards.right: -1, expected a number above wrong"),
         (&["rewards=[{weight=1}]"], "the key `name` is missing"),
         (
             &["update.schedule={kind=\"linear\", warmup_steps=1, warmup_share=0.1}"],
@@ -106,26 +108,26 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         ),
         (
             &["update.schedule.warmup_share=2"],
-            "config.update.schedule.warmup_share: 2 expected a number from 0",
+            "config.update.schedule.warmup_share: 2, expected a number from 0",
         ),
         (
             &["update.schedule={kind=\"linear\", total_steps=0}"],
-            "config.update.schedule.total_steps: 0 expected",
+            "config.update.schedule.total_steps: 0, expected",
         ),
         (
             &["update.schedule={kind=\"cosine\", final_factor=-1}"],
-            "config.update.schedule.final_factor: -1 expected at least 0",
+            "config.update.schedule.final_factor: -1, expected at least 0",
         ),
         (
             &["update.schedule={kind=\"constant\", final_factor=0.1}"],
             "config.update.schedule.final_factor: 0.1 stands beside kind = \"constant\"",
         ),
         (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
-        (&["evaluation.patience=0"], "config.evaluation.patience: 0 expected at least 1"),
-        (&["evaluation.idle_patience=0"], "config.evaluation.idle_patience: 0 expected at least 1"),
+        (&["evaluation.patience=0"], "config.evaluation.patience: 0, expected at least 1"),
+        (&["evaluation.idle_patience=0"], "config.evaluation.idle_patience: 0, expected at least 1"),
         (&["evaluation.patience=2", "evaluation.every_steps=0"], "hint: set evaluation.every_steps"),
         (&["evaluation.patience=2", "evaluation.best=none"], "and evaluation.best is none"),
-        (&["evaluation.benchmark_samples=0"], "config.evaluation.benchmark_samples: 0 expected at least 1"),
+        (&["evaluation.benchmark_samples=0"], "config.evaluation.benchmark_samples: 0, expected at least 1"),
         (&["rewards=[{name=\"a\", verifyer={}}]"], "did you mean `verifier`?"),
     ];
     for (overrides, expected) in cases {
@@ -262,7 +264,7 @@ fn the_papers_recipe_has_the_papers_values() {
         assert_eq!((update.learning_rate, update.schedule), (1e-6, Schedule::constant(10)), "{name}");
         assert_eq!((update.max_gradient_norm, update.weight_decay), (1.0, 0.1), "{name}");
         assert_eq!((reward.right, reward.wrong), (1.0, -1.0), "{name}");
-        let crate::task::TaskSpec::Parquet(rows) = &plan.task else { panic!("{name}: {:?}", plan.task) };
+        let TaskSpec::Parquet(rows) = &plan.task else { panic!("{name}: {:?}", plan.task) };
         let template = rows.template.as_deref().unwrap();
         assert!(
             template.ends_with("Please reason step by step, and put your final answer within \\boxed{}.")

@@ -1,11 +1,12 @@
 //! A second verifier beside the rule of a benchmark: where the two agree, and where they do not.
 
 use crate::error::{Error, Result};
-use crate::task::{CommandSpec, Judged, Mode, RuleSpec, VerifierSpec};
+use crate::task::{CommandSpec, Judged, Mode, RuleSpec, TaskError, VerifierSpec, is_program};
 use serde::{Deserialize, Serialize};
 use stapo_core::Verdict;
 use stapo_core::record::EvalRecord;
-use stapo_core::settings;
+use stapo_core::settings::{self, suggest};
+use std::path::Path;
 
 /// The key of a record under which the second verifier's judgement stands.
 const SECOND: &str = "second";
@@ -98,6 +99,21 @@ impl VerifierSpec {
         }
         let mut words = trimmed.split_whitespace().map(str::to_string);
         let Some(program) = words.next() else { return Err(refuse("is empty".into())) };
+        if trimmed == program && !is_program(Path::new(&program)) {
+            let modes = Mode::ALL.map(Mode::name);
+            let nearest = Some(suggest(trimmed, &modes)).filter(|text| text.starts_with("did you mean"));
+            let nearest = nearest.map_or(String::new(), |text| format!("{text} "));
+            return Err(TaskError::Verifier {
+                program,
+                place: "not started".into(),
+                problem: "neither a mode nor a program that is here".into(),
+                remedy: format!(
+                    "{nearest}the modes are {}; a program is a path, or a name on the PATH",
+                    modes.join(", ")
+                ),
+            }
+            .into());
+        }
         Ok(Self::Command(CommandSpec { args: words.collect(), ..CommandSpec::new(program) }))
     }
 }
@@ -119,6 +135,8 @@ mod tests {
         for wrong in ["", "{kind = \"oracle\"}", "{"] {
             assert!(VerifierSpec::named(wrong).is_err(), "{wrong}");
         }
+        let said = VerifierSpec::named("boxed-exac").unwrap_err().to_string();
+        assert!(said.contains("did you mean `boxed-exact`?") && said.contains("multiple-choice"), "{said}");
     }
 
     #[test]

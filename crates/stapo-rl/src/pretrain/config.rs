@@ -3,6 +3,7 @@
 use super::fresh::Shape;
 use super::spelling;
 use super::texts::TextsSpec;
+use crate::config::refusal::{at_least_one, positive, require};
 use crate::config::{Config, Curve, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
@@ -213,9 +214,6 @@ impl PretrainConfig {
         let adapters = lora::take(&mut table);
         settings::set_all(&mut table, whole)?;
         lora::put_back(&mut table, adapters);
-        for text in &keys {
-            lora::make_room(&mut table, text);
-        }
         settings::set_all(&mut table, keys)?;
         lora::lift(&mut table);
         settings::read("config", table)
@@ -229,20 +227,15 @@ impl PretrainConfig {
 
     /// Checks what can be checked without files.
     pub fn check(&self) -> Result<(), PlanError> {
-        let refuse = |key, problem: String, remedy| Err(PlanError::Refused { key, problem, remedy });
         let update = &self.update;
-        let is_positive = |value: f64| value.is_finite() && value > 0.0;
-        if self.device.parse::<DeviceName>().is_err() {
-            return refuse("device", self.device.clone(), "cpu, cuda, or cuda:N");
-        }
+        let is_device = self.device.parse::<DeviceName>().is_ok();
+        require(is_device, "device", &self.device, "expected cpu, cuda, or cuda:N", "")?;
         for (key, value) in [
             ("update.learning_rate", update.learning_rate),
             ("update.epsilon", update.epsilon),
             ("update.max_gradient_norm", update.max_gradient_norm),
         ] {
-            if !is_positive(value) {
-                return refuse(key, format!("{value} expected a positive number"), "");
-            }
+            positive(key, value)?;
         }
         for (key, value) in [
             ("steps", self.steps),
@@ -252,16 +245,15 @@ impl PretrainConfig {
             ("record.checkpoint_every_steps", self.record.checkpoint_every_steps),
             ("record.keep_checkpoints", self.record.keep_checkpoints as u64),
         ] {
-            if value == 0 {
-                return refuse(key, "0 expected at least 1".to_string(), "");
-            }
+            at_least_one(key, value)?;
         }
         if let Some(lora) = &self.lora {
             lora.check(self.device())?;
             if let Start::Fresh(_) = self.model {
                 let problem =
                     "given, but a fresh model has random weights that adapters would freeze".to_string();
-                return refuse("model.lora", problem, "name a trained model, or leave it out");
+                let remedy = "name a trained model, or leave it out";
+                return Err(PlanError::Refused { key: "model.lora", problem, remedy });
             }
         }
         update.schedule.check()

@@ -23,7 +23,7 @@ use crate::meter::Meter;
 use crate::prompting::fit_prompts;
 use crate::ranks::Solo;
 use crate::rollout::Sampler;
-use crate::run::{Counters, Reopening, Run, is_due};
+use crate::run::{Counters, Reopening, Run, RunKind, is_due};
 use crate::run_memory::SamplingMemory;
 use crate::task::{Programs, Task};
 use sequence::TextSequence;
@@ -270,6 +270,7 @@ impl InterruptedPretraining {
         accept_changes: bool,
         identity: impl FnOnce(&PretrainConfig) -> Result<Identity>,
     ) -> Result<Self> {
+        RunKind::Supervised.check(folder)?;
         let read = |text: &str, set: &[String]| -> Result<PretrainConfig> {
             Ok(PretrainConfig::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?)
         };

@@ -170,8 +170,8 @@ fn bad_rows_are_refused_by_their_number() {
     for (set, expected) in [
         ("data.system=x", "data.system"),
         ("data.prompt_field=prompt", "prompt_field is given without response_field"),
-        ("update.learning_rate=0", "update.learning_rate: 0 expected a positive number"),
-        ("epochs=0", "epochs: 0 expected at least 1"),
+        ("update.learning_rate=0", "update.learning_rate: 0, expected a positive number"),
+        ("epochs=0", "epochs: 0, expected at least 1"),
         ("device=tpu", "device: tpu"),
     ] {
         let said = open(folder.path(), &sums(3), &[set]).err().unwrap().to_string();

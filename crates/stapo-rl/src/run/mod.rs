@@ -31,7 +31,7 @@ pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
 pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
 pub use reading::{
-    part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
+    RunKind, part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
 };
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};

@@ -5,9 +5,11 @@ use super::columns::Columns;
 use crate::error::{Error, Result};
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, Record, ResponseRecord};
+use stapo_core::settings;
 use stapo_model::files::{read_lines, read_text};
 use std::fs;
 use std::path::{Path, PathBuf};
+use toml::Table;
 
 /// The text of `plan.toml`. A folder with links or pipes inside is refused.
 pub fn plan_text(run: &Path) -> Result<String> {
@@ -21,6 +23,43 @@ pub fn plan_text(run: &Path) -> Result<String> {
         return Err(refuse("no plan.toml, so this is no run folder"));
     }
     read_text(&path).map_err(|error| Error::io(&path, error))
+}
+
+/// What a run is made by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunKind {
+    /// `stapo train`.
+    Training,
+    /// `stapo sft` and `stapo pretrain`.
+    Supervised,
+}
+
+impl RunKind {
+    /// The kind of a run with that plan: supervised training names texts, under the key of this program or of earlier ones.
+    pub fn of(plan: &Table) -> Self {
+        let is_supervised = plan.contains_key("data") || plan.contains_key("texts");
+        if is_supervised { Self::Supervised } else { Self::Training }
+    }
+
+    /// Refuses a run of another kind. A plan that cannot be read is left to the reader of its keys.
+    pub fn check(self, run: &Path) -> Result<()> {
+        let Some(plan) = plan_text(run).ok().and_then(|text| settings::parse(&text).ok()) else {
+            return Ok(());
+        };
+        let shown = run.display();
+        let (problem, remedy) = match (self, Self::of(&plan)) {
+            (Self::Training, Self::Supervised) => (
+                "was written by stapo sft or pretrain; this command reads runs of stapo train",
+                format!("stapo sft --resume {shown} goes on with it; generate and eval take --model {shown}"),
+            ),
+            (Self::Supervised, Self::Training) => (
+                "was written by stapo train; this command reads runs of stapo sft and pretrain",
+                format!("stapo train --resume {shown} goes on with it"),
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::NoRun { folder: run.to_owned(), problem: problem.to_string(), remedy })
+    }
 }
 
 /// The numbers of `metrics.jsonl`, without a torn last line.

@@ -160,6 +160,7 @@ impl fmt::Display for Difference {
 /// has not ended or holds a manifest that no `seal` made is refused. No name of the manifest is opened: the folder is
 /// walked, and names are compared.
 pub fn verify(folder: &Path) -> Result<Verified> {
+    check_is_work(folder)?;
     check_tree(folder)?;
     if let Some(writer) = holder(folder) {
         return Err(Error::Locked { folder: folder.to_owned(), by: describe(&writer) });
@@ -235,6 +236,20 @@ impl Verified {
             Difference::Extra { name } => Difference::Extra { name: named(name) },
         }));
     }
+}
+
+/// Refuses a folder that is not there, or that no command of this program has written.
+fn check_is_work(folder: &Path) -> Result<()> {
+    let names = [MANIFEST, "plan.toml", "eval.json", "experiment.json"];
+    let problem = if !folder.is_dir() {
+        "no such folder"
+    } else if names.iter().any(|name| folder.join(name).exists()) {
+        return Ok(());
+    } else {
+        "holds no run, no evaluation and no experiment"
+    };
+    let remedy = "name the folder of a run, an evaluation or an experiment; stapo runs lists the runs here";
+    Err(Error::NoRun { folder: folder.to_owned(), problem: problem.into(), remedy: remedy.into() })
 }
 
 /// The receipt of a folder and the files of its manifest by name, where both are as `seal` writes them.

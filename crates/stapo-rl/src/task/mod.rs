@@ -29,7 +29,7 @@ pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
 pub use error::TaskError;
 pub use judged::Judged;
-pub use permission::{Programs, fingerprint, record_program};
+pub use permission::{Programs, fingerprint, is_program, record_program};
 pub use rows::FileCensus;
 pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};

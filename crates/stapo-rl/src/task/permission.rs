@@ -94,6 +94,11 @@ fn hash_file(path: &Path) -> io::Result<[u8; 32]> {
     Ok(hash.finalize().into())
 }
 
+/// Whether a program is there: a file at the path, or of that name on the PATH.
+pub fn is_program(program: &Path) -> bool {
+    located(program).is_ok()
+}
+
 /// The file of a program: a path as it is, or the first file of that name on the PATH.
 fn located(program: &Path) -> io::Result<PathBuf> {
     let is_name = program.components().count() == 1 && !program.to_string_lossy().contains('/');

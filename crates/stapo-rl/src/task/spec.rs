@@ -79,6 +79,15 @@ impl TaskSpec {
         }
     }
 
+    /// The share of the problems that is not trained on.
+    pub fn held_out_share(&self) -> f64 {
+        match self {
+            Self::Arithmetic(spec) => spec.held_out_share,
+            Self::Countdown(spec) => spec.held_out_share,
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.held_out_share,
+        }
+    }
+
     /// True where every problem has a worked solution.
     pub fn has_solutions(&self) -> bool {
         match self {

@@ -5,7 +5,7 @@ use crate::config::{Config, Plan, PlanError};
 use crate::error::Result;
 use crate::identity;
 use crate::ranks::Ranks;
-use crate::run::{Checkpoint, Reopening, Run};
+use crate::run::{Checkpoint, Reopening, Run, RunKind};
 use crate::task::Programs;
 use stapo_core::record::{Identity, Metrics, Writer};
 use stapo_model::Device;
@@ -22,6 +22,7 @@ impl Interrupted {
     /// Opens a run to go on with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
     /// changes are accepted.
     pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
+        RunKind::Training.check(folder)?;
         let resolve = |text: &str, set: &[String]| -> Result<Plan> {
             let config = Config::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?;
             Ok(Plan::resolve(config)?)

@@ -8,7 +8,7 @@ pub use replay::replay;
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::{Base, Fetch};
-use crate::shared::option::{KvMemory, threads, trimmed};
+use crate::shared::option::{KvMemory, positive, threads, trimmed};
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::prompts::PromptOptions;
 use crate::shared::ranks::{Joined, RankFlags};
@@ -70,15 +70,15 @@ pub struct Args {
     decoding: Vec<String>,
 
     /// Samples per question; by default the paper's 32 (AIME, AMC) and 4.
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     samples: Option<usize>,
 
     /// Only the first so many questions of each benchmark.
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     limit: Option<usize>,
 
     /// Longest response; the model's own limit may end it sooner.
-    #[arg(long, default_value_t = 20480)]
+    #[arg(long, default_value_t = 20480, value_parser = positive)]
     max_tokens: usize,
 
     /// Prompt as a Jinja template over `problem`; by default the problem and the paper's instruction.
@@ -111,7 +111,7 @@ pub struct Args {
     out: Option<PathBuf>,
 
     /// Goes on with an interrupted evaluation; everything else comes from its folder.
-    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = OF_THE_FOLDER)]
     resume: Option<PathBuf>,
 
     /// Goes on although the model or a benchmark file changed since the evaluation began, and records it.
@@ -132,6 +132,26 @@ pub struct Args {
     #[command(flatten)]
     ranks: RankFlags,
 }
+
+/// The flags that an evaluation keeps in its folder, so that a resumed one takes none of them.
+const OF_THE_FOLDER: [&str; 16] = [
+    "out",
+    "model",
+    "adapter",
+    "benchmarks",
+    "data",
+    "decoding",
+    "samples",
+    "limit",
+    "max_tokens",
+    "template",
+    "chat",
+    "chat_arguments",
+    "stop",
+    "verifier",
+    "seed",
+    "kv_memory",
+];
 
 /// Compares two evaluations question by question, or the responses of two training runs step by step.
 #[derive(clap::Args)]
@@ -341,6 +361,9 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     };
     if !args.chat && !args.prompts.chat_arguments.is_empty() {
         bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
+    if let Some(template) = args.template.as_ref().filter(|template| !template.contains("{{")) {
+        bail!("--template {template:?}: shows no problem\nhint: {{{{ problem }}}} inserts the problem");
     }
     // Benchmarks and decodings are checked before the folder is made, so that a bad name leaves no folder behind.
     decodings(&plan.decodings)?;

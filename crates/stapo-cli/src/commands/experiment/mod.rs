@@ -3,6 +3,7 @@
 mod child;
 mod show;
 
+use crate::shared::option::positive;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::stop::{self, Stop};
 use crate::shared::{run_folder, shipped};
@@ -42,7 +43,7 @@ pub struct Args {
     seeds: Option<Vec<u64>>,
 
     /// Runs at the same time; the threads are shared out.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = positive)]
     jobs: usize,
 
     /// The summary as JSON on standard output.

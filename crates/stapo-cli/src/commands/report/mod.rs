@@ -41,9 +41,9 @@ pub struct Args {
     #[arg(long, value_name = "DIR|FILE.png")]
     png: Option<PathBuf>,
 
-    /// Which figure a single PNG file shows; `overview` is accuracy beside entropy.
-    #[arg(long, value_name = "NAME", default_value = "overview", requires = "png")]
-    figure: String,
+    /// Which figure a single PNG file shows; by default `overview`, accuracy beside entropy.
+    #[arg(long, value_name = "NAME", requires = "png")]
+    figure: Option<String>,
 
     /// Writes TensorBoard event files into this folder, one folder per run.
     #[arg(long, value_name = "DIR")]
@@ -51,9 +51,16 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if let (Some(figure), Some(path)) = (&args.figure, args.png.as_deref().filter(|path| !is_picture(path))) {
+        bail!(
+            "--figure {figure}: has no effect, because --png {} names a folder, which gets every figure\nhint: name a file, as in --png {figure}.png",
+            path.display()
+        );
+    }
     let study = Study::open_all(&args.folders)?;
     let contents = Contents::of(&study)?;
-    let pictures = args.png.as_deref().map(|path| Pictures::choose(path, &args.figure, &study, &contents));
+    let figure = args.figure.as_deref().unwrap_or("overview");
+    let pictures = args.png.as_deref().map(|path| Pictures::choose(path, figure, &study, &contents));
     let pictures = pictures.transpose()?;
     let page = page::write(args.output.as_deref(), &study.folder, "report.html", &contents.to_html())?;
     println!("{}", page.display());

@@ -61,7 +61,7 @@ fn unknown_names_suggest_the_nearest() {
         set("masks.0.tau_q=0.1").contains("masks.0: unknown key `tau_q`")
             && set("masks.0.tau_q=0.1").contains("did you mean `tau_p`?")
     );
-    assert!(set("surogate.high=0.1").contains("has no key `surogate`\nhint: did you mean `surrogate`?"));
+    assert!(set("surogate.high=0.1").contains("unknown key `surogate`\nhint: did you mean `surrogate`?"));
     assert!(set("surrogat=1").contains("unknown key `surrogat`"));
     assert!(
         set("surrogate.kind=clipp").contains("unknown kind `clipp`")

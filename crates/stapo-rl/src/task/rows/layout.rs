@@ -81,7 +81,12 @@ impl RowLayout {
         };
         let missing = |what: &str, key: &str, known: &[&str]| {
             let problem = format!("no field for the {what} is recognised (looked for {})", known.join(", "));
-            (problem, format!("name it with {key}; the row has {}", names(row)))
+            let flag = key.replace('_', "-");
+            let remedy = format!(
+                "set task.{key}, or --{flag} of stapo init; stapo eval knows these names only; the row has {}",
+                names(row)
+            );
+            (problem, remedy)
         };
         let problem = choose("problem_field", spec.problem_field.as_deref(), &PROBLEM_FIELDS)?
             .ok_or_else(|| missing("problem", "problem_field", &PROBLEM_FIELDS))?;
