@@ -58,7 +58,7 @@ fn an_evaluation_goes_on_from_every_fault() {
     let writer = Writer {
         name: "eval",
         start: words(
-            "eval --model base/model --benchmarks data.jsonl --samples 3 --max-tokens 12 --out out --json",
+            "eval --model base/model --benchmarks data.jsonl --template {{problem}} --samples 3 --max-tokens 12 --out out --json",
         ),
         resume: words("eval --resume out --json"),
         stride: 2,
