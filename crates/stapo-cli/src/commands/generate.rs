@@ -160,7 +160,7 @@ fn stream_one(engine: &mut Engine<'_>, model: &LoadedModel) -> Result<(usize, us
     engine.run(|event| {
         if let Event::Token { sampled, .. } = event {
             n_tokens += 1;
-            outcome = check_finite(&sampled).and_then(|()| {
+            outcome = check_finite(sampled).and_then(|()| {
                 out.write_all(stream.push(sampled.token)?.as_bytes())?;
                 Ok(out.flush()?)
             });

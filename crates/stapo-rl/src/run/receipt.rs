@@ -144,14 +144,19 @@ impl Difference {
     }
 }
 
+/// A name without line breaks: what a stranger named a file begins no line of its own.
+fn one_line(name: &str) -> String {
+    name.replace('\n', "\\n")
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Changed { name, before, after } => {
-                write!(f, "{name}: DIFFERENT, recorded {before}, found {after}")
+                write!(f, "{}: DIFFERENT, recorded {before}, found {after}", one_line(name))
             }
-            Self::Missing { name } => write!(f, "{name}: MISSING"),
-            Self::Extra { name } => write!(f, "{name}: EXTRA, not in the manifest"),
+            Self::Missing { name } => write!(f, "{}: MISSING", one_line(name)),
+            Self::Extra { name } => write!(f, "{}: EXTRA, not in the manifest", one_line(name)),
         }
     }
 }

@@ -114,7 +114,11 @@ fn bind(address: IpAddr, port: Option<u16>) -> Result<TcpListener> {
 fn accept(listener: &TcpListener, server: &Arc<Server>) {
     let n_open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
-        let Ok(mut stream) = stream else { continue };
+        let Ok(mut stream) = stream else {
+            // Without a file descriptor the next one fails as well, at once, until a connection is closed.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
         let open = Open::count(&n_open);
         if n_open.load(Ordering::SeqCst) > MAX_CONNECTIONS {
             let refusal = Refusal::new(503, "too many connections at a time");
