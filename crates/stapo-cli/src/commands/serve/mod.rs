@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Serves a page that shows runs while they train: curves, responses, tokens, comparisons.
 #[derive(clap::Args)]
