@@ -92,9 +92,14 @@ pub fn create_folder(path: &Path) -> Result<()> {
         .map_err(|e| Error::io(path, e))
 }
 
-/// Makes the folder in one that is there, so that work whose folder was renamed or removed makes no other in its place.
-pub fn create_folder_inside(path: &Path) -> Result<()> {
-    before(Operation::MakeFolder, path).and_then(|()| fs::create_dir(path)).map_err(|e| Error::io(path, e))
+/// Makes a folder of a part of a run, and the part's folder where it is missing, but not the run's: work whose folder was renamed
+/// or removed makes no other in its place.
+pub fn create_folder_of_part(path: &Path) -> Result<()> {
+    let part = path.parent().filter(|part| !part.exists());
+    before(Operation::MakeFolder, path)
+        .and_then(|()| part.map_or(Ok(()), fs::create_dir))
+        .and_then(|()| fs::create_dir(path))
+        .map_err(|e| Error::io(path, e))
 }
 
 /// Renames a file or folder and syncs the folder that holds the new name, so that the rename survives a crash.

@@ -2,7 +2,7 @@
 
 use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
-use crate::disk::{create_folder_inside, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
+use crate::disk::{create_folder_of_part, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
 use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
@@ -272,7 +272,7 @@ impl Snapshot<'_> {
         if folder.exists() {
             remove_folder(folder)?;
         }
-        create_folder_inside(folder)?;
+        create_folder_of_part(folder)?;
         let state_sha256 = self.write_state(&folder.join(STATE))?;
         let Provenance { state_hash, metrics, plan, identity } = &self.provenance;
         write_whole(&folder.join(PLAN), plan.as_bytes())?;

@@ -346,7 +346,7 @@ mod tests {
     fn commands_name_the_run_in_a_form_that_a_shell_takes() {
         let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, true);
         assert_eq!(commands[0], "go on with         stapo train --resume 'runs/my run'");
-        assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --out 'runs/my run/model'"));
+        assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --out 'runs/my run-model'"));
         assert_eq!(shell_word(Path::new("it's")), r"'it'\''s'");
         assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, false).len(), 4);
     }
