@@ -274,6 +274,11 @@ pub(crate) fn is_currency_code(word: &str) -> bool {
     matches!(word, "USD" | "EUR" | "RMB" | "INR" | "Rs")
 }
 
+/// Whether a word names a time, such as `hours`.
+pub(crate) fn is_time(word: &str) -> bool {
+    lookup(word).is_some_and(|unit| unit.powers.keys().all(|base| matches!(base.as_str(), "s" | "month")))
+}
+
 /// Words before a noun that leave a count as it is: `5 different ways`.
 pub(crate) fn is_plain_adjective(word: &str) -> bool {
     matches!(word, "different" | "distinct" | "possible" | "total" | "integer" | "real" | "such")
