@@ -93,12 +93,15 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
     }
     let end = unit_start(&kept);
     let (value, tail) = kept.split_at(end);
-    let (scale, tail) = scale_word(tail);
+    let (scale, tail) = scale_words(tail);
     let mut expr = parse::expression(value, budget)?;
     if let Some(scale) = scale {
         expr = Expr::Mul(vec![expr, Expr::Num { value: scale, is_decimal: false }]);
     }
     let mut unit = unit(tail)?;
+    if money.is_some() && unit.as_ref().is_some_and(Unit::is_kelvin) {
+        return unreadable("money with a K, which may be thousands");
+    }
     if let (Some(name), None) = (money, &unit) {
         unit = units::lookup(name).or_else(|| Some(Unit::word(name)));
     }
@@ -207,37 +210,16 @@ fn is_unit_token(token: &Token) -> bool {
     }
 }
 
-/// The factor of a scale word such as `million` in front of a unit, and the tokens behind the word.
-fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
-    let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
-    let scale = match word.to_lowercase().as_str() {
-        "tens" => RBig::from(10),
-        "hundred" | "hundreds" => RBig::from(100),
-        "thousand" | "thousands" => RBig::from(1000),
-        "lakh" | "lakhs" => RBig::from(10u8).pow(5),
-        "million" | "millions" => RBig::from(10u8).pow(6),
-        "crore" | "crores" => RBig::from(10u8).pow(7),
-        "billion" | "billions" => RBig::from(10u8).pow(9),
-        "trillion" | "trillions" => RBig::from(10u8).pow(12),
-        "dozen" | "dozens" => RBig::from(12),
-        part => match part_named(part) {
-            Some(n) => RBig::ONE / RBig::from(n),
-            None => return (None, tail),
-        },
-    };
-    (Some(scale), &tail[1..])
-}
-
-/// The denominator that a word names: `5 halves`, `2 thirds`.
-fn part_named(word: &str) -> Option<u32> {
-    const NAMES: [&str; 9] =
-        ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
-    let name = if word == "halves" { "half" } else { word.strip_suffix('s').unwrap_or(word) };
-    match name {
-        "hundredth" => Some(100),
-        "thousandth" => Some(1000),
-        _ => NAMES.iter().position(|known| *known == name).map(|i| i as u32 + 2),
+/// The factor of the scale words in front of a unit, such as `million` and `hundred thousand`, and the tokens behind them.
+fn scale_words(mut tail: &[Token]) -> (Option<RBig>, &[Token]) {
+    let mut product: Option<RBig> = None;
+    while let [Token { tok: Tok::Word(word), .. }, rest @ ..] = tail
+        && let Some(scale) = units::scale(word)
+    {
+        product = Some(product.map_or(scale.clone(), |product| product * scale));
+        tail = rest;
     }
+    (product, tail)
 }
 
 fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
@@ -277,6 +259,10 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
             "of" | "the" | "total" | "in" if tail.len() > 1 && name != "in" => continue,
             word if units::is_plain_adjective(word) && pos < tail.len() => continue,
             word if units::changes_value(word) => return unreadable("a word that changes the value"),
+            // `5 deaths per thousand` names a rate; `5 cm thousand` and `5 per thousand` are other numbers.
+            word if units::scale(word).is_some() && (direction == 1 || unit.shown.is_empty()) => {
+                return unreadable("a factor behind the unit");
+            }
             _ => {}
         }
         let part = match units::lookup(name) {
