@@ -63,7 +63,7 @@ fn is_doubted(head: &str) -> bool {
         let is_claim = matches!(words.get(i + 1), Some(&"that" | &"to"));
         let is_attribute = i == 1 && is_article(words[0]);
         is_in(DOUBTS, word) || (is_in(FALSEHOODS, word) && (i == 0 || is_claim || is_attribute))
-    }) || is_opinion(&words)
+    }) || (is_opinion(&words) && !words.contains(&"who"))
         || (words.iter().any(|word| is_negation(word)) && words.iter().any(|word| is_in(OPINIONS, word)))
 }
 
@@ -113,11 +113,9 @@ fn bends(word: &str) -> bool {
     const WORDS: &str = "without except besides but unless if whether or either may could about approximately roughly \
         nearly almost around than least most more less fewer over under above below between up minus plus negative \
         times twice double triple half quarter dozen hundred thousand million billion squared cubed factorial wrong \
-        incorrect false untrue mistaken impossible anything nothing everything exclude excludes excluded excluding omit \
-        omits omitted omitting avoid avoids avoided avoiding forbid forbids forbidden discard discards discarded \
-        eliminate eliminates eliminated ignore ignores ignored skip skips skipped exceed exceeds exceeded exceeding \
-        surpass surpasses surpassed lack lacks lacked lacking within beyond past until till before mod modulo divided \
-        multiplied subtracted";
+        incorrect false untrue mistaken impossible anything nothing exclude excludes excluded excluding omit omits \
+        omitted omitting avoid avoids avoided avoiding forbid forbids forbidden exceed exceeds exceeded exceeding \
+        surpass surpasses surpassed lack lacks lacked lacking mod modulo";
     let word = word.to_lowercase().replace('’', "'");
     is_in(WORDS, &word) || is_in(DOUBTS, &word) || is_negation(&word) || small_number(&word).is_some()
 }
@@ -138,7 +136,10 @@ fn is_operand(before: &str, noun: &str) -> bool {
     const OUT_VERBS: &str = "hand hands handed give gives gave pass passes passed work works worked turn turns turned \
         find finds found pay pays paid send sends sent check checked read reads";
     const PREPOSITIONS: &str = "by following preceding from per against toward towards near like unlike via succeeding \
-        surrounding dividing";
+        surrounding dividing before past beyond within until till";
+    // Behind one of these verbs a bare number is what is left out: "we eliminated 5".
+    const EXCLUSIONS: &str = "discard discards discarded eliminate eliminates eliminated ignore ignores ignored skip \
+        skips skipped remove removes removed drop drops dropped";
     const FUNCTIONS: &str = "base root log logarithm ln lg sin sine cos cosine tan tangent exp sqrt square cube floor \
         ceiling reciprocal inverse opposite successor predecessor multiple multiples divisor divisors factor factors";
     let text = words_of(before);
@@ -152,7 +153,11 @@ fn is_operand(before: &str, noun: &str) -> bool {
         "out" => !is_in(OUT_VERBS, verb),
         // "after 5 hours" is a time.
         "after" => !units::is_time(noun),
-        word => is_in(PREPOSITIONS, word) || is_in(FUNCTIONS, word),
+        word => {
+            is_in(PREPOSITIONS, word)
+                || is_in(FUNCTIONS, word)
+                || (noun.is_empty() && is_in(EXCLUSIONS, word))
+        }
     }
 }
 
