@@ -205,6 +205,19 @@ fn part_named(word: &str) -> Option<i64> {
     }
 }
 
+/// The fraction that words name: `one half`, `two-thirds`, `three quarters`.
+pub(crate) fn spelled_fraction(words: &str) -> Option<RBig> {
+    let (count, part) = words.split_once(['-', ' '])?;
+    // From twenty on a part may belong to the number before it: twenty-fifth.
+    let count = small_number(count).filter(|n| (1..20).contains(n))?;
+    let is_plural = part.ends_with('s');
+    let parts = match part {
+        "quarter" | "quarters" => 4,
+        _ => part_named(part)?,
+    };
+    (is_plural == (count > 1)).then(|| RBig::from_parts(count.into(), parts.unsigned_abs().into()))
+}
+
 /// Words of other languages and of daily speech that multiply the number before them.
 const FACTOR_WORDS: &str = "googol googolplex myriad myriads grand mil mils permille promille scores gross doz mille \
     millón millon millones mila milione milioni miliardo miliardi tausend tausende hundert milliarde milliarden milliard \

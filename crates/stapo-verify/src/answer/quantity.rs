@@ -11,6 +11,9 @@ use crate::units::{self, Unit};
 use dashu_base::Abs;
 use dashu_ratio::RBig;
 
+/// Most units of one measure, such as days, hours, minutes and seconds.
+const MAX_PARTS: usize = 4;
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Quantity {
     pub(crate) expr: Expr,
@@ -162,6 +165,41 @@ pub(super) fn half_digit(expr: &Expr, numeral: &Numeral, budget: &mut Budget) ->
     let n_digits = numeral.fraction.as_ref().map_or(0, String::len).min(1000);
     let digit = RBig::ONE / RBig::from(10u8).pow(n_digits as isize);
     Ok(Some((value / printed).abs() * digit / RBig::from(2)))
+}
+
+/// A measure in two or more units of one kind, as a number of the smallest: `3 hours 20 minutes`, `5 feet and 6 inches`.
+/// Every part but the last is whole, and every part is less than one unit of the part before it.
+pub(super) fn compound(tokens: &[Token], budget: &mut Budget) -> Bounded<Option<Quantity>> {
+    let is_and = |token: &Token| matches!(&token.tok, Tok::Word(word) if word == "and");
+    let mut rest = tokens;
+    let mut parts: Vec<(RBig, bool, Unit)> = Vec::new();
+    loop {
+        budget.spend(4)?;
+        let [Token { tok: Tok::Num(number), .. }, Token { tok: Tok::Word(name), .. }, tail @ ..] = rest
+        else {
+            return Ok(None);
+        };
+        let Some(unit) = units::lookup(name) else { return Ok(None) };
+        parts.push((number.value()?, number.is_plain_whole(), unit));
+        rest = match tail {
+            [] => break,
+            [joint, more @ ..] if is_and(joint) => more,
+            more => more,
+        };
+        if parts.len() > MAX_PARTS {
+            return Ok(None);
+        }
+    }
+    let fits = parts.windows(2).all(|pair| {
+        let [(_, is_whole, large), (n, _, small)] = pair else { return false };
+        *is_whole && large.is_same_kind(small) && n * &small.scale < large.scale
+    });
+    let Some((_, _, unit)) = parts.last().filter(|_| parts.len() > 1 && fits).cloned() else {
+        return Ok(None);
+    };
+    let value = parts.iter().fold(RBig::ZERO, |sum, (n, _, part)| sum + n * &part.scale) / &unit.scale;
+    let is_decimal = parts.iter().any(|(_, is_whole, _)| !is_whole);
+    Ok(Some(Quantity { unit: Some(unit), ..Quantity::bare(Expr::Num { value, is_decimal }) }))
 }
 
 /// Where the unit starts: at the first word outside brackets that only unit-like tokens follow.
