@@ -219,17 +219,25 @@ pub(crate) fn spelled_fraction(words: &str) -> Option<RBig> {
 }
 
 /// Words of other languages and of daily speech that multiply the number before them.
-const FACTOR_WORDS: &str = "googol googolplex myriad myriads grand mil mils permille promille scores gross doz mille \
-    millón millon millones mila milione milioni miliardo miliardi tausend tausende hundert milliarde milliarden milliard \
-    milliards millionen wan arab kharab umpteen тысяч тысяча тысячи сотен сотни миллион миллиона миллионов миллиард \
-    миллиарда миллиардов";
+const FACTOR_WORDS: &str = "googol googolplex myriad myriads grand thou mil mils mill bil bn mn mio mrd permille promille \
+    percents scores gross doz umpteen mille centaines dizaines douzaines vingt millón millon millones cientos decenas \
+    docenas mila milione milioni miliardo miliardi tausend tausende hundert milliarde milliarden milliard milliards \
+    millionen wan arab kharab juta ribu тыс млн млрд тысяч тысяча тысячи сотен сотни миллион миллиона миллионов миллиард \
+    миллиарда миллиардов هزار लाख हज़ार करोड़ 백만 천만 만원 천원 억원 factorials inverses reciprocals opposites negatives";
 
 /// Whether a word behind a number multiplies it by something that is not worked out here.
 fn is_unknown_factor(word: &str) -> bool {
     let stem = word.trim_end_matches("en").trim_end_matches('s').trim_end_matches("th");
     let is_chinese_factor = word.starts_with(['十', '百', '千', '万', '萬', '亿', '億', '兆'])
         && !["千克", "千米", "千瓦", "千卡"].contains(&word);
+    // `5 twenties`, `5 tenfold`
+    let is_plural_number =
+        word.strip_suffix("ties").is_some_and(|stem| small_number(&format!("{stem}ty")).is_some());
+    let is_fold =
+        word.strip_suffix("fold").is_some_and(|stem| small_number(stem).is_some() || scale(stem).is_some());
     FACTOR_WORDS.split(' ').any(|known| known == word)
+        || is_plural_number
+        || is_fold
         || (stem.ends_with("illion") && scale(word).is_none())
         || is_chinese_factor
 }

@@ -6,6 +6,8 @@ use crate::units;
 
 /// Longest statement in words in which a number is looked for.
 const MAX_STATEMENT_BYTES: usize = 400;
+/// How much of the text before and behind a statement is looked at.
+const MAX_CONTEXT_BYTES: usize = 2_000;
 
 /// Words that call a statement untrue.
 const FALSEHOODS: &str = "false wrong impossible incorrect untrue mistaken mistake absurd ridiculous nonsense \
@@ -27,6 +29,16 @@ fn is_in(words: &str, word: &str) -> bool {
 
 fn is_negation(word: &str) -> bool {
     is_in(NEGATIONS, word) || word.ends_with("n't")
+}
+
+/// The beginning of a long text.
+fn beginning(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_CONTEXT_BYTES)]
+}
+
+/// The end of a long text.
+fn ending(text: &str) -> &str {
+    &text[text.ceil_char_boundary(text.len().saturating_sub(MAX_CONTEXT_BYTES))..]
 }
 
 /// The words of a text in small letters, without the signs around them.
@@ -56,7 +68,7 @@ pub(super) fn stated_in(line: &str) -> &str {
 
 /// Whether the words before "is" make a statement an assumption, or deny it: "Suppose n is", "The wrong sum is".
 fn is_doubted(head: &str) -> bool {
-    let text = words_of(head);
+    let text = words_of(beginning(head));
     let words: Vec<&str> = text.split(' ').collect();
     let is_article = |word: &str| matches!(word, "the" | "a" | "an" | "one");
     words.iter().enumerate().any(|(i, word)| {
@@ -115,7 +127,7 @@ fn bends(word: &str) -> bool {
         times twice double triple half quarter dozen hundred thousand million billion squared cubed factorial wrong \
         incorrect false untrue mistaken impossible anything nothing exclude excludes excluded excluding omit omits \
         omitted omitting avoid avoids avoided avoiding forbid forbids forbidden exceed exceeds exceeded exceeding \
-        surpass surpasses surpassed lack lacks lacked lacking mod modulo";
+        surpass surpasses surpassed lack lacks lacked lacking miss misses missed mod modulo else";
     let word = word.to_lowercase().replace('’', "'");
     is_in(WORDS, &word) || is_in(DOUBTS, &word) || is_negation(&word) || small_number(&word).is_some()
 }
@@ -141,14 +153,19 @@ fn is_operand(before: &str, noun: &str) -> bool {
     const EXCLUSIONS: &str = "discard discards discarded eliminate eliminates eliminated ignore ignores ignored skip \
         skips skipped remove removes removed drop drops dropped";
     const FUNCTIONS: &str = "base root log logarithm ln lg sin sine cos cosine tan tangent exp sqrt square cube floor \
-        ceiling reciprocal inverse opposite successor predecessor multiple multiples divisor divisors factor factors";
+        ceiling reciprocal inverse opposite successor predecessor multiple multiples divisor divisors factor factors \
+        follows follow precedes precede succeeds denominator numerator exponent";
+    // Behind one of these words "in", "at", "on" and "with" tell where a number stands.
+    const PLACES: &str = "end ends ending start starts starting begin begins beginning fail fails differ differs disagree \
+        disagrees conflict conflicts contradiction exponent denominator";
     let text = words_of(before);
     let words: Vec<&str> = text.split(' ').collect();
     let n_kept = words.iter().rposition(|word| !is_in(FILLERS, word)).map_or(0, |last| last + 1);
     let Some((last, head)) = words[..n_kept].split_last() else { return false };
     let verb = head.last().copied().unwrap_or("");
     match *last {
-        "of" => !is_in(AMOUNTS, verb),
+        "of" => !is_in(AMOUNTS, verb) || head.contains(&"absolute"),
+        "in" | "at" | "on" | "with" => noun.is_empty() && is_in(PLACES, verb),
         "to" => !is_in(RESULTS, verb),
         "out" => !is_in(OUT_VERBS, verb),
         // "after 5 hours" is a time.
@@ -164,6 +181,7 @@ fn is_operand(before: &str, noun: &str) -> bool {
 /// Whether the words before "answer is" take the statement back or are about something else: "I don't think the", "Suppose
 /// the", "An incorrect", "Twice the".
 pub(super) fn is_denied(before: &str) -> bool {
+    let before = ending(before);
     let sentence = &before[sentence_start(before)..];
     let marks = [',', ';', ':', '—', '–'];
     let mut clause = words_of(sentence.rsplit(marks).next().unwrap_or(""));
@@ -207,11 +225,26 @@ fn is_another_answer(words: &[&str]) -> bool {
     const BEFORE: &str = "of than twice half double triple times minus plus by from to if whether unless when until \
         till mod modulo be";
     let n = words.len();
-    let is_determiner = |i: &usize| matches!(words[*i], "the" | "a" | "an" | "my" | "our" | "this" | "that");
+    let is_other = |word: &str| matches!(word, "his" | "her" | "their");
+    let is_determiner = |i: &usize| {
+        matches!(words[*i], "the" | "a" | "an" | "my" | "our" | "your" | "this" | "that")
+            || is_other(words[*i])
+    };
     let determiner = (n.saturating_sub(4)..n).rev().find(is_determiner).unwrap_or(n);
     let before = determiner.checked_sub(1).map(|i| words[i]);
     let is_value = determiner > 1 && words[determiner - 2] == "value" && before == Some("of");
-    words[n.saturating_sub(2)..].iter().any(|word| is_in(ATTRIBUTES, word))
+    // "To prove that the answer is 5" states a task; "Tom's answer" is another's.
+    let is_task = words.first().is_some_and(|first| is_in("why how prove show verify check had", first))
+        || words
+            .windows(2)
+            .any(|pair| matches!(pair, ["to" | "must" | "should", "prove" | "show" | "verify" | "check"]));
+    let is_possessive = words[determiner.min(n.saturating_sub(2))..].iter().any(|word| {
+        word.ends_with("'s") && !is_in("it's that's let's here's today's problem's question's", word)
+    });
+    is_task
+        || is_possessive
+        || words.get(determiner).is_some_and(|word| is_other(word))
+        || words[n.saturating_sub(2)..].iter().any(|word| is_in(ATTRIBUTES, word))
         || (before.is_some_and(|word| is_in(BEFORE, word)) && !is_value)
 }
 
@@ -220,7 +253,7 @@ fn sentence_start(text: &str) -> usize {
     let ends = |(at, sign): &(usize, &str)| {
         let rest = &text[at + sign.len()..];
         match *sign {
-            "\n" => rest.starts_with('\n') || !rest.trim_start().starts_with(char::is_lowercase),
+            "\n" => !rest.trim_start_matches([' ', '\t', '\r']).starts_with(char::is_lowercase),
             "." => rest.starts_with(|c: char| !c.is_alphanumeric()),
             _ => true,
         }
@@ -232,11 +265,26 @@ fn sentence_start(text: &str) -> usize {
 pub(super) fn is_retracted(behind: &str) -> bool {
     const INTERJECTIONS: &str = "but however wait hmm oh sorry actually and yet well though unfortunately clearly \
         obviously alas hold on ok okay no";
-    let sentences = behind.split(['.', '!', '?', '\n', '。']).map(words_of).filter(|text| !text.is_empty());
+    let sentences =
+        beginning(behind).split(['.', '!', '?', '\n', '。']).map(words_of).filter(|text| !text.is_empty());
     for text in sentences.take(4) {
         let words: Vec<&str> = text.split(' ').collect();
         let n_calls = words.iter().take_while(|word| is_in(INTERJECTIONS, word)).count();
         let said = &words[n_calls..];
+        // "Actually, 6.": another number corrects the answer.
+        let is_correction = words[..n_calls].iter().any(|word| is_in("no wait hmm actually sorry", word))
+            || matches!(
+                said,
+                ["correction" | "rather" | "instead", ..]
+                    | ["i", "mean", ..]
+                    | ["make", "that", ..]
+                    | ["second", "thought", ..]
+            )
+            || said.iter().any(|word| is_in("reconsider reconsidering", word));
+        let has_number = said.iter().any(|word| word.contains(|c: char| c.is_ascii_digit()));
+        if is_correction && (has_number || said.iter().any(|word| word.starts_with("reconsider"))) {
+            return true;
+        }
         if said.is_empty() && !words.contains(&"no") {
             continue;
         }
@@ -248,7 +296,7 @@ pub(super) fn is_retracted(behind: &str) -> bool {
 /// Whether the words behind a formula change its value, add a second one or take it back: "times the number of",
 /// "and $6$", ", which is false".
 pub(super) fn goes_on(behind: &str) -> bool {
-    let text = words_of(behind);
+    let text = words_of(beginning(behind));
     let words: Vec<&str> = text.split(' ').collect();
     let is_apart = behind.starts_with([',', ';', ':', '—', '–', '(']);
     let joins = behind
