@@ -33,12 +33,15 @@ fn is_negation(word: &str) -> bool {
 
 /// The beginning of a long text.
 fn beginning(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_CONTEXT_BYTES)]
+    let end = (MAX_CONTEXT_BYTES..text.len()).find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(text.len())]
 }
 
 /// The end of a long text.
 fn ending(text: &str) -> &str {
-    &text[text.ceil_char_boundary(text.len().saturating_sub(MAX_CONTEXT_BYTES))..]
+    let start = text.len().saturating_sub(MAX_CONTEXT_BYTES);
+    let start = (start..text.len()).find(|at| text.is_char_boundary(*at));
+    &text[start.unwrap_or(text.len())..]
 }
 
 /// The words of a text in small letters, without the signs around them.
