@@ -21,6 +21,10 @@ pub(crate) enum LogBase {
     E,
 }
 
+/// A function of whole numbers has an argument that is too large for all its digits to be known.
+pub(crate) const HIDDEN_WHOLE: Stop =
+    Stop::OverBudget("a whole number too large for its last digits to be known");
+
 /// Where an expression is evaluated.
 pub(crate) struct Point<'a> {
     pub(crate) values: &'a [(&'a str, RBig)],
@@ -209,7 +213,11 @@ fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Bou
 fn discrete(func: Func, args: &[Complex], bits: usize, budget: &mut Budget) -> Bounded<Complex> {
     let mut exprs = Vec::with_capacity(args.len());
     for arg in args {
-        let value = real(arg)?.as_whole().ok_or(Stop::Undefined("a whole number was expected"))?;
+        let arg = real(arg)?;
+        if arg.hides_whole() {
+            return Err(HIDDEN_WHOLE);
+        }
+        let value = arg.as_whole().ok_or(Stop::Undefined("a whole number was expected"))?;
         exprs.push(Expr::Num { value: RBig::from(value), is_decimal: false });
     }
     match ratio_of(&Expr::Call(func, exprs), budget)? {

@@ -184,6 +184,30 @@ pub(crate) fn small_number(words: &str) -> Option<i64> {
     }
 }
 
+/// The number that words name, below a million: `two thousand`, `one hundred and five`.
+pub(crate) fn spelled_number(words: &str) -> Option<i64> {
+    let below_thousand = |words: &str| match words.split_once("hundred") {
+        Some((hundreds, rest)) => {
+            let hundreds = small_number(hundreds.trim()).filter(|n| (1..10).contains(n))?;
+            let rest = rest.trim();
+            let rest = rest.strip_prefix("and ").unwrap_or(rest);
+            let rest = if rest.is_empty() { 0 } else { small_number(rest).filter(|n| *n > 0)? };
+            Some(100 * hundreds + rest)
+        }
+        None => small_number(words),
+    };
+    match words.split_once("thousand") {
+        Some((thousands, rest)) => {
+            let thousands = below_thousand(thousands.trim()).filter(|n| *n > 0)?;
+            let rest = rest.trim();
+            let rest = rest.strip_prefix("and ").unwrap_or(rest);
+            let rest = if rest.is_empty() { 0 } else { below_thousand(rest).filter(|n| *n > 0)? };
+            Some(1000 * thousands + rest)
+        }
+        None => below_thousand(words),
+    }
+}
+
 /// Whether `words` are a time of day with am or pm: `3:30 pm`.
 pub(crate) fn is_time(words: &str) -> bool {
     words

@@ -1,5 +1,6 @@
 //! Units behind a number. Known units convert into each other; unknown units are compared as words.
 
+use crate::text::small_number;
 use dashu_ratio::RBig;
 use std::collections::BTreeMap;
 
@@ -40,6 +41,31 @@ impl Unit {
 
     pub(crate) fn one() -> Self {
         Self { scale: RBig::ONE, powers: BTreeMap::new(), shown: String::new(), n_unknown: 0 }
+    }
+
+    /// Whether this is a temperature in kelvin, whose sign may also stand for a thousand.
+    pub(crate) fn is_kelvin(&self) -> bool {
+        self.powers.len() == 1 && self.powers.get("K") == Some(&1)
+    }
+
+    /// Whether the unit counts groups, so that another number counts their members: `5 pairs`.
+    pub(crate) fn is_group(&self) -> bool {
+        const GROUPS: [&str; 13] = [
+            "pair",
+            "couple",
+            "duo",
+            "trio",
+            "triplet",
+            "quartet",
+            "quadruplet",
+            "quintet",
+            "quintuplet",
+            "sextet",
+            "septet",
+            "octet",
+            "twin",
+        ];
+        self.powers.keys().any(|word| GROUPS.contains(&word.as_str()))
     }
 
     /// A word that is no known unit: `apples`.
@@ -139,6 +165,81 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         .into_iter()
         .find(|known| *known == word)
         .map(|name| (name, 1, 1, 1))
+}
+
+/// The factor that a word behind a number names: `5 million`, `5 halves`, `2 thirds`.
+pub(crate) fn scale(word: &str) -> Option<RBig> {
+    let word = word.to_lowercase();
+    let power = match word.as_str() {
+        "dozen" | "dozens" => return Some(RBig::from(12)),
+        "tens" => 1,
+        "hundred" | "hundreds" => 2,
+        "thousand" | "thousands" => 3,
+        "lakh" | "lakhs" | "lac" | "lacs" => 5,
+        "million" | "millions" => 6,
+        "crore" | "crores" => 7,
+        "billion" | "billions" => 9,
+        "trillion" | "trillions" => 12,
+        part => return part_named(part).map(|n| RBig::ONE / RBig::from(n)),
+    };
+    Some(RBig::from(10u8).pow(power))
+}
+
+/// The denominator that a word names: `halves`, `thirds`, `sixteenths`, `twentieths`.
+fn part_named(word: &str) -> Option<i64> {
+    let name = if word == "halves" { "half" } else { word.strip_suffix('s').unwrap_or(word) };
+    match name {
+        "half" => Some(2),
+        "third" => Some(3),
+        "fifth" => Some(5),
+        "eighth" => Some(8),
+        "ninth" => Some(9),
+        "twelfth" => Some(12),
+        "hundredth" => Some(100),
+        "thousandth" => Some(1000),
+        _ => match name.strip_suffix("ieth") {
+            Some(stem) => small_number(&format!("{stem}y")),
+            None => small_number(name.strip_suffix("th")?),
+        }
+        .filter(|n| *n > 3),
+    }
+}
+
+/// The fraction that words name: `one half`, `two-thirds`, `three quarters`.
+pub(crate) fn spelled_fraction(words: &str) -> Option<RBig> {
+    let (count, part) = words.split_once(['-', ' '])?;
+    // From twenty on a part may belong to the number before it: twenty-fifth.
+    let count = small_number(count).filter(|n| (1..20).contains(n))?;
+    let is_plural = part.ends_with('s');
+    let parts = match part {
+        "quarter" | "quarters" => 4,
+        _ => part_named(part)?,
+    };
+    (is_plural == (count > 1)).then(|| RBig::from_parts(count.into(), parts.unsigned_abs().into()))
+}
+
+/// Words of other languages and of daily speech that multiply the number before them.
+const FACTOR_WORDS: &str = "googol googolplex myriad myriads grand thou mil mils mill bil bn mn mio mrd permille promille \
+    percents scores gross doz umpteen mille centaines dizaines douzaines vingt millón millon millones cientos decenas \
+    docenas mila milione milioni miliardo miliardi tausend tausende hundert milliarde milliarden milliard milliards \
+    millionen wan arab kharab juta ribu тыс млн млрд тысяч тысяча тысячи сотен сотни миллион миллиона миллионов миллиард \
+    миллиарда миллиардов هزار लाख हज़ार करोड़ 백만 천만 만원 천원 억원 factorials inverses reciprocals opposites negatives";
+
+/// Whether a word behind a number multiplies it by something that is not worked out here.
+fn is_unknown_factor(word: &str) -> bool {
+    let stem = word.trim_end_matches("en").trim_end_matches('s').trim_end_matches("th");
+    let is_chinese_factor = word.starts_with(['十', '百', '千', '万', '萬', '亿', '億', '兆'])
+        && !["千克", "千米", "千瓦", "千卡"].contains(&word);
+    // `5 twenties`, `5 tenfold`
+    let is_plural_number =
+        word.strip_suffix("ties").is_some_and(|stem| small_number(&format!("{stem}ty")).is_some());
+    let is_fold =
+        word.strip_suffix("fold").is_some_and(|stem| small_number(stem).is_some() || scale(stem).is_some());
+    FACTOR_WORDS.split(' ').any(|known| known == word)
+        || is_plural_number
+        || is_fold
+        || (stem.ends_with("illion") && scale(word).is_none())
+        || is_chinese_factor
 }
 
 /// Words behind a number that change its value, state a condition or take the number back.
@@ -260,7 +361,10 @@ const VALUE_WORDS: [&str; 112] = [
 /// Whether a word behind a number changes the value or states a condition, and so is no unit: `5 below zero`.
 pub(crate) fn changes_value(word: &str) -> bool {
     let word = word.to_lowercase();
-    VALUE_WORDS.contains(&word.as_str()) || is_no_noun(&word) || crate::text::small_number(&word).is_some()
+    VALUE_WORDS.contains(&word.as_str())
+        || is_no_noun(&word)
+        || small_number(&word).is_some()
+        || is_unknown_factor(&word)
 }
 
 /// Whether a word ends as adverbs and participles do: `5 possibly`, `5 doubled`.
@@ -272,6 +376,11 @@ fn is_no_noun(word: &str) -> bool {
 /// Codes of currencies that may stand before a number: `USD 18`.
 pub(crate) fn is_currency_code(word: &str) -> bool {
     matches!(word, "USD" | "EUR" | "RMB" | "INR" | "Rs")
+}
+
+/// Whether a word names a time, such as `hours`.
+pub(crate) fn is_time(word: &str) -> bool {
+    lookup(word).is_some_and(|unit| unit.powers.keys().all(|base| matches!(base.as_str(), "s" | "month")))
 }
 
 /// Words before a noun that leave a count as it is: `5 different ways`.

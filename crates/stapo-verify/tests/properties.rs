@@ -114,3 +114,24 @@ fn a_reading_is_a_tree_in_plain_words() {
     );
     assert_eq!(stapo_verify::reading("0=1").lines().count(), 1, "a contradiction has no value");
 }
+
+#[test]
+fn long_collections_of_numbers_are_compared_in_any_order() {
+    // 256 is the limit of docs/verifier.md; 97 has no factor in common with the lengths.
+    for n in [150usize, 200, 256, 257] {
+        let in_order: Vec<usize> = (0..n).collect();
+        let mixed: Vec<usize> = in_order.iter().map(|i| i * 97 % n).collect();
+        let mut other = mixed.clone();
+        other[7] = 1_000;
+        let fraction = |i: &usize| format!("\\frac{{{i}}}{{7}}");
+        let list = |numbers: &[usize]| numbers.iter().map(fraction).collect::<Vec<_>>().join(", ");
+        let set = |numbers: &[usize]| format!("\\{{{}\\}}", list(numbers));
+        let expected = if n > 256 { [Verdict::OverBudget; 2] } else { [Verdict::Right, Verdict::Wrong] };
+        for (answer, verdict) in [&mixed, &other].into_iter().zip(expected) {
+            let graded = grade_answer(&list(answer), &list(&in_order), Mode::Math);
+            assert_eq!(graded.verdict, verdict, "a list of {n}: {}", graded.reason);
+            let graded = grade_answer(&set(answer), &set(&in_order), Mode::Math);
+            assert_eq!(graded.verdict, verdict, "a set of {n}: {}", graded.reason);
+        }
+    }
+}

@@ -20,7 +20,7 @@ use crate::budget::{Bounded, Budget, Stop};
 use crate::expr::Expr;
 use crate::lex::token::{Bracket, Rel};
 use crate::lex::{Notation, tokens};
-use crate::text;
+use crate::{text, units};
 use quantity::Quantity;
 use region::Region;
 
@@ -76,6 +76,8 @@ pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bound
         words: if broken.is_some() { text::unspaced(cleaned) } else { text::plain(cleaned) },
         broken,
     };
+    let ungrouped = ungrouped(cleaned);
+    let cleaned = ungrouped.as_deref().unwrap_or(cleaned);
     let tokens = match tokens(cleaned, notation) {
         Ok(tokens) => tokens,
         Err(Stop::Unreadable(why)) => return Ok(words(Some(why))),
@@ -83,6 +85,9 @@ pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bound
     };
     if let Some(run) = prose::letter_run(&tokens) {
         return Ok(Answer::Run(run));
+    }
+    if let Some(measure) = quantity::compound(&tokens, budget)? {
+        return Ok(Answer::Scalar(measure));
     }
     if prose::is_prose(&tokens) && choice::choice(&tokens).is_none() {
         return Ok(words(None));
@@ -93,6 +98,17 @@ pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bound
         Err(Stop::Unreadable(why)) => Ok(words((!prose::is_wordy(&tokens)).then_some(why))),
         Err(Stop::Undefined(why)) => Ok(words(Some(why.into()))),
     }
+}
+
+/// A whole number whose thousands are grouped by underscores, without them: `1_000`. `None` for other texts.
+fn ungrouped(text: &str) -> Option<String> {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let mut groups = digits.split('_');
+    let is_number = |group: &str| group.bytes().all(|b| b.is_ascii_digit());
+    let starts = groups.next().is_some_and(|first| (1..=3).contains(&first.len()) && is_number(first));
+    let is_grouped =
+        starts && digits.contains('_') && groups.all(|group| group.len() == 3 && is_number(group));
+    is_grouped.then(|| text.replace('_', ""))
 }
 
 /// Phrases with a mathematical meaning.
@@ -112,8 +128,11 @@ fn phrase(text: &str) -> Option<Answer> {
     if let Some(words) = text::date(&words) {
         return Some(Answer::Text { words, broken: None });
     }
-    if let Some(value) = text::small_number(&words) {
+    if let Some(value) = text::spelled_number(&words) {
         return Some(Answer::Scalar(Quantity::bare(Expr::int(value))));
+    }
+    if let Some(value) = units::spelled_fraction(&words) {
+        return Some(Answer::Scalar(Quantity::bare(Expr::Num { value, is_decimal: false })));
     }
     match words.as_str() {
         "no solution"
@@ -142,6 +161,9 @@ fn phrase(text: &str) -> Option<Answer> {
         | "every real number"
         | "all real x"
         | "set of real numbers" => Some(Answer::Region(Region::everything())),
+        "all integers" | "any integer" | "every integer" | "set of integers" | "set of all integers" => {
+            Some(Answer::Text { words: "integers".into(), broken: None })
+        }
         "infinity" => Some(Answer::Scalar(Quantity::bare(Expr::Infinity))),
         "negative infinity" | "minus infinity" => {
             Some(Answer::Scalar(Quantity::bare(Expr::Neg(Box::new(Expr::Infinity)))))

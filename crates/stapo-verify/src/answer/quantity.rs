@@ -11,6 +11,9 @@ use crate::units::{self, Unit};
 use dashu_base::Abs;
 use dashu_ratio::RBig;
 
+/// Most units of one measure, such as days, hours, minutes and seconds.
+const MAX_PARTS: usize = 4;
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Quantity {
     pub(crate) expr: Expr,
@@ -93,12 +96,15 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
     }
     let end = unit_start(&kept);
     let (value, tail) = kept.split_at(end);
-    let (scale, tail) = scale_word(tail);
+    let (scale, tail) = scale_words(tail);
     let mut expr = parse::expression(value, budget)?;
     if let Some(scale) = scale {
         expr = Expr::Mul(vec![expr, Expr::Num { value: scale, is_decimal: false }]);
     }
     let mut unit = unit(tail)?;
+    if money.is_some() && unit.as_ref().is_some_and(Unit::is_kelvin) {
+        return unreadable("money with a K, which may be thousands");
+    }
     if let (Some(name), None) = (money, &unit) {
         unit = units::lookup(name).or_else(|| Some(Unit::word(name)));
     }
@@ -161,6 +167,41 @@ pub(super) fn half_digit(expr: &Expr, numeral: &Numeral, budget: &mut Budget) ->
     Ok(Some((value / printed).abs() * digit / RBig::from(2)))
 }
 
+/// A measure in two or more units of one kind, as a number of the smallest: `3 hours 20 minutes`, `5 feet and 6 inches`.
+/// Every part but the last is whole, and every part is less than one unit of the part before it.
+pub(super) fn compound(tokens: &[Token], budget: &mut Budget) -> Bounded<Option<Quantity>> {
+    let is_and = |token: &Token| matches!(&token.tok, Tok::Word(word) if word == "and");
+    let mut rest = tokens;
+    let mut parts: Vec<(RBig, bool, Unit)> = Vec::new();
+    loop {
+        budget.spend(4)?;
+        let [Token { tok: Tok::Num(number), .. }, Token { tok: Tok::Word(name), .. }, tail @ ..] = rest
+        else {
+            return Ok(None);
+        };
+        let Some(unit) = units::lookup(name) else { return Ok(None) };
+        parts.push((number.value()?, number.is_plain_whole(), unit));
+        rest = match tail {
+            [] => break,
+            [joint, more @ ..] if is_and(joint) => more,
+            more => more,
+        };
+        if parts.len() > MAX_PARTS {
+            return Ok(None);
+        }
+    }
+    let fits = parts.windows(2).all(|pair| {
+        let [(_, is_whole, large), (n, _, small)] = pair else { return false };
+        *is_whole && large.is_same_kind(small) && n * &small.scale < large.scale
+    });
+    let Some((_, _, unit)) = parts.last().filter(|_| parts.len() > 1 && fits).cloned() else {
+        return Ok(None);
+    };
+    let value = parts.iter().fold(RBig::ZERO, |sum, (n, _, part)| sum + n * &part.scale) / &unit.scale;
+    let is_decimal = parts.iter().any(|(_, is_whole, _)| !is_whole);
+    Ok(Some(Quantity { unit: Some(unit), ..Quantity::bare(Expr::Num { value, is_decimal }) }))
+}
+
 /// Where the unit starts: at the first word outside brackets that only unit-like tokens follow.
 fn unit_start(tokens: &[Token]) -> usize {
     let mut n_open = 0usize;
@@ -207,37 +248,16 @@ fn is_unit_token(token: &Token) -> bool {
     }
 }
 
-/// The factor of a scale word such as `million` in front of a unit, and the tokens behind the word.
-fn scale_word(tail: &[Token]) -> (Option<RBig>, &[Token]) {
-    let Some(Tok::Word(word)) = tail.first().map(|token| &token.tok) else { return (None, tail) };
-    let scale = match word.to_lowercase().as_str() {
-        "tens" => RBig::from(10),
-        "hundred" | "hundreds" => RBig::from(100),
-        "thousand" | "thousands" => RBig::from(1000),
-        "lakh" | "lakhs" => RBig::from(10u8).pow(5),
-        "million" | "millions" => RBig::from(10u8).pow(6),
-        "crore" | "crores" => RBig::from(10u8).pow(7),
-        "billion" | "billions" => RBig::from(10u8).pow(9),
-        "trillion" | "trillions" => RBig::from(10u8).pow(12),
-        "dozen" | "dozens" => RBig::from(12),
-        part => match part_named(part) {
-            Some(n) => RBig::ONE / RBig::from(n),
-            None => return (None, tail),
-        },
-    };
-    (Some(scale), &tail[1..])
-}
-
-/// The denominator that a word names: `5 halves`, `2 thirds`.
-fn part_named(word: &str) -> Option<u32> {
-    const NAMES: [&str; 9] =
-        ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
-    let name = if word == "halves" { "half" } else { word.strip_suffix('s').unwrap_or(word) };
-    match name {
-        "hundredth" => Some(100),
-        "thousandth" => Some(1000),
-        _ => NAMES.iter().position(|known| *known == name).map(|i| i as u32 + 2),
+/// The factor of the scale words in front of a unit, such as `million` and `hundred thousand`, and the tokens behind them.
+fn scale_words(mut tail: &[Token]) -> (Option<RBig>, &[Token]) {
+    let mut product: Option<RBig> = None;
+    while let [Token { tok: Tok::Word(word), .. }, rest @ ..] = tail
+        && let Some(scale) = units::scale(word)
+    {
+        product = Some(product.map_or(scale.clone(), |product| product * scale));
+        tail = rest;
     }
+    (product, tail)
 }
 
 fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
@@ -277,6 +297,10 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
             "of" | "the" | "total" | "in" if tail.len() > 1 && name != "in" => continue,
             word if units::is_plain_adjective(word) && pos < tail.len() => continue,
             word if units::changes_value(word) => return unreadable("a word that changes the value"),
+            // `5 deaths per thousand` names a rate; `5 cm thousand` and `5 per thousand` are other numbers.
+            word if units::scale(word).is_some() && (direction == 1 || unit.shown.is_empty()) => {
+                return unreadable("a factor behind the unit");
+            }
             _ => {}
         }
         let part = match units::lookup(name) {

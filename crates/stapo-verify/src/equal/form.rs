@@ -5,11 +5,12 @@ use crate::answer::quantity::Quantity;
 use crate::answer::region::{Interval, Region};
 use crate::answer::{Answer, PARAMETER, as_region};
 use crate::budget::{Bounded, Budget};
-use crate::exact_form::affordable_form;
+use crate::exact_form::{affordable_form, ratio_of};
 use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use crate::parse::arrangements;
 use crate::poly::{Atom, Power};
+use dashu_ratio::RBig;
 
 /// The axis of a unit vector: 0 for `\hat{i}` and `\vec{i}`, 1 for j, 2 for k.
 fn unit_vector(name: &str) -> Option<usize> {
@@ -231,4 +232,35 @@ fn free_constant(expr: &Expr) -> Option<&str> {
         n_uses += usize::from(matches!(node, Expr::Var(other) if other.eq_ignore_ascii_case(name)));
     });
     (n_uses == 1).then_some(name)
+}
+
+/// The elements as numbers in order of size, where all are exact numbers without a unit or a sign such as %; `None` for
+/// other collections. Long collections are compared so, instead of each element with each.
+pub(super) fn sorted_numbers(items: &[Answer], budget: &mut Budget) -> Bounded<Option<Vec<RBig>>> {
+    let is_inexact = |node: &Expr| {
+        matches!(
+            node,
+            Expr::Num { is_decimal: true, .. }
+                | Expr::Var(_)
+                | Expr::Percent(_)
+                | Expr::Degrees(_)
+                | Expr::Call(..)
+        )
+    };
+    let mut numbers = Vec::with_capacity(items.len());
+    for item in items {
+        let Answer::Scalar(Quantity { expr, unit: None, as_measure: None, half_digit: None }) = item else {
+            return Ok(None);
+        };
+        if expr.any(is_inexact) {
+            return Ok(None);
+        }
+        match budget.attempt(|budget| ratio_of(expr, budget)) {
+            Ok(Some(number)) => numbers.push(number),
+            _ => return Ok(None),
+        }
+    }
+    budget.spend(8 * numbers.len() as u64)?;
+    numbers.sort();
+    Ok(Some(numbers))
 }

@@ -15,8 +15,8 @@ use crate::expr::{Expr, Func};
 use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
 use form::{
-    by_part, coordinates, count_of, numbered, of_any_integer, rows_of, union_of, with_one_constant,
-    with_shared_parameter, without_note,
+    by_part, coordinates, count_of, numbered, of_any_integer, rows_of, sorted_numbers, union_of,
+    with_one_constant, with_shared_parameter, without_note,
 };
 use quantity::same_quantity;
 use region::same_region;
@@ -347,6 +347,9 @@ fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != r.len() {
         return Ok(false);
     }
+    if let (Some(a), Some(r)) = (sorted_numbers(a, budget)?, sorted_numbers(r, budget)?) {
+        return Ok(a == r);
+    }
     let mut used = vec![false; r.len()];
     'items: for item in a {
         for (i, other) in r.iter().enumerate() {
@@ -362,6 +365,11 @@ fn same_list(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
 
 /// Two sets are equal when they hold the same elements, however often each element is written.
 fn same_set(a: &[Answer], r: &[Answer], budget: &mut Budget) -> Bounded<bool> {
+    if let (Some(mut a), Some(mut r)) = (sorted_numbers(a, budget)?, sorted_numbers(r, budget)?) {
+        a.dedup();
+        r.dedup();
+        return Ok(a == r);
+    }
     for (these, those) in [(a, r), (r, a)] {
         'items: for item in these {
             for other in those {

@@ -17,8 +17,9 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     let r_unit = unit_of(r);
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
-    // A single noun may stand behind the answer's number where the reference has none; a phrase may not.
-    let has_phrase = r_unit.is_none() && a_unit.as_ref().is_some_and(|unit| unit.n_unknown > 1);
+    // A single noun may stand behind the answer's number where the reference has none; a phrase or a group may not.
+    let has_phrase =
+        r_unit.is_none() && a_unit.as_ref().is_some_and(|unit| unit.n_unknown > 1 || unit.is_group());
     if is_percent_of_unit || has_phrase {
         return Ok(false);
     }
@@ -52,9 +53,10 @@ fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<Opti
     {
         return same_quantity(a, &r, budget).map(Some);
     }
+    // A plain K beside a bare number may be a thousand.
     if r.expr.variables().is_empty()
         && r.as_measure.is_none()
-        && let Some(a) = measured(a)
+        && let Some(a) = measured(a).filter(|a| !a.unit.as_ref().is_some_and(Unit::is_kelvin))
     {
         return same_quantity(&a, r, budget).map(Some);
     }

@@ -1,7 +1,7 @@
 //! Whether two expressions have the same value: exactly, up to rounding, or at every sample point.
 
 use super::sample::{SampleKind, points, sample};
-use crate::approx::{Domain, LogBase, Point, evaluate};
+use crate::approx::{Domain, HIDDEN_WHOLE, LogBase, Point, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
@@ -144,6 +144,7 @@ fn at_points(
     }
     let mut n_agreeing = 0;
     let mut n_one_sided = 0;
+    let mut n_hidden = 0;
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
@@ -155,7 +156,13 @@ fn at_points(
                 found => found?,
             }
         } else {
-            at_point(a, b, &point, has_decimal, budget)?
+            match at_point(a, b, &point, has_decimal, budget) {
+                Err(HIDDEN_WHOLE) => {
+                    n_hidden += 1;
+                    continue;
+                }
+                found => found?,
+            }
         };
         match found {
             Some(Match::No) => return Ok(Match::No),
@@ -172,6 +179,9 @@ fn at_points(
         if kind == SampleKind::Whole && n_agreeing >= ENOUGH_POINTS {
             break;
         }
+    }
+    if n_hidden > n_agreeing {
+        return Err(HIDDEN_WHOLE);
     }
     // A factorial has no value at most fractions: where one side alone has one, the sides differ.
     if n_agreeing < MIN_POINTS || n_one_sided > n_agreeing {
@@ -192,6 +202,7 @@ fn at_point(
         let point = Point { bits, ..*point };
         let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
             (Ok(x), Ok(y)) => (x, y),
+            (Err(HIDDEN_WHOLE), _) | (_, Err(HIDDEN_WHOLE)) if bits < HIGH_BITS => continue,
             (Err(Stop::Undefined(_)), _) | (_, Err(Stop::Undefined(_))) => return Ok(None),
             (Err(stop), _) | (_, Err(stop)) => return Err(stop),
         };

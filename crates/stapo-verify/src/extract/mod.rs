@@ -1,14 +1,15 @@
 //! Finds the answer in a response.
 
-use crate::text::{last_of, small_number};
+mod statement;
+
+use crate::text::last_of;
 use serde::{Deserialize, Serialize};
+use statement::{goes_on, is_denied, is_retracted, stated_in};
 
 /// Most boxes of one line that are joined.
 const MAX_BOXES: usize = 16;
 /// Signs that set off a heading.
 const MARKUP: [char; 5] = ['*', '#', ' ', '_', '\r'];
-/// Longest statement in words in which a number is looked for.
-const MAX_STATEMENT_BYTES: usize = 400;
 
 /// Which mark of an answer is looked for first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -198,64 +199,6 @@ fn marked_line(text: &str) -> Option<&str> {
     if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(stated_in(line)) }
 }
 
-/// What a line that is one statement in words says: 34 for "The largest n is 34.", 3 hours for "She left 3 hours ago."
-fn stated_in(line: &str) -> &str {
-    let first = line.split(' ').next().unwrap_or("");
-    if first.len() < 2 || !first.bytes().all(|b| b.is_ascii_alphabetic()) {
-        return line;
-    }
-    let statement = sentence(line);
-    match statement.split_once(" is ") {
-        Some((_, rest)) if !rest.contains(" is ") => rest.trim(),
-        Some(_) => line,
-        None => only_number(statement).unwrap_or(line),
-    }
-}
-
-/// The number of a statement in words, with the noun behind it. `None` where the statement holds anything else than words
-/// and one number, or a word that denies, doubts, bounds or changes the number.
-fn only_number(statement: &str) -> Option<&str> {
-    if statement.len() > MAX_STATEMENT_BYTES {
-        return None;
-    }
-    let mut number: Option<(usize, usize)> = None;
-    let mut noun_end = None;
-    let mut start = 0;
-    for word in statement.split(' ') {
-        let end = start + word.trim_end_matches([',', ';', ':']).len();
-        let bare = &statement[start..end];
-        if bare.contains(|c: char| c.is_ascii_digit()) {
-            let is_numeral = bare.bytes().all(|b| b.is_ascii_digit() || b".,/%$\\-".contains(&b));
-            if !is_numeral || number.is_some() {
-                return None;
-            }
-            number = Some((start, end));
-        } else if !bare.chars().all(|c| c.is_alphabetic() || matches!(c, '\'' | '’' | '-')) || bends(bare) {
-            return None;
-        } else if let Some((_, number_end)) = number
-            && start == number_end + 1
-        {
-            noun_end = Some(end).filter(|_| !bare.is_empty());
-        }
-        start += word.len() + 1;
-    }
-    let (number_start, number_end) = number?;
-    Some(&statement[number_start..noun_end.unwrap_or(number_end)])
-}
-
-/// Whether a word of a statement may deny, doubt, bound or change the number in it.
-fn bends(word: &str) -> bool {
-    const WORDS: &str = "not no never none neither nor cannot without except besides but unless if whether or either \
-        maybe perhaps possibly probably might may could about approximately roughly nearly almost around than least \
-        most more less fewer over under above below between up minus plus negative times twice double triple half \
-        quarter dozen hundred thousand million billion squared cubed factorial wrong incorrect false anything";
-    let word = word.to_lowercase();
-    WORDS.split(' ').any(|known| known == word)
-        || word.ends_with("n't")
-        || word.ends_with("n’t")
-        || small_number(&word).is_some()
-}
-
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.
 fn said_in_chinese(text: &str) -> Option<&str> {
     const MARKS: [&str; 4] = ["答案", "故选", "所以选", "正确选项"];
@@ -263,6 +206,11 @@ fn said_in_chinese(text: &str) -> Option<&str> {
         return None;
     }
     let start = MARKS.iter().filter_map(|mark| text.rfind(mark).map(|at| at + mark.len())).max()?;
+    let mark = MARKS.iter().find(|mark| text[..start].ends_with(*mark))?;
+    let before = text[..start - mark.len()].trim_end_matches('的');
+    if ["错误", "错", "不正确", "不是", "假设"].iter().any(|word| before.ends_with(word)) {
+        return None;
+    }
     let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '选', '项', '择', '】']);
     let rest = rest.split(['\n', '。', '；']).next().unwrap_or("").trim().trim_end_matches(['．', '.']);
     (!rest.is_empty()).then_some(rest)
@@ -300,15 +248,6 @@ fn last_line_mark(text: &str) -> Option<usize> {
     [word, heading, hashes].into_iter().flatten().max()
 }
 
-/// Whether the words before a statement take the statement back: "I don't think the answer is 5."
-fn is_denied(before: &str) -> bool {
-    let clause = before.rsplit(['.', ',', ';', '!', '?', ':', '\n']).next().unwrap_or("").to_lowercase();
-    let has = |words: &str| clause.split_whitespace().any(|word| words.split(' ').any(|known| known == word));
-    let denies = has("not never cannot no") || clause.contains("n't ") || clause.contains("n’t ");
-    let thinks = has("think believe sure certain true say claim know convinced");
-    has("doubt doubtful unlikely") || (denies && thinks)
-}
-
 /// What follows the last "answer is" or "correct option is", up to the end of the sentence.
 fn said(text: &str) -> Option<&str> {
     let found = ["answer is", "correct option is", "correct choice is"]
@@ -322,16 +261,23 @@ fn said(text: &str) -> Option<&str> {
             && let Some(end) = inside.find(close)
         {
             // A unit may follow the formula in the same sentence.
-            let behind = sentence(&inside[end + close.len()..]);
-            return Some(if behind.len() <= 24 {
+            let rest_of_text = &inside[end + close.len()..];
+            let behind = sentence(rest_of_text);
+            if is_retracted(&rest_of_text[behind.len()..]) {
+                return None;
+            }
+            return Some(if behind.len() <= 24 || goes_on(behind) {
                 &rest[..open.len() + end + close.len() + behind.len()]
             } else {
                 &inside[..end]
             });
         }
     }
-    let found = sentence(rest).trim_end_matches(['*', ' ']);
-    (!found.is_empty()).then_some(found)
+    let statement = sentence(rest);
+    let found = statement.trim_end_matches(['*', ' ']);
+    // A question states nothing.
+    let is_stated = !found.is_empty() && !found.ends_with('?') && !is_retracted(&rest[statement.len()..]);
+    is_stated.then_some(found)
 }
 
 /// `text` up to the end of its first sentence or line.

@@ -74,7 +74,8 @@ pub(crate) fn sign(c: char) -> Option<Tok> {
     })
 }
 
-/// A full-width digit or letter, or one of the mathematical alphabets, as the ordinary one.
+/// A full-width digit or letter, one of the mathematical alphabets, or an Arabic-Indic, Persian or Devanagari digit, as the
+/// ordinary one.
 pub(crate) fn narrow(c: char) -> char {
     match c {
         // The alphabets hold 26 capital and 26 small letters in turn; the digits come in five styles of ten.
@@ -83,6 +84,10 @@ pub(crate) fn narrow(c: char) -> char {
             i => char::from(b'a' + (i - 26) as u8),
         },
         '𝟎'..='𝟿' => char::from(b'0' + ((c as u32 - '𝟎' as u32) % 10) as u8),
+        '٠'..='٩' => char::from(b'0' + (c as u32 - '٠' as u32) as u8),
+        '۰'..='۹' => char::from(b'0' + (c as u32 - '۰' as u32) as u8),
+        '०'..='९' => char::from(b'0' + (c as u32 - '०' as u32) as u8),
+        '٫' => '.',
         '０'..='９' | 'Ａ'..='Ｚ' | 'ａ'..='ｚ' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         _ => c,
     }

@@ -27,7 +27,7 @@ pub(super) fn grade(answer: &str, reference: &str) -> Graded {
     }
 }
 
-/// The letters that a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`.
+/// The letters that a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`, `AC`.
 fn letters(text: &str) -> Option<BTreeSet<char>> {
     // Turning the text into words drops the punctuation behind a letter, so a marked letter is looked for first.
     let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).map(narrow).collect();
@@ -51,12 +51,23 @@ fn letters(text: &str) -> Option<BTreeSet<char>> {
     if let Some(letter) = marked_letter(rest) {
         return Some(BTreeSet::from([letter]));
     }
+    if let Some(letters) = letter_run(rest) {
+        return Some(letters);
+    }
     let parts: Vec<&str> = rest
         .split(|c: char| c.is_whitespace() || matches!(c, '(' | ')' | ',' | ';'))
         .filter(|word| !word.is_empty() && !matches!(*word, "and" | "or"))
         .collect();
     let all: Option<BTreeSet<char>> = parts.iter().map(|word| single_letter(word)).collect();
     all.filter(|letters| !letters.is_empty() && parts.len() <= 10)
+}
+
+/// The letters of a text that is nothing but different capital letters from A to J: `AC`, `(AC)`.
+fn letter_run(text: &str) -> Option<BTreeSet<char>> {
+    let text = text.trim();
+    let run = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).unwrap_or(text).trim();
+    let letters: BTreeSet<char> = run.chars().filter(|c| ('A'..='J').contains(c)).collect();
+    (run.len() > 1 && letters.len() == run.len()).then_some(letters)
 }
 
 fn formatting_removed(text: &str) -> String {

@@ -185,9 +185,14 @@ impl Real {
         Self { mant: root.into(), exp, err }.rounded(bits)
     }
 
+    /// Whether the value is too large, or its error too large, to tell whether it is an integer.
+    pub(crate) fn hides_whole(&self) -> bool {
+        self.top() > 1 << 10 || (self.err != EXACT && self.err > -20)
+    }
+
     /// The integer that the value equals: an exact integer, or the integer within an error of at most `2^-20`.
     pub(crate) fn as_whole(&self) -> Option<IBig> {
-        if self.top() > 1 << 10 || (self.err != EXACT && self.err > -20) {
+        if self.hides_whole() {
             return None;
         }
         let nearest = self.nearest();

@@ -73,6 +73,10 @@ fn deep_nesting() -> Vec<HostileInput> {
         ("boxes never closed", r"\boxed{6 ".repeat(100_000)),
         ("many answer lines", "Answer: 6\n".repeat(100_000)),
         ("many answers", "the answer is 6 ".repeat(60_000)),
+        ("blank lines before an answer", "\n ".repeat(400_000) + "the answer is 5"),
+        ("a long sentence before an answer", "so that ".repeat(100_000) + "the answer is 5"),
+        ("a long sentence behind an answer", "the answer is 5. Wait, ".to_owned() + &"and no ".repeat(100_000)),
+        ("a long statement", "Answer: The ".to_owned() + &"number ".repeat(100_000) + "is 5"),
         ("backslashes", "\\".repeat(MILLION)),
         ("escaped braces", r"\{".repeat(MILLION / 2)),
     ]
