@@ -1,4 +1,4 @@
-"""guard.py PID ... --end TIME --max N [--drop FOLDER ...]: lets the runs of several experiments end at the same step.
+"""together.py PID ... --end TIME --max N [--drop FOLDER ...]: lets the runs of several experiments end at the same step.
 
 It watches the metrics of the runs, which are children of the processes PID, finds the last step that the slowest of them
 reaches by TIME (seconds since the epoch), and interrupts every run while it makes that step. It removes checkpoints of

@@ -93,6 +93,7 @@ enum Command {
 /// The executable `stapo`: runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
     restart::set_running_executable();
+    shared::stop::let_writes_fail_at_the_limit_of_files();
     run_words(std::env::args_os())
 }
 

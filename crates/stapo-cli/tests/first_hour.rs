@@ -228,7 +228,7 @@ fn sources() -> String {
 }
 
 /// Messages of the operating system, which stand in no source file.
-const OF_THE_SYSTEM: [&str; 1] = ["No space left on device"];
+const OF_THE_SYSTEM: [&str; 2] = ["No space left on device", "File too large"];
 
 #[test]
 fn the_messages_that_troubleshooting_quotes_are_the_programs() {

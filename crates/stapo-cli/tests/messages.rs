@@ -21,7 +21,7 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
             "eval --benchmarks rows.jsonl",
             "task.problem_field, or --problem-field of stapo init; stapo eval knows",
         ),
-        ("score --model builtin --input - --temperature 0", "0 is not above 0\n"),
+        ("score --model builtin --input - --temperature 0", "0 is not from 1e-6 to 1e6\n"),
         (
             "generate --model builtin --prompt 1+1= --chat-arguments {\"a\":1}",
             "--chat-arguments: has no effect",
@@ -57,6 +57,38 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
         assert!(said.contains(expected), "{words}: {said}");
     }
     assert!(!at.join("runs").exists() && !at.join("evals").exists(), "a refusal leaves no folder");
+}
+
+#[test]
+fn a_file_for_another_command_is_told_as_that() {
+    let folder = TempDir::new().unwrap();
+    let at = folder.path();
+    fs::write(at.join("sft.toml"), "steps = 3\n\n[data]\npath = \"rows.jsonl\"\n").unwrap();
+    fs::write(at.join("rl.toml"), "steps = 3\n\n[rollout]\ngroup_size = 4\n").unwrap();
+    fs::write(at.join("arms.toml"), "name = \"a\"\nseeds = [0]\n\n[[arms]]\nname = \"grpo\"\n").unwrap();
+    let cases = [
+        (
+            "train sft.toml",
+            "sft.toml:3",
+            "config.data: a key of files for stapo sft and stapo pretrain\nhint: this command reads files for stapo train; give this one to stapo sft or stapo pretrain",
+        ),
+        ("plan arms.toml", "arms.toml:", "config.arms: a key of files for stapo experiment"),
+        ("sft rl.toml", "rl.toml", "config.rollout: a key of files for stapo train"),
+        ("pretrain arms.toml", "arms.toml", "config.arms: a key of files for stapo experiment"),
+        ("experiment rl.toml", "rl.toml", "experiment.rollout: a key of files for stapo train"),
+        (
+            "experiment sft.toml",
+            "sft.toml",
+            "experiment.data: a key of files for stapo sft and stapo pretrain",
+        ),
+    ];
+    for (words, place, expected) in cases {
+        let said = complaint(at, &words.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(place) && said.contains(expected), "{words}: {said}");
+    }
+    // A file with keys of its own kind has a stray one, which is told by its name.
+    fs::write(at.join("both.toml"), "[rollout]\ngroup_size = 4\n\n[data]\npath = \"rows.jsonl\"\n").unwrap();
+    assert!(complaint(at, &["train", "both.toml"]).contains("unknown key `data`"));
 }
 
 #[test]

@@ -218,6 +218,26 @@ fn a_full_disk_stops_with_a_valid_run() {
     assert_eq!(last_hash(&at.join("cut")), last_hash(&at.join("whole")));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_limit_on_the_size_of_files_is_told_and_the_run_goes_on_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    // Blocks of 512 bytes: the built-in model fits, a checkpoint with its optimizer states does not.
+    let output = Command::new("sh")
+        .args(["-c", r#"ulimit -f 10000; exec "$0" train --out run "$@""#, env!("CARGO_BIN_EXE_stapo")])
+        .args(SMALL)
+        .current_dir(at)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{:?} {said}", output.status);
+    assert!(said.contains("File too large") && said.contains("hint: raise the limit"), "{said}");
+    ok(&stapo(at, &["train", "--resume", "run"]));
+    ok(&stapo(at, &new_run("whole")));
+    assert_eq!(last_hash(&at.join("run")), last_hash(&at.join("whole")));
+}
+
 #[test]
 fn plan_and_doctor_tell_without_touching_anything() {
     let folder = tempfile::tempdir().unwrap();

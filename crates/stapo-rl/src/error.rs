@@ -236,6 +236,9 @@ fn io_hint(source: &std::io::Error) -> &'static str {
         std::io::ErrorKind::StorageFull => {
             "\nhint: free some space, then go on with --resume; what was written is whole"
         }
+        std::io::ErrorKind::FileTooLarge => {
+            "\nhint: raise the limit on the size of files (ulimit -f), then go on with --resume; what was written is whole"
+        }
         std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
             "\nhint: choose a folder you may write to with --out"
         }

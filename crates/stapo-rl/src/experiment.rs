@@ -15,7 +15,7 @@ pub use distribution::{ComparedRuns, NGramDivergence, QuadrantShare, RunResponse
 pub use runs::{ArmRuns, SeedRun, held_out};
 pub use summary::{ArmSummary, ExperimentSummary, Measure, summarise};
 
-use crate::config::{Config, Plan};
+use crate::config::{Config, FileKind, Plan, PlanError};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{Arm, Experiment, Extra, SCHEMA};
@@ -57,8 +57,9 @@ pub struct ArmSpec {
 
 impl ExperimentSpec {
     pub fn from_toml(text: &str) -> Result<Self> {
-        let table = settings::parse(text).map_err(crate::config::PlanError::from)?;
-        let spec: Self = settings::read("experiment", table).map_err(crate::config::PlanError::from)?;
+        let table = settings::parse(text).map_err(PlanError::from)?;
+        FileKind::Experiment.check("experiment", &table).map_err(PlanError::from)?;
+        let spec: Self = settings::read("experiment", table).map_err(PlanError::from)?;
         let refuse =
             |key, problem: &str, remedy| Err(Error::Misfit { key, problem: problem.to_string(), remedy });
         if spec.seeds.is_empty() || spec.arms.is_empty() {
@@ -93,7 +94,7 @@ impl ExperimentSpec {
                     let mut settings = [&self.overrides[..], &arm.set[..], &combination[..]].concat();
                     settings.extend([format!("seed={seed}"), format!("name={}", folder_name(&name))]);
                     let config = Config::from_toml(&self.config_text(), settings.iter().map(String::as_str));
-                    Plan::resolve(config.map_err(crate::config::PlanError::from)?)?;
+                    Plan::resolve(config.map_err(PlanError::from)?)?;
                     let run = format!("{}/seed-{seed}", folder_name(&name));
                     arms.push(Arm { name: name.clone(), seed, run, settings, error: None });
                 }

@@ -1,7 +1,7 @@
 //! `stapo generate`: continues prompts.
 
 use crate::shared::model::ModelArgs;
-use crate::shared::option::{KvMemory, fraction, positive, share, temperature};
+use crate::shared::option::{KvMemory, fraction, positive, share, temperature_or_greedy};
 use crate::shared::prompts::{Choice, PromptOptions, PromptRecord, choice, for_each_record, prompt};
 use crate::shared::terminal::output;
 use anyhow::{Result, bail};
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(short, long = "samples", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     n: u32,
     /// Divides the logits before sampling.
-    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
+    #[arg(long, default_value_t = 1.0, value_parser = temperature_or_greedy)]
     temperature: f64,
     /// Sample among the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 1.0, value_parser = fraction)]

@@ -1,7 +1,7 @@
 //! `stapo score`: log-probs, entropies and collisions of given responses.
 
 use crate::shared::model::ModelArgs;
-use crate::shared::option::above_zero;
+use crate::shared::option::temperature;
 use crate::shared::prompts::{Choice, PromptRecord, check_characters, choice, for_each_record, prompt};
 use crate::shared::terminal::{Output, output};
 use anyhow::{Context, Result, bail};
@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     alternatives: usize,
     /// Divides the logits.
-    #[arg(long, default_value_t = 1.0, value_parser = above_zero)]
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::shared::units::parse_size;
 use anyhow::{Context, Result};
+use stapo_rl::inference::SamplingRule;
 
 /// Memory for keys and values.
 #[derive(clap::Args)]
@@ -28,18 +29,19 @@ impl KvMemory {
     }
 }
 
-/// Above 0 and finite, of a command that has --greedy.
-pub fn temperature(text: &str) -> std::result::Result<f64, String> {
+/// A temperature of a command that has --greedy.
+pub fn temperature_or_greedy(text: &str) -> std::result::Result<f64, String> {
     match number(text)? {
         0.0 => Err("0 would divide by nothing; the likeliest token each time is --greedy".into()),
-        _ => above_zero(text),
+        _ => temperature(text),
     }
 }
 
-/// Above 0 and finite.
-pub fn above_zero(text: &str) -> std::result::Result<f64, String> {
-    let value = number(text)?;
-    if value > 0.0 { Ok(value) } else { Err(format!("{value} is not above 0")) }
+/// A number by which logits can be divided.
+pub fn temperature(text: &str) -> std::result::Result<f64, String> {
+    let (value, range) = (number(text)?, SamplingRule::TEMPERATURES);
+    let problem = || format!("{value} is not from {:e} to {:e}", range.start(), range.end());
+    if range.contains(&value) { Ok(value) } else { Err(problem()) }
 }
 
 /// Above 0, at most 1.
@@ -92,7 +94,9 @@ mod tests {
         assert_eq!(fraction("0.5"), Ok(0.5));
         assert!(fraction("0").is_err() && fraction("1.01").is_err() && fraction("nan").is_err());
         assert!(share("0").is_ok() && share("-0.1").is_err());
-        assert!(temperature("0").is_err_and(|e| e.contains("--greedy")) && temperature("inf").is_err());
-        assert!(above_zero("0").is_err_and(|e| e == "0 is not above 0"));
+        assert!(temperature_or_greedy("0").is_err_and(|e| e.contains("--greedy")));
+        assert!(temperature("0").is_err_and(|e| e == "0 is not from 1e-6 to 1e6"));
+        assert!(temperature("inf").is_err() && temperature("1e-300").is_err() && temperature("1e7").is_err());
+        assert_eq!((temperature("1e-6"), temperature_or_greedy("0.7")), (Ok(1e-6), Ok(0.7)));
     }
 }

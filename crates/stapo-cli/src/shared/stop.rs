@@ -2,8 +2,12 @@
 //! ignored when the process started, as `nohup` and background shells do, stays ignored.
 
 use anyhow::{Context, Result};
+#[cfg(unix)]
+use signal_hook::consts::SIGXFSZ;
 use std::fmt::{Debug, Formatter};
 use std::io::{IsTerminal, Write, stderr, stdin};
+#[cfg(unix)]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -98,6 +102,17 @@ fn undo_echo() {
     // A terminal that is gone shows nothing.
     let _ = stderr().write_all(b"\r\x1b[2K\x1b[1A");
 }
+
+/// Lets a write beyond the limit on the size of files (`ulimit -f`) fail with an error that names the file. Without a handler the
+/// signal ends the process without a word.
+#[cfg(unix)]
+pub fn let_writes_fail_at_the_limit_of_files() {
+    // Where no handler can be set, the process ends as it would have.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
+#[cfg(not(unix))]
+pub fn let_writes_fail_at_the_limit_of_files() {}
 
 /// A stop that SIGINT, SIGTERM and SIGHUP raise.
 #[cfg(unix)]

@@ -27,8 +27,14 @@ pub enum Existing {
     Replace,
 }
 
+/// A folder that is being written is `.NAME.RANDOM.tmp`, and holds these.
+const SUFFIX: &str = ".tmp";
+const LOCK: &str = "lock";
+const WRITTEN: &str = "model";
+const REPLACED: &str = "replaced";
+
 /// Lets `fill` write into a new folder beside `out`, then renames the new folder to `out`. After an error nothing is
-/// left behind.
+/// left behind; what a killed program left is removed by the next that writes to `out`.
 pub(crate) fn write_whole<T>(
     out: &Path,
     existing: Existing,
@@ -49,13 +55,19 @@ pub(crate) fn write_whole<T>(
     };
     fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))?;
     let prefix = format!(".{}.", name.to_string_lossy());
-    let temporary = tempfile::Builder::new().prefix(&prefix).suffix(".tmp").tempdir_in(parent);
+    remove_abandoned(parent, &prefix);
+    let temporary = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).tempdir_in(parent);
     let temporary = temporary.map_err(|e| Error::io(parent, e))?;
-    let written = temporary.path().join("model");
+    // Held until the end, also by a program that is killed. A folder without its model is not yet held by anybody.
+    let lock = temporary.path().join(LOCK);
+    let held = File::create(&lock).map_err(|e| Error::io(&lock, e))?;
+    // A file system without locks has no folders removed, since no lock can be taken there.
+    let _ = held.try_lock();
+    let written = temporary.path().join(WRITTEN);
     fs::create_dir(&written).map_err(|e| Error::io(&written, e))?;
     let result = fill(&written)?;
     sync(&written)?;
-    let replaced = temporary.path().join("replaced");
+    let replaced = temporary.path().join(REPLACED);
     if out.exists() {
         check_target(out, existing)?;
         fs::rename(out, &replaced).map_err(|e| Error::io(out, e))?;
@@ -67,6 +79,23 @@ pub(crate) fn write_whole<T>(
     }
     sync(parent)?;
     Ok(result)
+}
+
+/// Removes what killed programs left beside a folder. A failure is none: the next one removes it.
+fn remove_abandoned(parent: &Path, prefix: &str) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for folder in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(prefix) && name.ends_with(SUFFIX) && is_abandoned(&folder) {
+            let _ = fs::remove_dir_all(&folder);
+        }
+    }
+}
+
+/// Whether nobody writes a folder any more. One that holds the model it was to replace is kept: that may be the only copy.
+fn is_abandoned(folder: &Path) -> bool {
+    let is_started = folder.join(WRITTEN).is_dir() && !folder.join(REPLACED).exists();
+    is_started && File::open(folder.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
 /// Writes and syncs a file.

@@ -114,6 +114,29 @@ fn a_failed_export_leaves_nothing_behind() {
 }
 
 #[test]
+fn what_a_killed_export_left_is_removed_and_what_is_written_or_the_only_copy_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = |name: &str| {
+        let left = folder.path().join(name);
+        fs::create_dir_all(left.join("model")).unwrap();
+        fs::write(left.join("lock"), "").unwrap();
+        left
+    };
+    let (killed, writing, replacing) = (left(".model.a.tmp"), left(".model.b.tmp"), left(".model.c.tmp"));
+    let (other, starting) = (left(".model2.d.tmp"), left(".model.e.tmp"));
+    let held = File::open(writing.join("lock")).unwrap();
+    held.lock().unwrap();
+    fs::create_dir(replacing.join("replaced")).unwrap();
+    fs::remove_dir(starting.join("model")).unwrap();
+    export(&folder.path().join("model"), &tiny(), &[], &options(Precision::F32, 400), fill).unwrap();
+    assert!(!killed.exists());
+    for kept in [writing, replacing, other, starting] {
+        assert!(kept.join("lock").exists(), "{}", kept.display());
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5, "the model and what was kept");
+}
+
+#[test]
 fn numbers_beyond_f16_are_refused_by_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let big = |spec: &TensorSpec, out: &mut [f32]| {

@@ -13,6 +13,7 @@ use crate::device::Backend;
 use crate::lm_head::cuda::chunk_rows;
 use crate::lm_head::{Alternatives, check_alternatives};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
+use std::ops::RangeInclusive;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +40,9 @@ impl Filter {
 }
 
 impl SamplingRule {
+    /// Temperatures by which logits in f32 can be divided: beyond these a quotient may leave the range of f32.
+    pub const TEMPERATURES: RangeInclusive<f64> = 1e-6..=1e6;
+
     /// The temperature of the reported numbers.
     pub fn temperature(&self) -> f64 {
         match self {

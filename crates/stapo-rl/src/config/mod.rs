@@ -1,6 +1,7 @@
 //! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
 
 mod auto;
+mod kind;
 pub(crate) mod lora;
 mod plan;
 pub(crate) mod refusal;
@@ -11,6 +12,7 @@ mod sources;
 mod style;
 
 pub use auto::{KvMemory, RecomputeChoice};
+pub use kind::FileKind;
 pub use lora::{BaseStorage, LoraConfig, Targets};
 pub use plan::Plan;
 pub use refusal::PlanError;
@@ -398,6 +400,7 @@ impl Config {
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
         let mut given = settings::parse(text)?;
+        FileKind::Training.check("config", &given)?;
         sources::spell_out_models(&mut given);
         let mut table = overlaid(given);
         let mut overrides: Vec<&str> = overrides.into_iter().collect();

@@ -9,6 +9,7 @@ use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
 use stapo_core::settings;
 use stapo_model::DeviceName;
+use stapo_model::generate::SamplingRule;
 use stapo_model::optimizer::AdamWSettings;
 
 /// The largest counts. Their products fit the numbers that memory and time are computed in.
@@ -288,7 +289,14 @@ impl Plan {
             "an advantage compares responses to one problem",
         )?;
         count("rollout.group_size", rollout.group_size, MAX_SAMPLES)?;
-        positive("rollout.temperature", rollout.temperature)?;
+        let range = SamplingRule::TEMPERATURES;
+        require(
+            range.contains(&rollout.temperature),
+            "rollout.temperature",
+            rollout.temperature,
+            &format!("expected a number from {:e} to {:e}", range.start(), range.end()),
+            "1 samples from the model as it is",
+        )?;
         count("rollout.max_prompt_tokens", rollout.max_prompt_tokens, MAX_TOKENS)?;
         count("rollout.max_response_tokens", rollout.max_response_tokens, MAX_TOKENS)?;
         if let Some(lengths) = rollout.lengths {

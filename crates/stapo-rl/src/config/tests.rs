@@ -32,7 +32,7 @@ fn a_plan_resolves_to_itself() {
 
 #[test]
 fn wrong_keys_types_and_values_are_named_with_the_remedy() {
-    let cases: [(&str, &[&str], &str); 19] = [
+    let cases: [(&str, &[&str], &str); 20] = [
         ("stepz = 3", &[], "config.stepz: unknown key `stepz`"),
         ("stepz = 3", &[], "did you mean `steps`?"),
         ("[rollout]\ngroup_sise = 3", &[], "config.rollout.group_sise: unknown key `group_sise`"),
@@ -43,7 +43,8 @@ fn wrong_keys_types_and_values_are_named_with_the_remedy() {
             "config.learning_rate: unknown key `learning_rate`\nhint: did you mean `update.learning_rate`?",
         ),
         ("", &["rollout.group_size=1"], "config.rollout.group_size: 1, expected at least 2"),
-        ("", &["rollout.temperature=0"], "config.rollout.temperature: 0, expected a positive number"),
+        ("", &["rollout.temperature=0"], "rollout.temperature: 0, expected a number from 1e-6 to 1e6"),
+        ("", &["rollout.temperature=1e-300"], ", expected a number from 1e-6 to 1e6"),
         ("", &["update.problems_per_minibatch=64"], "is above rollout.problems_per_step"),
         ("", &["update.microbatch_tokens=100"], "is below the longest sequence, 160 tokens"),
         ("", &["update.learning_rate=-1"], "config.update.learning_rate: -1, expected a positive number"),

@@ -18,9 +18,10 @@ impl Decoding {
             "greedy" => Ok(vec![Self { name: "greedy".into(), rule: SamplingRule::Greedy }]),
             _ => {
                 let (temperature, top_p) = text.split_once(':').unwrap_or((text, "1"));
-                let number = |text: &str| text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-                let top_p = number(top_p).filter(|p| *p <= 1.0);
-                let drawn = number(temperature).zip(top_p).map(|(t, p)| vec![Self::drawn(t, p)]);
+                let number = |text: &str| text.parse::<f64>().ok();
+                let temperature = number(temperature).filter(|t| SamplingRule::TEMPERATURES.contains(t));
+                let top_p = number(top_p).filter(|p| *p > 0.0 && *p <= 1.0);
+                let drawn = temperature.zip(top_p).map(|(t, p)| vec![Self::drawn(t, p)]);
                 drawn.ok_or_else(|| {
                     format!("decoding {text:?}: expected paper, greedy, or TEMPERATURE:TOP_P such as 0.7:0.9")
                 })

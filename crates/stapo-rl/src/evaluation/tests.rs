@@ -115,7 +115,7 @@ fn decodings_are_read_and_refused() {
     let name = |text: &str| Decoding::parse(text).unwrap().into_iter().map(|d| d.name).collect::<Vec<_>>();
     assert_eq!(name("paper"), ["T=1.0 p=1.0", "T=0.7 p=0.9"]);
     assert_eq!(name("0.6"), ["T=0.6 p=1.0"]);
-    for bad in ["hot", "0:1", "1:1.5", "1:0", "nan"] {
+    for bad in ["hot", "0:1", "1:1.5", "1:0", "nan", "1e-300", "1e300"] {
         assert!(Decoding::parse(bad).unwrap_err().contains("expected paper, greedy"), "{bad}");
     }
 }

@@ -40,6 +40,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("scale", 40),
         ("stability", 24),
         ("stability-arms", 80),
+        ("stability-builtin", 15),
         ("stability-stale", 24),
         ("thresholds", 25),
         ("transfer", 6),

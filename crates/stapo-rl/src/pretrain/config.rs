@@ -4,7 +4,9 @@ use super::fresh::Shape;
 use super::spelling;
 use super::texts::TextsSpec;
 use crate::config::refusal::{at_least_one, positive, require};
-use crate::config::{Config, Curve, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora};
+use crate::config::{
+    Config, Curve, FileKind, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora,
+};
 use crate::task::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, SettingsError};
@@ -189,8 +191,10 @@ impl PretrainConfig {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
+        let written = settings::parse(text)?;
+        FileKind::Supervised.check("config", &written)?;
         let mut given = Table::new();
-        spelling::set_all(&mut given, settings::parse(text)?)?;
+        spelling::set_all(&mut given, written)?;
         let overrides: Vec<String> = overrides.into_iter().map(spelling::modern_override).collect();
         let mut below = settings::to_table(defaults);
         // A number of steps replaces the default number of epochs.

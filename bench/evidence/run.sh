@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs experiments of docs/evidence.md on one GPU, their runs side by side under MPS, one experiment after the other and each for a
+# time at most. An experiment that is ended by its time is interrupted as by Ctrl-C; the same command goes on with it.
+#   bench/evidence/run.sh stability-arms:44:310 scale:30:250 stability-stale:24:280
+# Arguments: EXPERIMENT:JOBS:SECONDS each. STAPO names the program (stapo), OUT the folder for everything that is written (runs of
+# 14M parameters take 0.2 GB each). In OUT: base models in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out
+# checkpoints and responses.
+set -euo pipefail
+here=$(cd "$(dirname "$0")/../.." && pwd)
+stapo=$(command -v "${STAPO:-stapo}") || { echo "STAPO: no program '${STAPO:-stapo}'" >&2; exit 2; }
+stapo=$(realpath "$stapo")
+[ $# -gt 0 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
+for words in "$@"; do
+    [[ $words =~ ^[a-z0-9-]+:[0-9]+:[0-9]+$ ]] || { echo "$words: expected EXPERIMENT:JOBS:SECONDS" >&2; exit 2; }
+    [ -f "$here/experiments/${words%%:*}.toml" ] || { echo "${words%%:*}: no such file in experiments/" >&2; exit 2; }
+done
+mkdir -p "${OUT:=$PWD/evidence}"
+cd "$OUT"
+
+# Many processes on one GPU take turns without MPS.
+if command -v nvidia-cuda-mps-control > /dev/null && ! echo get_server_list | nvidia-cuda-mps-control > /dev/null 2>&1; then
+    nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
+fi
+
+# The base models that the experiments name, side by side; one that is there is kept.
+files=()
+for words in "$@"; do files+=("$here/experiments/${words%%:*}.toml"); done
+for base in $(grep -oh 'runs/base-[0-9a-z]*' "${files[@]}" | sort -u); do
+    [ -f "$base/manifest.sha256" ] || "$stapo" pretrain "$here/configs/${base#runs/}.toml" --device "${DEVICE:-cuda}" --out "$base" \
+        > "${base#runs/}.log" 2>&1 &
+done
+wait
+
+for words in "$@"; do
+    IFS=: read -r name jobs seconds <<< "$words"
+    status=0
+    start=$SECONDS
+    timeout --signal INT --kill-after 60 "$seconds" "$stapo" experiment "$here/experiments/$name.toml" --jobs "$jobs" \
+        ${DEVICE:+--set device="$DEVICE"} > "$name.log" 2>&1 || status=$?
+    echo "$name: status $status after $((SECONDS - start)) s"
+    tar --exclude=checkpoints --exclude=rollouts -czf "$name.tar.gz" "experiments/$name" "$name.log"
+done
