@@ -58,7 +58,7 @@ pub(crate) fn write_whole<T>(
     remove_abandoned(parent, &prefix);
     let temporary = tempfile::Builder::new().prefix(&prefix).suffix(SUFFIX).tempdir_in(parent);
     let temporary = temporary.map_err(|e| Error::io(parent, e))?;
-    // Held until the end, also by a program that is killed. A folder without its model is not yet held by anybody.
+    // Held until this program ends, however it ends, and taken before the folder holds anything that could be removed.
     let lock = temporary.path().join(LOCK);
     let held = File::create(&lock).map_err(|e| Error::io(&lock, e))?;
     // A file system without locks has no folders removed, since no lock can be taken there.
@@ -92,10 +92,11 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
     }
 }
 
-/// Whether nobody writes a folder any more. One that holds the model it was to replace is kept: that may be the only copy.
+/// Whether nobody writes a folder any more. It then holds a part of a model, or the model that a whole one has replaced; one with
+/// both was left between two renames, and the model that was to be replaced may be the only copy.
 fn is_abandoned(folder: &Path) -> bool {
-    let is_started = folder.join(WRITTEN).is_dir() && !folder.join(REPLACED).exists();
-    is_started && File::open(folder.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
+    let has_one = folder.join(WRITTEN).is_dir() != folder.join(REPLACED).is_dir();
+    has_one && File::open(folder.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
 /// Writes and syncs a file.

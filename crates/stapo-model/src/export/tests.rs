@@ -123,13 +123,14 @@ fn what_a_killed_export_left_is_removed_and_what_is_written_or_the_only_copy_is_
         left
     };
     let (killed, writing, replacing) = (left(".model.a.tmp"), left(".model.b.tmp"), left(".model.c.tmp"));
-    let (other, starting) = (left(".model2.d.tmp"), left(".model.e.tmp"));
+    let (other, starting, replaced) = (left(".model2.d.tmp"), left(".model.e.tmp"), left(".model.f.tmp"));
     let held = File::open(writing.join("lock")).unwrap();
     held.lock().unwrap();
     fs::create_dir(replacing.join("replaced")).unwrap();
     fs::remove_dir(starting.join("model")).unwrap();
+    fs::rename(replaced.join("model"), replaced.join("replaced")).unwrap();
     export(&folder.path().join("model"), &tiny(), &[], &options(Precision::F32, 400), fill).unwrap();
-    assert!(!killed.exists());
+    assert!(!killed.exists() && !replaced.exists());
     for kept in [writing, replacing, other, starting] {
         assert!(kept.join("lock").exists(), "{}", kept.display());
     }
