@@ -32,7 +32,7 @@ impl FileKind {
     }
 
     /// The key by which a file is known to be of this kind.
-    fn key_in(self, given: &Table) -> Option<&'static str> {
+    pub(crate) fn key_in(self, given: &Table) -> Option<&'static str> {
         self.own_keys().iter().find(|key| given.contains_key(**key)).copied()
     }
 

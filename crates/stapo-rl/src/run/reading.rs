@@ -2,6 +2,7 @@
 
 use super::check_tree;
 use super::columns::Columns;
+use crate::config::FileKind;
 use crate::error::{Error, Result};
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, Record, ResponseRecord};
@@ -35,10 +36,9 @@ pub enum RunKind {
 }
 
 impl RunKind {
-    /// The kind of a run with that plan: supervised training names texts, under the key of this program or of earlier ones.
+    /// The kind of a run with that plan.
     pub fn of(plan: &Table) -> Self {
-        let is_supervised = plan.contains_key("data") || plan.contains_key("texts");
-        if is_supervised { Self::Supervised } else { Self::Training }
+        if FileKind::Supervised.key_in(plan).is_some() { Self::Supervised } else { Self::Training }
     }
 
     /// Refuses a run of another kind. A plan that cannot be read is left to the reader of its keys.
