@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs experiments of docs/evidence.md on one GPU, their runs side by side under MPS, one experiment after the other and each for a
-# time at most. An experiment that is ended by its time is interrupted as by Ctrl-C; the same command goes on with it.
+# time at most. An experiment that is ended by its time is stopped by a signal; the same command goes on with it.
 #   bench/evidence/run.sh stability-arms:44:310 scale:30:250 stability-stale:24:280
 # Arguments: EXPERIMENT:JOBS:SECONDS each. STAPO names the program (stapo), OUT the folder for everything that is written (runs of
 # 14M parameters take 0.2 GB each). In OUT: base models in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out
@@ -35,7 +35,7 @@ for words in "$@"; do
     IFS=: read -r name jobs seconds <<< "$words"
     status=0
     start=$SECONDS
-    timeout --signal INT --kill-after 60 "$seconds" "$stapo" experiment "$here/experiments/$name.toml" --jobs "$jobs" \
+    timeout --signal TERM --kill-after 60 "$seconds" "$stapo" experiment "$here/experiments/$name.toml" --jobs "$jobs" \
         ${DEVICE:+--set device="$DEVICE"} > "$name.log" 2>&1 || status=$?
     echo "$name: status $status after $((SECONDS - start)) s"
     tar --exclude=checkpoints --exclude=rollouts -czf "$name.tar.gz" "experiments/$name" "$name.log"

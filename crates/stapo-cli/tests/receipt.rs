@@ -250,3 +250,33 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     fs::remove_dir_all(experiment.join("without-s2t/seed-0")).unwrap();
     assert!(differs(at, &verify).contains("without-s2t/seed-0/manifest.json: MISSING"));
 }
+
+#[test]
+fn a_stopped_experiment_has_a_receipt_of_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .current_dir(at)
+        .args(["experiment", "falsify", "--seeds", "0", "--set", "steps=100000"])
+        .args(SMALL)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let metrics = at.join("experiments/falsify/with-s2t/seed-0/metrics.jsonl");
+    while !fs::metadata(&metrics).is_ok_and(|file| file.len() > 0) {
+        assert!(child.try_wait().unwrap().is_none(), "the experiment goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(143), "{said}");
+    let receipt = sha256(&fs::read(at.join("experiments/falsify/manifest.json")).unwrap());
+    assert!(said.contains(&format!("receipt {} of what is there", &receipt[..12])), "{said}");
+    let verify = ["verify", "experiments/falsify"];
+    ok(&stapo(at, &verify));
+    fs::write(&metrics, "").unwrap();
+    assert!(differs(at, &verify).contains("with-s2t/seed-0/metrics.jsonl: DIFFERENT"));
+}

@@ -9,7 +9,8 @@ use std::io::{IsTerminal, Write, stderr, stdin};
 #[cfg(unix)]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
@@ -17,6 +18,10 @@ const SIGTERM: i32 = 15;
 
 /// What the first signal does.
 pub const FINISHING: &str = "finishing this step and saving; Ctrl-C again ends at once";
+
+/// For so long after the first signal another one is the same request: `timeout` signals the process and then its whole group, and
+/// a run of an experiment is told by the terminal and by the experiment.
+const ECHO: Duration = Duration::from_millis(200);
 
 /// Which signal came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +40,7 @@ type Show = Box<dyn Fn(Asked) + Send>;
 pub struct Stop {
     /// The number of the signal; 0 before the first.
     signal: Arc<AtomicI32>,
+    first: Arc<OnceLock<Instant>>,
     show: Arc<Mutex<Option<Show>>>,
 }
 
@@ -51,6 +57,7 @@ impl Stop {
 
     /// Asks to stop as that signal does; true for the first to ask.
     pub fn raise(&self, signal: i32) -> bool {
+        self.first.get_or_init(Instant::now);
         self.signal.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
@@ -79,7 +86,9 @@ impl Stop {
     }
 
     fn took(&self, signal: i32) {
-        let asked = if self.raise(signal) { Asked::Once } else { Asked::Again };
+        let is_first = self.raise(signal);
+        let since_first = self.first.get().map_or(Duration::ZERO, Instant::elapsed);
+        let Some(asked) = asked(is_first, since_first) else { return };
         match (&*self.show.lock().unwrap_or_else(PoisonError::into_inner), asked) {
             (Some(show), _) => {
                 if signal == SIGINT && stdin().is_terminal() {
@@ -94,6 +103,11 @@ impl Stop {
             std::process::exit(128 + signal);
         }
     }
+}
+
+/// What a signal asks for; `None` where it is the first request once more.
+fn asked(is_first: bool, since_first: Duration) -> Option<Asked> {
+    if is_first { Some(Asked::Once) } else { (since_first > ECHO).then_some(Asked::Again) }
 }
 
 /// Takes back the `^C` that a terminal writes, which stands on a line of its own below a progress bar: the bar finds its
@@ -185,5 +199,12 @@ mod tests {
         let stop = Stop::default();
         assert!(!stop.is_raised() && stop.raise(SIGTERM) && !stop.raise(SIGINT));
         assert_eq!((stop.name().as_str(), stop.exit_status()), ("SIGTERM", 143));
+    }
+
+    #[test]
+    fn a_signal_that_comes_twice_at_once_is_one_request() {
+        let cases = [(true, Duration::ZERO), (false, Duration::ZERO), (false, ECHO), (false, ECHO * 2)];
+        let asked = cases.map(|(is_first, since)| asked(is_first, since));
+        assert_eq!(asked, [Some(Asked::Once), None, None, Some(Asked::Again)]);
     }
 }

@@ -1,5 +1,5 @@
 //! The receipt of a folder: the SHA-256 of its `manifest.json`, which lists every file with its hash. A run, an evaluation
-//! and an experiment get one when their work ends; going on withdraws it.
+//! and an experiment get one when their work ends or is stopped; going on withdraws it.
 
 use super::checkpoint::{Checkpoint, STATE};
 use super::hashes::hash_file;

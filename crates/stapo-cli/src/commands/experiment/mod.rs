@@ -42,6 +42,10 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
 
+    /// Runs only the arms whose name holds this text, as in learning_rate=0.0003; may be repeated. The others keep what they have.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+
     /// Runs at the same time; the threads are shared out.
     #[arg(long, default_value_t = 1, value_parser = positive)]
     jobs: usize,
@@ -61,27 +65,34 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let spec = read_spec(file, args)?;
-    let experiment = spec.expand()?;
+    let mut experiment = spec.expand()?;
+    let chosen = chosen(&experiment, &args.only)?;
     if args.dry_run {
-        show::planned(&experiment);
+        show::planned(chosen.iter().map(|&place| &experiment.arms[place]));
         return Ok(ExitCode::SUCCESS);
     }
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
     let stop = stop::on_signals()?;
     // Held to the end: a second process on this folder is refused.
-    let lock = prepare(&folder, &spec, &experiment)?;
+    let lock = prepare(&folder, &spec, &mut experiment)?;
     if let Some(text) = lock.warning() {
         eprintln!("warning: {text}");
     }
     wait_for_runs(&folder, &experiment)?;
-    let failures = run_arms(&folder, &experiment, args.jobs, &stop);
-    let mut experiment = experiment;
+    let failures = run_arms(&folder, &experiment, &chosen, args.jobs, &stop);
+    for &place in &chosen {
+        experiment.arms[place].error = None;
+    }
     for (arm, error) in failures {
         experiment.arms[arm].error = Some(error);
     }
     write_whole(&folder.join("experiment.json"), experiment.to_line().as_bytes())?;
     if stop.is_raised() {
-        eprintln!("stopped; go on with the same command");
+        let sealed = seal(&folder, &spec, &experiment)?;
+        let (receipt, at) = (receipt::short(&sealed), folder.display());
+        eprintln!(
+            "stopped; go on with the same command\nreceipt {receipt} of what is there: stapo verify {at}"
+        );
         return Ok(ExitCode::from(stop.exit_status()));
     }
     let summary = summary(&folder, &experiment)?;
@@ -100,7 +111,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-/// Writes the manifest of the experiment, which lists every complete run by that run's own manifest.
+/// Writes the manifest of the experiment, which lists every run that has ended or was stopped by that run's own manifest.
 fn seal(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<String> {
     let inputs = vec![hash_bytes("config", spec.config_text().as_bytes())];
     let runs: Vec<String> = experiment.arms.iter().map(|arm| arm.run.clone()).collect();
@@ -115,8 +126,8 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
     Ok(spec)
 }
 
-/// Makes the folder as a whole, or checks that an existing one holds the same experiment; and locks it.
-fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<FolderLock> {
+/// Makes the folder as a whole, or checks that an existing one holds the same experiment, whose errors it takes over; and locks it.
+fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &mut Experiment) -> Result<FolderLock> {
     check_tree(folder)?;
     let path = folder.join("experiment.json");
     if !path.exists() {
@@ -144,6 +155,9 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Res
     if runs(&before.arms) != runs(&experiment.arms) || config != spec.config_text() {
         bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
     }
+    for (arm, before) in experiment.arms.iter_mut().zip(before.arms) {
+        arm.error = before.error;
+    }
     lock.sign(&writer("experiment"))?;
     receipt::withdraw_with_manifest(folder)?;
     Ok(lock)
@@ -168,24 +182,40 @@ fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
     Ok(())
 }
 
-/// The order in which arms run: all of the first seed, then all of the next, so that an experiment that is stopped has compared
-/// them all.
-fn in_turn(arms: &[Arm]) -> Vec<usize> {
+/// The arms to run in their order: all of the first seed, then all of the next, so that an experiment that is stopped has
+/// compared them all.
+fn chosen(experiment: &Experiment, only: &[String]) -> Result<Vec<usize>> {
+    let arms = &experiment.arms;
     let mut seeds: Vec<u64> = Vec::new();
     for arm in arms {
         if !seeds.contains(&arm.seed) {
             seeds.push(arm.seed);
         }
     }
-    seeds.iter().flat_map(|seed| (0..arms.len()).filter(|place| arms[*place].seed == *seed)).collect()
+    if let Some(text) = only.iter().find(|text| !arms.iter().any(|arm| arm.name.contains(*text))) {
+        bail!(
+            "--only {text}: no arm has that in its name\nhint: the arms are {}",
+            experiment.arm_names().join(", ")
+        );
+    }
+    let is_chosen = |arm: &Arm| only.is_empty() || only.iter().any(|text| arm.name.contains(text));
+    let of_seed =
+        |seed| (0..arms.len()).filter(move |&place| arms[place].seed == seed && is_chosen(&arms[place]));
+    Ok(seeds.into_iter().flat_map(of_seed).collect())
 }
 
-/// Runs every arm that is not finished; returns the arms that failed with their errors.
-fn run_arms(folder: &Path, experiment: &Experiment, jobs: usize, stop: &Stop) -> Vec<(usize, String)> {
+/// Runs every chosen arm that is not finished; returns the arms that failed with their errors.
+fn run_arms(
+    folder: &Path,
+    experiment: &Experiment,
+    chosen: &[usize],
+    jobs: usize,
+    stop: &Stop,
+) -> Vec<(usize, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
-    let next = Mutex::new(in_turn(&experiment.arms).into_iter());
+    let next = Mutex::new(chosen.iter().copied());
     let failures = Mutex::new(Vec::new());
-    let view = show::Progress::new(experiment);
+    let view = show::Progress::new(chosen.len());
     let leashes = Leashes::default();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -274,8 +304,17 @@ mod tests {
     fn all_arms_of_a_seed_run_before_the_next_seed() {
         let text = "name = \"m\"\nseeds = [7, 3]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\n[[arms]]\nname = \"c\"";
         let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
-        let runs: Vec<&str> =
-            in_turn(&experiment.arms).into_iter().map(|place| experiment.arms[place].run.as_str()).collect();
-        assert_eq!(runs, ["a/seed-7", "b/seed-7", "c/seed-7", "a/seed-3", "b/seed-3", "c/seed-3"]);
+        let runs = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(ToString::to_string).collect();
+            let places = chosen(&experiment, &only).map_err(|error| error.to_string())?;
+            Ok::<_, String>(
+                places.into_iter().map(|place| experiment.arms[place].run.clone()).collect::<Vec<_>>(),
+            )
+        };
+        let all = ["a/seed-7", "b/seed-7", "c/seed-7", "a/seed-3", "b/seed-3", "c/seed-3"];
+        assert_eq!(runs(&[]).unwrap(), all);
+        assert_eq!(runs(&["c", "a"]).unwrap(), ["a/seed-7", "c/seed-7", "a/seed-3", "c/seed-3"]);
+        let said = runs(&["a", "d"]).unwrap_err();
+        assert!(said.contains("--only d") && said.contains("a, b, c"), "{said}");
     }
 }

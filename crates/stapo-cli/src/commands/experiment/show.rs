@@ -16,12 +16,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(experiment: &Experiment) -> Self {
+    pub fn new(n_runs: usize) -> Self {
         let bars = MultiProgress::new();
         if is_quiet() {
             bars.set_draw_target(ProgressDrawTarget::hidden());
         }
-        let whole = bars.add(ProgressBar::new(experiment.arms.len() as u64));
+        let whole = bars.add(ProgressBar::new(n_runs as u64));
         whole.set_style(style("{bar:20} {pos}/{len} runs  {elapsed} so far  {eta} left"));
         whole.tick();
         Self { bars, whole, runs: Mutex::new(HashMap::new()) }
@@ -79,11 +79,12 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// The runs that an experiment would start.
-pub fn planned(experiment: &Experiment) {
-    for arm in &experiment.arms {
+pub fn planned<'a>(arms: impl ExactSizeIterator<Item = &'a Arm>) {
+    let n_runs = arms.len();
+    for arm in arms {
         println!("{:<40} {}", arm.run, arm.settings.join(" "));
     }
-    println!("{} runs, none started", experiment.arms.len());
+    println!("{n_runs} runs, none started");
 }
 
 /// How many seeds collapsed and in which sense; nothing where none did.
