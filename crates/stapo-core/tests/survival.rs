@@ -75,6 +75,8 @@ fn groups_that_never_meet_have_the_least_p_and_no_event_gives_one() {
     let test = log_rank(&apart, &Resampling::default()).unwrap();
     // Of the 70 ways to deal four of eight, two are as far apart as this one.
     assert!((test.p_permutation - 2.0 / 70.0).abs() < 0.01, "{test:?}");
+    // Four events of group 0, of which 4/8 + 3/7 + 2/6 + 1/5 were to be expected.
+    assert!((test.excess - (4.0 - 4.0 / 8.0 - 3.0 / 7.0 - 2.0 / 6.0 - 1.0 / 5.0)).abs() < 1e-12, "{test:?}");
     let calm = [subject(0, 5.0, false), subject(1, 5.0, false)];
     let test = log_rank(&calm, &Resampling::default()).unwrap();
     assert_eq!((test.p_value, test.p_permutation, test.n_events), (1.0, 1.0, 0));

@@ -70,6 +70,8 @@ pub struct Subject {
 /// The log-rank test of "all groups have one survival curve".
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LogRank {
+    /// Observed minus expected events of group 0: positive where its units have their events early.
+    pub excess: f64,
     /// Chi-squared, with `freedom` degrees of freedom.
     pub statistic: f64,
     pub freedom: usize,
@@ -90,7 +92,9 @@ pub fn log_rank(subjects: &[Subject], resampling: &Resampling) -> Result<LogRank
     at_least("groups", 2, n_groups)?;
     let tables = event_tables(subjects);
     let mut groups: Vec<usize> = subjects.iter().map(|subject| subject.group).collect();
-    let (statistic, freedom) = chi_squared(&tables, &groups, n_groups);
+    let (excess, covariance) = excess(&tables, &groups, n_groups);
+    let first_excess = excess[0];
+    let (statistic, freedom) = quadratic_form(covariance, excess);
     let strata = strata(subjects);
     let draw = Key::new(resampling.seed);
     let mut n_hits = 0;
@@ -101,9 +105,11 @@ pub fn log_rank(subjects: &[Subject], resampling: &Resampling) -> Result<LogRank
             members.iter().zip(own).for_each(|(&idx, group)| groups[idx] = group);
         }
         // Equal statistics may differ in their last bits, since sums run in another order.
-        n_hits += usize::from(chi_squared(&tables, &groups, n_groups).0 >= statistic * (1.0 - 1e-9) - 1e-12);
+        let (excess, covariance) = self::excess(&tables, &groups, n_groups);
+        n_hits += usize::from(quadratic_form(covariance, excess).0 >= statistic * (1.0 - 1e-9) - 1e-12);
     }
     Ok(LogRank {
+        excess: first_excess,
         statistic,
         freedom,
         p_value: if freedom == 0 { 1.0 } else { chi_squared_upper(statistic, freedom as f64) },
@@ -158,8 +164,8 @@ fn event_tables(subjects: &[Subject]) -> Vec<EventTable> {
     tables
 }
 
-/// The statistic and its degrees of freedom for subjects in these groups.
-fn chi_squared(tables: &[EventTable], groups: &[usize], n_groups: usize) -> (f64, usize) {
+/// Observed minus expected events of each of these groups, and their covariance.
+fn excess(tables: &[EventTable], groups: &[usize], n_groups: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mut excess = vec![0.0; n_groups];
     let mut covariance = vec![vec![0.0; n_groups]; n_groups];
     for table in tables {
@@ -181,7 +187,7 @@ fn chi_squared(tables: &[EventTable], groups: &[usize], n_groups: usize) -> (f64
             }
         }
     }
-    quadratic_form(covariance, excess)
+    (excess, covariance)
 }
 
 /// `x' C^- x` and the rank of C, for a covariance C whose rows sum to 0, by Gaussian elimination with the largest

@@ -255,6 +255,7 @@ fn survival_section(study: &Study) -> ReportSection {
         blocks.push(ContentBlock::Figures(figures));
     }
     blocks.extend(missing.into_iter().map(ContentBlock::Missing));
+    blocks.push(ContentBlock::Folded("The method beside each other one", survival::pairs_table(study)));
     blocks.push(ContentBlock::Folded("Collapses of each arm", survival::table(study)));
     ReportSection { id: "survival", title: "Steps until collapse", blocks }
 }

@@ -1,7 +1,8 @@
 //! Curves over training: one line per arm, the mean of its seeds with the interval of that mean.
 
 use crate::shared::chart::{
-    Band, Curve, CurvePoint, Curves, Figure, MIN_SEEDS_FOR_INTERVAL, Scale, band_over,
+    ANY, AT_LEAST_ZERO, Band, Bounds, Curve, CurvePoint, Curves, Figure, MIN_SEEDS_FOR_INTERVAL, PERCENT,
+    Scale, band_over,
 };
 use crate::shared::study::summary::interval_of;
 use crate::shared::study::table::slug;
@@ -16,7 +17,9 @@ struct StepQuantity {
     title: &'static str,
     what: &'static str,
     unit: &'static str,
-    axis: Axis,
+    bounds: Bounds,
+    /// Whether the axis is logarithmic, with a place for 0.
+    is_log: bool,
     of: fn(&Metrics) -> Option<f64>,
     /// Whether a study has something to draw.
     presence: fn(&Study) -> Presence,
@@ -38,19 +41,12 @@ const PLAIN: StepQuantity = StepQuantity {
     title: "",
     what: "",
     unit: "",
-    axis: Axis::Linear,
+    bounds: AT_LEAST_ZERO,
+    is_log: false,
     of: |_| None,
     presence: |_| Presence::Drawn,
     details: |_| Vec::new(),
 };
-
-#[derive(Clone, Copy, PartialEq)]
-enum Axis {
-    Linear,
-    /// Percent: intervals end at 0 and 100.
-    Share,
-    LogOrZero,
-}
 
 const QUANTITIES: [StepQuantity; 10] = [
     StepQuantity {
@@ -58,7 +54,7 @@ const QUANTITIES: [StepQuantity; 10] = [
         title: "Training accuracy",
         what: "share of sampled responses judged right, %",
         unit: "%",
-        axis: Axis::Share,
+        bounds: PERCENT,
         of: |m| Some(100.0 * m.accuracy),
         ..PLAIN
     },
@@ -66,6 +62,7 @@ const QUANTITIES: [StepQuantity; 10] = [
         name: "reward",
         title: "Reward",
         what: "mean reward of sampled responses",
+        bounds: ANY,
         of: |m| Some(m.reward_mean),
         details: |study| reward_names(study).iter().map(|name| reward(study, name)).collect(),
         ..PLAIN
@@ -83,7 +80,7 @@ const QUANTITIES: [StepQuantity; 10] = [
         name: "silenced-share",
         title: "Silenced share",
         what: "silenced tokens among response tokens; logarithmic, with a place for steps that silenced none",
-        axis: Axis::LogOrZero,
+        is_log: true,
         of: |m| (m.n_tokens > 0).then(|| m.n_silenced as f64 / m.n_tokens as f64),
         presence: silenced_share_presence,
         ..PLAIN
@@ -108,7 +105,7 @@ const QUANTITIES: [StepQuantity; 10] = [
         title: "Truncated responses",
         what: "share of responses that the length limit cut, %",
         unit: "%",
-        axis: Axis::Share,
+        bounds: PERCENT,
         of: |m| Some(100.0 * m.truncated_share),
         presence: truncated_presence,
         ..PLAIN
@@ -118,7 +115,7 @@ const QUANTITIES: [StepQuantity; 10] = [
         title: "Gradient taken out by silencing",
         what: "share of the summed squared gradient norm at the logits, %",
         unit: "%",
-        axis: Axis::Share,
+        bounds: PERCENT,
         of: |m| Some(100.0 * m.silenced_gradient_share),
         presence: |study| if is_silencing(study) { Presence::Drawn } else { Presence::Omitted },
         ..PLAIN
@@ -180,7 +177,7 @@ fn reward_names(study: &Study) -> BTreeSet<String> {
 
 /// The curve of one of several rewards.
 fn reward(study: &Study, name: &str) -> Figure {
-    let lines = lines_of(study, false, |metrics| metrics.rewards.get(name).copied());
+    let lines = lines_of(study, &ANY, |metrics| metrics.rewards.get(name).copied());
     let y = Scale::around(extent(&lines));
     Figure {
         name: format!("reward-{name}"),
@@ -211,11 +208,8 @@ fn truncated_presence(study: &Study) -> Presence {
 }
 
 fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
-    let lines = lines_of(study, quantity.axis == Axis::Share, quantity.of);
-    let y = match quantity.axis {
-        Axis::LogOrZero => Scale::log_or_zero(extent(&lines)),
-        _ => None,
-    };
+    let lines = lines_of(study, &quantity.bounds, quantity.of);
+    let y = if quantity.is_log { Scale::log_or_zero(extent(&lines)) } else { None };
     let y = y.unwrap_or_else(|| Scale::around(extent(&lines)));
     Figure {
         name: quantity.name.to_string(),
@@ -227,10 +221,10 @@ fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
 }
 
 /// A line for each arm that has values.
-fn lines_of(study: &Study, is_share: bool, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
+fn lines_of(study: &Study, bounds: &Bounds, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
     let line = |arm: &ArmData| {
         let seeds = arm.runs.iter().map(|run| values(run, &of)).collect();
-        Curve::over_seeds(&arm.name, arm.series, seeds, is_share)
+        Curve::over_seeds(&arm.label(), arm.series, seeds, bounds)
     };
     study.arms.iter().map(line).filter(|curve| !curve.points.is_empty()).collect()
 }
@@ -277,7 +271,7 @@ fn held_out(study: &Study) -> Option<Figure> {
             .iter()
             .map(|r| r.held_out().into_iter().map(|(x, y)| (x, 100.0 * y)).collect())
             .collect();
-        let mut line = Curve::over_seeds(&arm.name, arm.series, curves, true);
+        let mut line = Curve::over_seeds(&arm.label(), arm.series, curves, &PERCENT);
         if let [run] = arm.runs.as_slice() {
             for point in &mut line.points {
                 let interval = interval_of(run, point.y / 100.0);
@@ -301,7 +295,7 @@ fn held_out(study: &Study) -> Option<Figure> {
 fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     let series = arm.series;
     let mean = |of: fn(&Metrics) -> Option<f64>| {
-        band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), false)
+        band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), &AT_LEAST_ZERO)
     };
     let band = |label: &str, low: Vec<CurvePoint>, high: Vec<CurvePoint>, opacity: f64| Band {
         label: label.to_string(),
@@ -328,7 +322,7 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     let y = Scale::around(bands[0].points.iter().flat_map(|&(_, low, high)| [low, high]));
     let lines = vec![Curve { label: "median".into(), series, points, seeds: Vec::new() }];
     let (suffix, title) = if study.arms.len() > 1 {
-        (format!("-{}", slug(&arm.name)), format!("Entropy quantiles: {}", arm.name))
+        (format!("-{}", slug(&arm.name)), format!("Entropy quantiles: {}", arm.label()))
     } else {
         (String::new(), "Entropy quantiles".to_string())
     };

@@ -26,7 +26,7 @@ pub fn figure(study: &Study, summary: &ExperimentSummary) -> Option<Figure> {
                 radius: if front.contains(&idx) { 5.5 } else { 3.5 },
                 hover: format!(
                     "{}\n{} %, {} seeds\n−max|ΔH| {} nats",
-                    arm.name,
+                    data.label(),
                     number(100.0 * arm.accuracy.value),
                     arm.n_runs,
                     number(arm.entropy_stability.value)
@@ -34,10 +34,10 @@ pub fn figure(study: &Study, summary: &ExperimentSummary) -> Option<Figure> {
             },
             x_interval: ends(&arm.entropy_stability, 1.0).map(|(low, high)| (low, high.min(0.0))),
             y_interval: ends(&arm.accuracy, 100.0).map(|(low, high)| (low.max(0.0), high.min(100.0))),
-            label: arm.name.clone(),
+            label: data.label(),
         })
         .collect();
-    let named = |idx: &usize| summary.arms[*idx].name.clone();
+    let named = |idx: &usize| study.arms[*idx].label();
     let names = front.iter().map(named).collect::<Vec<_>>().join(", ");
     let accuracy = match summary.measure {
         Measure::HeldOut => "held-out accuracy at the end, %",

@@ -112,7 +112,7 @@ pub fn whose(study: &Study) -> String {
     let (arm, run) = study.shown();
     match study.kind {
         StudyKind::Run => String::new(),
-        _ => format!(" · {}, seed {}", arm.name, run.seed),
+        _ => format!(" · {}, seed {}", arm.label(), run.seed),
     }
 }
 
@@ -161,7 +161,7 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
             continue;
         }
         series.push((
-            format!("{} ({} {})", arm.name, steps.len(), if steps.len() == 1 { "step" } else { "steps" }),
+            format!("{} ({} {})", arm.label(), steps.len(), if steps.len() == 1 { "step" } else { "steps" }),
             Ink::Series(arm.series),
         ));
         let bar = |quadrant: Quadrant| {

@@ -2,17 +2,24 @@
 
 use crate::shared::chart::{Curve, CurvePoint, Curves, Figure, Scale, number};
 use crate::shared::study::table::{Table, text};
-use crate::shared::study::{ArmData, Study};
+use crate::shared::study::{ArmData, Study, series_of};
 use stapo_core::stats::{
-    LEVEL, Lifetime, LogRank, Resampling, Subject, SurvivalStep, kaplan_meier, log_rank,
+    LEVEL, Lifetime, LogRank, Resampling, Subject, SurvivalStep, holm, kaplan_meier, log_rank,
 };
 use stapo_rl::experiment::{Collapse, split_arm};
 
 /// The runs of one method, under every setting of the experiment's matrix.
 struct Method<'a> {
     name: &'a str,
-    series: usize,
     arms: Vec<&'a ArmData>,
+}
+
+impl Method<'_> {
+    /// When each run collapsed.
+    fn lives(&self, collapse: Collapse) -> Vec<Lifetime> {
+        let runs = self.arms.iter().flat_map(|arm| &arm.runs);
+        runs.map(|run| collapse.lifetime(&run.of_seed())).collect()
+    }
 }
 
 /// The methods of a study. The arms of a matrix are named `method,key=value`.
@@ -22,18 +29,18 @@ fn methods(study: &Study) -> Vec<Method<'_>> {
         let (name, _) = split_arm(&arm.name);
         match methods.iter_mut().find(|method| method.name == name) {
             Some(method) => method.arms.push(arm),
-            None => methods.push(Method { name, series: arm.series, arms: vec![arm] }),
+            None => methods.push(Method { name, arms: vec![arm] }),
         }
     }
     methods
 }
 
-/// The test of whether methods differ in their time until collapse, each setting a stratum of its own; `None` where there
-/// is one method alone.
-pub fn test(study: &Study, collapse: Collapse) -> Option<LogRank> {
+/// The test of whether these methods differ in their time until collapse, each setting a stratum of its own; `None` for one
+/// method alone.
+fn test(methods: &[&Method<'_>], collapse: Collapse) -> Option<LogRank> {
     let mut settings: Vec<&str> = Vec::new();
     let mut subjects = Vec::new();
-    for (group, method) in methods(study).iter().enumerate() {
+    for (group, method) in methods.iter().enumerate() {
         for arm in &method.arms {
             let (_, setting) = split_arm(&arm.name);
             let known = settings.iter().position(|other| *other == setting);
@@ -48,8 +55,45 @@ pub fn test(study: &Study, collapse: Collapse) -> Option<LogRank> {
     log_rank(&subjects, &Resampling { n_resamples: 9999, ..Resampling::default() }).ok()
 }
 
+/// The study's method beside another one.
+pub struct Pair<'a> {
+    pub other: &'a str,
+    pub collapse: Collapse,
+    /// The collapsed and all runs of the method, and of the other one.
+    pub own_runs: (usize, usize),
+    pub other_runs: (usize, usize),
+    pub test: LogRank,
+    /// By permutation of runs, adjusted over all pairs and both senses of collapse.
+    pub p_adjusted: f64,
+}
+
+/// The study's method beside every other one, in both senses of collapse.
+pub fn pairs(study: &Study) -> Vec<Pair<'_>> {
+    let methods = methods(study);
+    let Some(own) = methods.iter().find(|method| Some(method.name) == study.method_name()) else {
+        return Vec::new();
+    };
+    let count = |method: &Method, collapse| {
+        let lives = method.lives(collapse);
+        (lives.iter().filter(|life| life.is_event).count(), lives.len())
+    };
+    let mut pairs = Vec::new();
+    for collapse in Collapse::ALL {
+        for other in methods.iter().filter(|other| other.name != own.name) {
+            let Some(test) = test(&[own, other], collapse) else { continue };
+            let (own_runs, other_runs) = (count(own, collapse), count(other, collapse));
+            pairs.push(Pair { other: other.name, collapse, own_runs, other_runs, test, p_adjusted: 1.0 });
+        }
+    }
+    let adjusted = holm(&pairs.iter().map(|pair| pair.test.p_permutation).collect::<Vec<_>>());
+    for (pair, p) in pairs.iter_mut().zip(adjusted.unwrap_or_default()) {
+        pair.p_adjusted = p;
+    }
+    pairs
+}
+
 /// `log-rank p 0.03 (chi-squared), 0.06 (permutation of runs), 12 collapses`.
-pub fn shown(test: &LogRank) -> String {
+fn shown(test: &LogRank) -> String {
     format!(
         "log-rank p {} (chi-squared), {} (permutation of runs), {} collapses",
         number(test.p_value),
@@ -76,45 +120,50 @@ pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
     (figures, missing)
 }
 
+/// The most curves whose intervals can be told apart where they overlap.
+const MAX_BANDS: usize = 4;
+
 fn figure(study: &Study, collapse: Collapse) -> Figure {
     let name = collapse.name();
-    let lives = |method: &Method| -> Vec<Lifetime> {
-        let runs = method.arms.iter().flat_map(|arm| &arm.runs);
-        runs.map(|run| collapse.lifetime(&run.of_seed())).collect()
-    };
     let methods = methods(study);
     let fitted: Vec<(&Method, Vec<SurvivalStep>)> = methods
         .iter()
-        .filter_map(|method| Some((method, kaplan_meier(&lives(method), LEVEL).ok()?)))
+        .filter_map(|method| Some((method, kaplan_meier(&method.lives(collapse), LEVEL).ok()?)))
         .collect();
-    let last = methods.iter().flat_map(&lives).map(|life| life.time).fold(0.0, f64::max);
+    let has_bands = fitted.len() <= MAX_BANDS;
+    let names: Vec<&str> = fitted.iter().map(|(method, _)| method.name).collect();
+    let series = series_of(&names, study.method_name());
+    let last =
+        methods.iter().flat_map(|method| method.lives(collapse)).map(|life| life.time).fold(0.0, f64::max);
     let mut times: Vec<f64> = fitted.iter().flat_map(|(_, steps)| steps.iter().map(|s| s.time)).collect();
     times.extend([0.0, last]);
     times.sort_by(f64::total_cmp);
     times.dedup();
-    let lines = fitted.iter().map(|(method, steps)| Curve {
-        label: method.name.to_string(),
-        series: method.series,
-        points: times.iter().map(|&time| point(steps, time)).collect(),
-        seeds: Vec::new(),
-    });
+    let line = |((method, steps), &series): (&(&Method, Vec<SurvivalStep>), &usize)| {
+        let mut points: Vec<CurvePoint> = times.iter().map(|&time| point(steps, time)).collect();
+        points.iter_mut().filter(|_| !has_bands).for_each(|point| point.interval = None);
+        Curve { label: method.name.to_string(), series, points, seeds: Vec::new() }
+    };
+    let lines = fitted.iter().zip(&series).map(line).collect();
     let rule = match collapse {
         Collapse::Entropy => "mean entropy below the plan's share of the first step's",
         Collapse::Accuracy => "training accuracy over 10 steps below half of its best",
     };
-    let tested = test(study, collapse).map_or(String::new(), |test| format!(" · {}", shown(&test)));
+    let tested = test(&methods.iter().collect::<Vec<_>>(), collapse)
+        .map_or(String::new(), |test| format!(" · {}", shown(&test)));
+    let with_intervals = if has_bands { " with 95 % intervals" } else { "" };
     Figure {
         name: format!("survival-{name}"),
         title: format!("Runs without collapse of {name}"),
         note: format!(
-            "Kaplan-Meier with 95 % intervals, all settings of a method together; collapse: {rule}. The test compares methods within each setting{tested}"
+            "Kaplan-Meier{with_intervals}, all settings of a method together; collapse: {rule}. The test compares methods within each setting{tested}"
         ),
         scene: Curves {
             x_label: "training step".into(),
             unit: "%",
             y: Scale::around([0.0, 100.0]),
             bands: Vec::new(),
-            lines: lines.collect(),
+            lines,
         }
         .draw_staircase(),
     }
@@ -157,6 +206,33 @@ pub fn table(study: &Study) -> Table {
             }
             table.push(cells);
         }
+    }
+    table
+}
+
+/// One row for the method beside each other one, in each sense of collapse.
+pub fn pairs_table(study: &Study) -> Table {
+    let titles = [
+        "the method beside",
+        "collapse of",
+        "#the method's runs that collapsed",
+        "#expected if alike",
+        "#the other's",
+        "#log-rank p, permutation",
+        "#p Holm",
+    ];
+    let mut table = Table::new("survival-pairs", &titles);
+    let of = |(n, all): (usize, usize)| format!("{n} of {all}");
+    for pair in pairs(study) {
+        table.push(vec![
+            text(pair.other),
+            text(pair.collapse.name()),
+            text(of(pair.own_runs)),
+            text(format!("{:.1}", pair.own_runs.0 as f64 - pair.test.excess)),
+            text(of(pair.other_runs)),
+            text(number(pair.test.p_permutation)),
+            text(number(pair.p_adjusted)),
+        ]);
     }
     table
 }

@@ -4,7 +4,7 @@ use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};
 use super::question::{named_runs, number_or, one_run, unreadable};
 use super::site::{Site, lock};
-use crate::shared::chart::{MIN_SEEDS_FOR_INTERVAL, band_over};
+use crate::shared::chart::{ANY, AT_LEAST_ZERO, Bounds, MIN_SEEDS_FOR_INTERVAL, band_over};
 use crate::shared::study::differences::{self, are_seeds};
 use crate::shared::study::table::{Cell, Table, text};
 use crate::shared::study::{Study, benchmarks, summary};
@@ -182,6 +182,19 @@ struct ArmCurves {
     mean: Curve,
 }
 
+/// The values that a key of the metrics can have, as far as it is drawn by default.
+fn bounds_of(key: &str) -> Bounds {
+    let never_negative = [
+        "accuracy",
+        "eval_accuracy",
+        "entropy_mean",
+        "gradient_norm",
+        "response_tokens_mean",
+        "silenced_share",
+    ];
+    if never_negative.contains(&key) { AT_LEAST_ZERO } else { ANY }
+}
+
 /// The curves of every arm for each key.
 pub fn curves(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let runs = runs_of(site, request)?;
@@ -207,7 +220,7 @@ pub fn curves(site: &Site, request: &Request) -> Result<Response, Refusal> {
                 seeds.push(found.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>());
             }
             seeds.retain(|seed| !seed.is_empty());
-            let mut mean = if seeds.len() > 1 { band_over(&seeds, false) } else { Vec::new() };
+            let mut mean = if seeds.len() > 1 { band_over(&seeds, &bounds_of(key)) } else { Vec::new() };
             if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
                 for point in &mut mean {
                     point.interval = None;

@@ -23,14 +23,21 @@ pub struct Curve {
     pub seeds: Vec<Vec<(f64, f64)>>,
 }
 
+/// The values that a quantity can have; intervals end there.
+pub type Bounds = std::ops::RangeInclusive<f64>;
+
+pub const ANY: Bounds = f64::NEG_INFINITY..=f64::INFINITY;
+pub const AT_LEAST_ZERO: Bounds = 0.0..=f64::INFINITY;
+pub const PERCENT: Bounds = 0.0..=100.0;
+
 /// The interval of a mean is drawn from so many seeds on: of fewer seeds the interval is so wide that it hides the
 /// curves, and the seeds themselves say more.
 pub const MIN_SEEDS_FOR_INTERVAL: usize = 4;
 
 impl Curve {
     /// The mean of the curves of an arm's seeds.
-    pub fn over_seeds(label: &str, series: usize, seeds: Vec<Vec<(f64, f64)>>, is_share: bool) -> Self {
-        let mut points = band_over(&seeds, is_share);
+    pub fn over_seeds(label: &str, series: usize, seeds: Vec<Vec<(f64, f64)>>, bounds: &Bounds) -> Self {
+        let mut points = band_over(&seeds, bounds);
         if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
             for point in &mut points {
                 point.interval = None;
@@ -42,7 +49,7 @@ impl Curve {
 }
 
 /// Mean over curves at each x that all of them have, with its interval; a single curve has no intervals.
-pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<CurvePoint> {
+pub fn band_over(curves: &[Vec<(f64, f64)>], bounds: &Bounds) -> Vec<CurvePoint> {
     let Some((first, others)) = curves.split_first() else { return Vec::new() };
     let mut places = vec![0; others.len()];
     let mut points = Vec::new();
@@ -58,7 +65,7 @@ pub fn band_over(curves: &[Vec<(f64, f64)>], is_share: bool) -> Vec<CurvePoint> 
             continue;
         }
         let Ok(estimate) = mean_estimate(&values) else { continue };
-        let interval = estimate.interval.map(|i| if is_share { i.within(0.0, 100.0) } else { i });
+        let interval = estimate.interval.map(|i| i.within(*bounds.start(), *bounds.end()));
         points.push(CurvePoint { x, y: estimate.value, interval: interval.map(|i| (i.low, i.high)) });
     }
     points

@@ -132,11 +132,11 @@ fn heat_goes_from_end_to_end() {
 fn few_seeds_are_thin_lines_and_four_make_an_interval() {
     let seeds = |n: usize| (0..n).map(|seed| vec![(1.0, seed as f64), (2.0, 4.0 + seed as f64)]).collect();
     for n in [1, 3, 4] {
-        let curve = Curve::over_seeds("a", 0, seeds(n), false);
+        let curve = Curve::over_seeds("a", 0, seeds(n), &ANY);
         assert_eq!(curve.seeds.len(), if n == 1 { 0 } else { n });
         assert!(curve.points.iter().all(|point| point.interval.is_some() == (n == 4)), "{n} seeds");
     }
-    let lines = vec![Curve::over_seeds("a", 0, seeds(2), false)];
+    let lines = vec![Curve::over_seeds("a", 0, seeds(2), &ANY)];
     let y = Scale::around([0.0, 6.0]);
     let scene = Curves { x_label: "step".into(), unit: "", y, bands: Vec::new(), lines }.draw();
     let svg = to_svg(&scene, "seeds");
@@ -147,12 +147,13 @@ fn few_seeds_are_thin_lines_and_four_make_an_interval() {
 #[test]
 fn seeds_make_a_band_where_all_of_them_have_a_step() {
     let curves = [vec![(1.0, 1.0), (2.0, 4.0), (3.0, 5.0)], vec![(1.0, 3.0), (3.0, 5.0), (4.0, 0.0)]];
-    let points = band_over(&curves, false);
+    let points = band_over(&curves, &ANY);
     assert_eq!(points.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(), [(1.0, 2.0), (3.0, 5.0)]);
     // Two values 1 and 3: standard error 1, t at 0.975 with one degree of freedom 12.706.
     let (low, high) = points[0].interval.unwrap();
     assert!((low - (2.0 - 12.7062)).abs() < 1e-3 && (high - 14.7062).abs() < 1e-3, "{low} {high}");
-    let share = band_over(&curves, true)[0].interval.unwrap();
+    let share = band_over(&curves, &PERCENT)[0].interval.unwrap();
     assert_eq!(share.0, 0.0);
-    assert_eq!(band_over(&curves[..1], false)[0].interval, None);
+    assert_eq!(band_over(&curves, &AT_LEAST_ZERO)[0].interval.unwrap(), (0.0, high));
+    assert_eq!(band_over(&curves[..1], &ANY)[0].interval, None);
 }

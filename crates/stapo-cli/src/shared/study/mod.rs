@@ -49,6 +49,21 @@ pub struct ArmData {
     pub runs: Vec<RunData>,
 }
 
+impl ArmData {
+    /// The name for a figure: of the matrix's keys the last part, as in `stapo, learning_rate=0.0003`.
+    pub fn label(&self) -> String {
+        let (method, settings) = split_arm(&self.name);
+        let short = |setting: &str| match setting.split_once('=') {
+            Some((key, value)) => format!(", {}={value}", key.rsplit('.').next().unwrap_or(key)),
+            None => format!(",{setting}"),
+        };
+        settings
+            .split(',')
+            .filter(|part| !part.is_empty())
+            .fold(method.to_string(), |label, part| label + &short(part))
+    }
+}
+
 /// What a report reads of a run folder; responses are read when they are needed.
 #[derive(Debug)]
 pub struct RunData {
@@ -305,7 +320,7 @@ pub fn evals(run: &Path) -> Result<Vec<EvalRecord>> {
 
 /// The number by which each arm is drawn. The arm named `method` is the first. In a matrix a method has one colour and a setting one
 /// dash, as far as there are enough of both.
-fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
+pub fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
     let split: Vec<(&str, &str)> = names.iter().map(|name| split_arm(name)).collect();
     let mut methods: Vec<&str> = method.into_iter().collect();
     let mut settings: Vec<&str> = Vec::new();
@@ -331,7 +346,15 @@ fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::series_of;
+    use super::*;
+
+    #[test]
+    fn a_figure_names_an_arm_without_the_tables_of_its_keys() {
+        let label = |name: &str| ArmData { name: name.into(), series: 0, runs: Vec::new() }.label();
+        assert_eq!(label("stapo,update.learning_rate=0.0003"), "stapo, learning_rate=0.0003");
+        assert_eq!(label("a,b.c=1.5,model=\"x/y.z\""), "a, c=1.5, model=\"x/y.z\"");
+        assert_eq!(label("no settings, but a comma"), "no settings, but a comma");
+    }
 
     #[test]
     fn a_method_has_one_colour_and_a_setting_one_dash() {
