@@ -29,6 +29,7 @@ mod python_reward;
 mod ranks;
 mod receipt;
 mod serve;
+mod survival;
 mod sweep;
 mod train;
 mod transcript;

@@ -372,61 +372,6 @@ fn a_report_on_an_experiment_compares_its_arms() {
     assert!(complaint(at, &["report", "exp"]).contains("is not a folder below it"));
 }
 
-/// An arm whose runs hold longer than the method's says nothing of a third arm, and the claim names each pair.
-#[test]
-fn collapses_are_compared_method_by_method() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    let line: Value =
-        serde_json::from_str(read(RUN.path().join("run/metrics.jsonl")).lines().next().unwrap()).unwrap();
-    let mut arms = Vec::new();
-    for (name, holds) in [("stapo", false), ("like", false), ("holds", true)] {
-        for seed in 0..5u64 {
-            let run = at.join("exp").join(format!("{name}-{seed}"));
-            std::fs::create_dir_all(&run).unwrap();
-            for file in ["plan.toml", "build.json", "events.jsonl"] {
-                let _ = std::fs::copy(RUN.path().join("run").join(file), run.join(file));
-            }
-            // Ten steps, then fifteen without a right answer where the run collapses; no two runs of an arm at one step.
-            let steps = (1..=25 + seed).map(|step| {
-                let mut metrics = line.clone();
-                metrics["step"] = step.into();
-                metrics["accuracy"] = if holds || step <= 10 + seed { 0.8 } else { 0.0 }.into();
-                metrics
-            });
-            std::fs::write(run.join("metrics.jsonl"), json_lines(steps)).unwrap();
-            let settings = [format!("seed={seed}")];
-            arms.push(
-                json!({"name": name, "seed": seed, "run": format!("{name}-{seed}"), "settings": settings}),
-            );
-        }
-    }
-    let claim = |arms: &[Value]| {
-        let experiment = json!({"schema": 1, "name": "made up", "method": "stapo", "arms": arms});
-        std::fs::write(at.join("exp/experiment.json"), experiment.to_string()).unwrap();
-        ok(&stapo(at, &["report", "exp", "--csv", "csv"]));
-        let claims = read(at.join("csv/claims.csv"));
-        claims.lines().find(|line| line.contains("prevents collapse")).unwrap().to_string()
-    };
-    let said = claim(&arms);
-    assert!(
-        said.contains("contradicted here") && said.contains("like 5 of 5 (p 1), holds 0 of 5 (p 0.0"),
-        "{said}"
-    );
-    let pairs = read(at.join("csv/survival-pairs.csv"));
-    let row =
-        |start: &str| pairs.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{pairs}"));
-    assert!(row("like,accuracy").starts_with("like,accuracy,5 of 5,5.0,5 of 5,1,1"), "{pairs}");
-    assert!(
-        row("holds,accuracy").contains("5 of 5,1.") && row("holds,accuracy").contains(",0 of 5,0.0"),
-        "{pairs}"
-    );
-    assert!(row("holds,entropy").starts_with("holds,entropy,0 of 5,0.0,0 of 5,1,1"), "{pairs}");
-    arms.retain(|arm| arm["name"] != "holds");
-    let said = claim(&arms);
-    assert!(said.contains("undecided here"), "{said}");
-}
-
 /// Sum over the tokens of the responses of one mini-batch.
 fn summed(responses: &[Value], update: u64, of: &dyn Fn(&Value, usize) -> f64) -> f64 {
     let own = responses.iter().filter(|r| r["update_idx"] == update);
