@@ -369,9 +369,11 @@ fn processes_naming(folder: &Path) -> Vec<String> {
 fn a_killed_trainer_leaves_no_process_behind() {
     let place = Place { folder: folder_below_tmp() };
     let marker = place.folder.path().canonicalize().unwrap();
-    // The verifier starts a daemon in a session of its own and a child, and every command line names the folder.
+    // The verifier starts a daemon in a session of its own and a child, and every command line names the folder. The
+    // child stops itself: the kernel sends SIGHUP to a process group with a stopped member when its last tie to the
+    // session, here the trainer, ends.
     let script =
-        "echo here > $0/started; (setsid sh -c 'sleep 1000; : $0' $0 &); sh -c 'sleep 1000; : $0' $0 &
+        "(setsid sh -c 'sleep 1000; : $0' $0 &); sh -c 'echo here > $0/started; kill -STOP $$; : $0' $0 &
         while IFS= read -r line; do echo '{\"reward\": 1}'; done";
     let verifier = format!(
         "task.verifier={{kind=\"command\",program=\"sh\",args=[\"-c\",{script:?},{:?}]}}",

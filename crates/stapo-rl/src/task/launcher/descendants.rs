@@ -9,6 +9,7 @@ use rustix::process::Pid;
 #[cfg(target_os = "linux")]
 mod linux {
     use super::Pid;
+    use rustix::io::Errno;
     use rustix::process::{Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
     use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
@@ -25,13 +26,15 @@ mod linux {
     pub(in crate::task::launcher) fn end(_command: Pid) {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
-            while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
-            let found = descendants();
-            if found.is_empty() {
-                return;
+            match wait(WaitOptions::NOHANG) {
+                // No child is left, and hence no descendant. That a look at /proc finds none is no proof: a process can
+                // start another one and end while the look is under way.
+                Err(Errno::CHILD) => return,
+                Ok(Some(_)) => continue,
+                Ok(None) | Err(_) => {}
             }
             // All are stopped before any is killed, so that none can start another one in the meantime.
-            for &pid in &found {
+            for pid in descendants() {
                 let _ = kill_process(pid, Signal::STOP);
             }
             for pid in descendants() {

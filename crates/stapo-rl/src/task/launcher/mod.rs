@@ -12,6 +12,8 @@ mod isolation;
 mod limits;
 
 use super::verifier_spec::CommandSpec;
+#[cfg(target_os = "linux")]
+use nix::sys::signal::SigSet;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, wait};
@@ -112,6 +114,10 @@ fn guard(command: Pid) -> ExitCode {
         let _ = rustix::stdio::dup2_stdout(&nowhere);
         let _ = rustix::stdio::dup2_stderr(&nowhere);
     }
+    // The command shares the launcher's process group, to which the kernel sends SIGHUP when the trainer ends while a
+    // member is stopped, as `descendants::end` stops them. The launcher must live to end those outside the group.
+    #[cfg(target_os = "linux")]
+    let _ = SigSet::from(nix::sys::signal::Signal::SIGHUP).thread_block();
     thread::spawn(move || {
         wait_for_the_trainers_end();
         descendants::end(command);
@@ -150,7 +156,7 @@ fn end_like(status: WaitStatus) -> ExitCode {
         if let Some(signal) = Signal::from_named_raw(signal) {
             let _ = kill_process(getpid(), signal);
         }
-        // The launcher ignores some signals, such as that of a closed pipe.
+        // The launcher ignores or blocks some signals, such as those of a closed pipe and of a hangup.
         return ExitCode::from(128 + signal as u8);
     }
     ExitCode::from(status.exit_status().unwrap_or(2) as u8)
