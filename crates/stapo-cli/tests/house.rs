@@ -112,15 +112,17 @@ fn crates_import_only_what_the_design_allows() {
 /// would open that crate to every crate above.
 fn upward_imports(crate_name: &str, code: &str) -> Vec<String> {
     let may = MAY_IMPORT.iter().find(|(name, _)| *name == crate_name).map_or(&[][..], |(_, may)| *may);
+    let statements = code.split([';', '{', '}']).map(str::trim);
+    let handed_on: Vec<&str> =
+        statements.filter_map(|statement| statement.strip_prefix("pub use ")).collect();
     let mut found = Vec::new();
     for (other, _) in MAY_IMPORT {
         let path = other.replace('-', "_");
         if *other != crate_name && !may.contains(other) && has_word(code, &path) {
             found.push(format!("names {path}"));
         }
-        let statements = code.split([';', '{', '}']).map(str::trim).filter(|s| s.starts_with("pub use "));
-        for statement in statements {
-            let target = statement.trim_start_matches("pub use ").trim_start_matches("::");
+        for target in &handed_on {
+            let target = target.trim_start_matches("::");
             let rest = target.strip_prefix(&path).unwrap_or("::");
             if rest.is_empty() || rest.starts_with(" as ") || rest == "::*" {
                 found.push(format!("hands on all of {path}"));

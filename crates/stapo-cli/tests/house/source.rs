@@ -67,7 +67,7 @@ fn is_word_char(c: char) -> bool {
 }
 
 pub fn has_word(code: &str, word: &str) -> bool {
-    code.split(|c| !is_word_char(c)).any(|part| part == word)
+    code.contains(word) && code.split(|c| !is_word_char(c)).any(|part| part == word)
 }
 
 /// A function with a body, or a declaration without one.

@@ -1,7 +1,7 @@
 //! "What these runs support": claims with their evidence, what they rest on, and what would refute them; and the free
 //! parameters behind the numbers.
 
-use super::survival;
+use super::survival::Pair;
 use crate::shared::chart::number;
 use crate::shared::study::Study;
 use crate::shared::study::table::{Table, text};
@@ -47,13 +47,13 @@ struct Claim {
 const PAPER: &str = "paper";
 const OURS: &str = "this program";
 
-/// One row for each claim.
-pub fn table(study: &Study) -> Result<Table> {
+/// One row for each claim; `pairs` are the method beside each other one.
+pub fn table(study: &Study, pairs: &[Pair]) -> Result<Table> {
     let summary = study.summary()?;
     let claims = [
         accuracy(study, &summary),
         stability(study, &summary),
-        collapse(study),
+        collapse(study, pairs),
         benchmarks(),
         few_tokens(study),
         gradient_order(study),
@@ -177,10 +177,9 @@ fn stability(study: &Study, summary: &ExperimentSummary) -> Claim {
 }
 
 /// Read by the method beside each other one, in each sense of collapse.
-fn collapse(study: &Study) -> Claim {
+fn collapse(study: &Study, pairs: &[Pair]) -> Claim {
     let n_runs = study.runs().count();
     let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
-    let pairs = survival::pairs(study);
     let mut readings = Vec::new();
     let mut parts = Vec::new();
     for kind in Collapse::ALL {

@@ -46,12 +46,14 @@ impl Contents {
     pub fn of(study: &Study) -> Result<Self> {
         let mut sections = vec![headline_section(study)?];
         let has_steps = study.runs().all(|(_, run)| !run.metrics.is_empty());
+        let is_compared = study.kind != StudyKind::Run && has_steps;
+        let pairs = if is_compared { survival::pairs(study) } else { Vec::new() };
         if study.kind == StudyKind::Experiment && has_steps {
-            sections.push(claim_section(study)?);
+            sections.push(claim_section(study, &pairs)?);
         }
         sections.extend([benchmark_section(study)?, curve_section(study)]);
-        if study.kind != StudyKind::Run && has_steps {
-            sections.push(survival_section(study));
+        if is_compared {
+            sections.push(survival_section(study, &pairs));
         }
         sections.extend([quadrant_section(study)?, token_section(study), origin_section(study)]);
         let kind = match study.kind {
@@ -248,22 +250,24 @@ fn curve_section(study: &Study) -> ReportSection {
 }
 
 /// Steps until collapse, for studies of several arms.
-fn survival_section(study: &Study) -> ReportSection {
+fn survival_section(study: &Study, pairs: &[survival::Pair]) -> ReportSection {
     let (figures, missing) = survival::figures(study);
     let mut blocks = Vec::new();
     if !figures.is_empty() {
         blocks.push(ContentBlock::Figures(figures));
     }
     blocks.extend(missing.into_iter().map(ContentBlock::Missing));
-    blocks.push(ContentBlock::Folded("The method beside each other one", survival::pairs_table(study)));
+    if !pairs.is_empty() {
+        blocks.push(ContentBlock::Folded("The method beside each other one", survival::pairs_table(pairs)));
+    }
     blocks.push(ContentBlock::Folded("Collapses of each arm", survival::table(study)));
     ReportSection { id: "survival", title: "Steps until collapse", blocks }
 }
 
 /// What an experiment supports, claim by claim, and its free parameters.
-fn claim_section(study: &Study) -> Result<ReportSection> {
+fn claim_section(study: &Study, pairs: &[survival::Pair]) -> Result<ReportSection> {
     let blocks = vec![
-        ContentBlock::Table("", claims::table(study)?),
+        ContentBlock::Table("", claims::table(study, pairs)?),
         ContentBlock::Note(claims::note(study)),
         ContentBlock::Table("Free parameters", claims::parameters(study)),
     ];

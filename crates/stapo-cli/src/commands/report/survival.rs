@@ -17,9 +17,13 @@ struct Method<'a> {
 impl Method<'_> {
     /// When each run collapsed.
     fn lives(&self, collapse: Collapse) -> Vec<Lifetime> {
-        let runs = self.arms.iter().flat_map(|arm| &arm.runs);
-        runs.map(|run| collapse.lifetime(&run.of_seed())).collect()
+        self.arms.iter().flat_map(|arm| lives(arm, collapse)).collect()
     }
+}
+
+/// When each run of an arm collapsed.
+fn lives(arm: &ArmData, collapse: Collapse) -> impl Iterator<Item = Lifetime> {
+    arm.runs.iter().map(move |run| collapse.lifetime(&run.of_seed()))
 }
 
 /// The methods of a study. The arms of a matrix are named `method,key=value`.
@@ -48,8 +52,7 @@ fn test(methods: &[&Method<'_>], collapse: Collapse) -> Option<LogRank> {
             if known.is_none() {
                 settings.push(setting);
             }
-            let lifetimes = arm.runs.iter().map(|run| collapse.lifetime(&run.of_seed()));
-            subjects.extend(lifetimes.map(|lifetime| Subject { group, stratum, lifetime }));
+            subjects.extend(lives(arm, collapse).map(|lifetime| Subject { group, stratum, lifetime }));
         }
     }
     log_rank(&subjects, &Resampling { n_resamples: 9999, ..Resampling::default() }).ok()
@@ -67,7 +70,7 @@ pub struct Pair<'a> {
     pub p_adjusted: f64,
 }
 
-/// The study's method beside every other one, in both senses of collapse.
+/// The study's method beside every other one, in both senses of collapse; empty for a study without a method.
 pub fn pairs(study: &Study) -> Vec<Pair<'_>> {
     let methods = methods(study);
     let Some(own) = methods.iter().find(|method| Some(method.name) == study.method_name()) else {
@@ -109,7 +112,7 @@ pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
     for collapse in Collapse::ALL {
         let name = collapse.name();
         let n_runs = study.runs().count();
-        let n = study.runs().filter(|(_, run)| collapse.lifetime(&run.of_seed()).is_event).count();
+        let n = study.arms.iter().flat_map(|arm| lives(arm, collapse)).filter(|life| life.is_event).count();
         if n == 0 {
             missing
                 .push(format!("Survival by {name}: none of {n_runs} runs collapsed, so there is no curve."));
@@ -198,9 +201,8 @@ pub fn table(study: &Study) -> Table {
             cells.push(text(arm.runs.len().to_string()));
             cells.push(text(arm.runs.iter().map(|run| run.metrics.len()).max().unwrap_or(0).to_string()));
             for collapse in Collapse::ALL {
-                let lives = arm.runs.iter().map(|run| collapse.lifetime(&run.of_seed()));
-                let steps: Vec<String> =
-                    lives.filter(|life| life.is_event).map(|life| format!("{:.0}", life.time)).collect();
+                let events = lives(arm, collapse).filter(|life| life.is_event);
+                let steps: Vec<String> = events.map(|life| format!("{:.0}", life.time)).collect();
                 cells.push(text(steps.len().to_string()));
                 cells.push(text(if steps.is_empty() { "–".to_string() } else { steps.join(", ") }));
             }
@@ -211,7 +213,7 @@ pub fn table(study: &Study) -> Table {
 }
 
 /// One row for the method beside each other one, in each sense of collapse.
-pub fn pairs_table(study: &Study) -> Table {
+pub fn pairs_table(pairs: &[Pair]) -> Table {
     let titles = [
         "the method beside",
         "collapse of",
@@ -223,7 +225,7 @@ pub fn pairs_table(study: &Study) -> Table {
     ];
     let mut table = Table::new("survival-pairs", &titles);
     let of = |(n, all): (usize, usize)| format!("{n} of {all}");
-    for pair in pairs(study) {
+    for pair in pairs {
         table.push(vec![
             text(pair.other),
             text(pair.collapse.name()),
