@@ -152,6 +152,18 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
     assert!(first[0]["against"]["n_questions"] == 2 && first[3]["against"].is_null());
     let run = at.join("experiments/main-quick/stapo/seed-1");
     assert!(run.join("metrics.jsonl").is_file());
+    // The runs are listed from above the experiment, from the experiment and from the run itself.
+    for (listed, name, n_runs) in [
+        ("experiments", "main-quick/stapo/seed-1", 8),
+        ("experiments/main-quick", "stapo/seed-1", 8),
+        ("experiments/main-quick/stapo/seed-1", "seed-1", 1),
+    ] {
+        let runs: Value = serde_json::from_str(&ok(&stapo(at, &["runs", listed, "--json"]))).unwrap();
+        let runs = runs.as_array().unwrap();
+        let found = runs.iter().find(|run| run["run"] == name);
+        assert!(found.is_some_and(|run| run["status"] == "done" && run["step"] == 2), "{listed}: {runs:?}");
+        assert_eq!(runs.len(), n_runs, "{listed}");
+    }
     // One run loses its last step and another its whole folder; running again restores both and gives the same summary.
     std::fs::remove_dir_all(run.join("checkpoints/step-000002")).unwrap();
     std::fs::remove_dir_all(at.join("experiments/main-quick/grpo/seed-0")).unwrap();

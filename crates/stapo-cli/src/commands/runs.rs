@@ -1,5 +1,6 @@
 //! `stapo runs`
 
+use crate::shared::discover::{is_run, runs_below};
 use crate::shared::run_folder;
 use crate::shared::run_status::run_status;
 use anyhow::{Context, Result};
@@ -11,10 +12,10 @@ use stapo_rl::run::{Run, RunKind, plan_text};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Lists runs with their progress.
+/// Lists runs with their progress, those of experiments too.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder that holds them.
+    /// The folder that holds them, an experiment's, or a run's.
     #[arg(default_value = "runs")]
     folder: PathBuf,
 
@@ -26,6 +27,7 @@ pub struct Args {
 /// A folder in the list.
 #[derive(Serialize)]
 struct ListedRun {
+    /// The path from the folder that is listed, with `/` between its parts.
     run: String,
     path: PathBuf,
     /// `None` for a folder that holds no training run.
@@ -52,7 +54,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut folders: Vec<PathBuf> =
         entries.filter_map(|e| e.ok().map(|e| e.path())).filter(|p| is_listed(p)).collect();
     folders.sort();
-    let runs: Vec<ListedRun> = folders.iter().map(|folder| read(folder)).collect();
+    if is_run(&args.folder) {
+        folders = vec![args.folder.clone()];
+    }
+    let runs: Vec<ListedRun> = folders.iter().flat_map(|folder| below(folder)).collect();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs)?);
         return Ok(ExitCode::SUCCESS);
@@ -60,9 +65,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if runs.is_empty() {
         eprintln!("note: no runs in {}; stapo train makes one", args.folder.display());
     }
-    println!("{:<32} {:>9} {:>9} {:>9}  status", "run", "steps", "accuracy", "held-out");
+    let width = runs.iter().map(|run| run.run.chars().count()).max().unwrap_or(0).max(32);
+    println!("{:<width$} {:>9} {:>9} {:>9}  status", "run", "steps", "accuracy", "held-out");
     for run in runs {
-        println!("{}", row(&run));
+        println!("{}", row(&run, width));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -72,11 +78,22 @@ fn is_listed(path: &Path) -> bool {
     path.is_dir() && !path.file_name().unwrap_or_default().to_string_lossy().starts_with('.')
 }
 
-fn read(folder: &Path) -> ListedRun {
-    let run = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+/// The runs in a folder: the folder itself, those of an experiment, or a line that says that it holds none.
+fn below(folder: &Path) -> Vec<ListedRun> {
+    let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+    let runs = runs_below(folder);
+    if runs.is_empty() {
+        return vec![read(name, folder)];
+    }
+    let listed = |id: &str| if id == "." { name.clone() } else { format!("{name}/{id}") };
+    runs.iter().map(|(id, found)| read(listed(id), &found.folder)).collect()
+}
+
+fn read(run: String, folder: &Path) -> ListedRun {
     let path = folder.to_owned();
-    if let Some(listed) = supervised(folder) {
-        return listed;
+    if let Some((made_by, progress)) = supervised(folder) {
+        let status = format!("{made_by}, {}", run_status(folder, progress.step, progress.steps));
+        return ListedRun { run, path, progress: Some(progress), status };
     }
     let Ok(plan) = run_folder::plan(folder) else {
         return ListedRun { run, path, progress: None, status: "no training run".to_string() };
@@ -93,8 +110,8 @@ fn read(folder: &Path) -> ListedRun {
     ListedRun { run, path, progress: Some(progress), status }
 }
 
-/// A run of `stapo sft` or `stapo pretrain`; `None` for another folder.
-fn supervised(folder: &Path) -> Option<ListedRun> {
+/// The command that made a supervised run, and its progress; `None` for another folder.
+fn supervised(folder: &Path) -> Option<(&'static str, RunProgress)> {
     let text = plan_text(folder).ok()?;
     if RunKind::of(&settings::parse(&text).ok()?) == RunKind::Training {
         return None;
@@ -104,15 +121,10 @@ fn supervised(folder: &Path) -> Option<ListedRun> {
     let step = metrics.last().map_or(0, |m| m.step);
     let eval_accuracy = metrics.iter().rev().find_map(|m| m.eval_accuracy);
     let made_by = if matches!(plan.model, Start::Fresh(_)) { "pretrain" } else { "sft" };
-    Some(ListedRun {
-        run: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        path: folder.to_owned(),
-        progress: Some(RunProgress { step, steps: plan.steps, accuracy: None, eval_accuracy }),
-        status: format!("{made_by}, {}", run_status(folder, step, plan.steps)),
-    })
+    Some((made_by, RunProgress { step, steps: plan.steps, accuracy: None, eval_accuracy }))
 }
 
-fn row(run: &ListedRun) -> String {
+fn row(run: &ListedRun, width: usize) -> String {
     let percent = |value: Option<f64>| value.map_or("-".to_string(), |v| format!("{:.1} %", 100.0 * v));
     let (steps, accuracy, held_out) = match &run.progress {
         Some(progress) => (
@@ -122,5 +134,5 @@ fn row(run: &ListedRun) -> String {
         ),
         None => ("-".to_string(), "-".to_string(), "-".to_string()),
     };
-    format!("{:<32} {steps:>9} {accuracy:>9} {held_out:>9}  {}", run.run, run.status)
+    format!("{:<width$} {steps:>9} {accuracy:>9} {held_out:>9}  {}", run.run, run.status)
 }

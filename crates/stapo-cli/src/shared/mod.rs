@@ -3,6 +3,7 @@
 pub mod allow_command;
 pub mod chart;
 pub mod clock;
+pub mod discover;
 pub mod html;
 pub mod hub;
 pub mod input;

@@ -1,11 +1,11 @@
 //! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
 
-use super::discover::{Found, experiment, runs_below};
 use super::lines::open_plain;
 use super::status::{Facts, Status, StatusKind, status};
+use crate::shared::discover::{Found, runs_below};
 use rayon::prelude::*;
 use serde::Serialize;
-use stapo_core::record::{Event, Experiment};
+use stapo_core::record::{self, Event, Experiment};
 use stapo_rl::run::columns::row_of;
 use stapo_rl::run::{check_tree, read_events};
 use stapo_rl::untrusted::read_text;
@@ -15,6 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
 /// Points of a sparkline.
 const N_SPARKS: usize = 24;
 /// The numbers that the list shows, each as a sparkline.
@@ -164,6 +165,14 @@ impl Index {
             }
         }
     }
+}
+
+/// The experiment of a folder; `None` where its file cannot be read.
+fn experiment(folder: &Path) -> Option<Experiment> {
+    let mut text = String::new();
+    let file = open_plain(&folder.join("experiment.json")).ok()?;
+    file.take(MAX_EXPERIMENT_BYTES).read_to_string(&mut text).ok()?;
+    record::parse(&text).ok()
 }
 
 impl Known {

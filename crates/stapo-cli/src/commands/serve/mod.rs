@@ -6,7 +6,6 @@ mod api;
 mod assets;
 mod compare;
 mod decimate;
-mod discover;
 mod evaluations;
 mod http;
 mod index;

@@ -1,16 +1,12 @@
 //! The runs and experiments below a folder.
 
-use super::lines::open_plain;
-use stapo_core::record::{self, Experiment};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Folders inside each other that are searched; runs of an experiment lie two below it.
 const MAX_DEPTH: usize = 4;
 /// Folders looked at; a folder with more is no folder of runs.
 const MAX_FOLDERS: usize = 20_000;
-const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
 
 /// A folder that is a run or looks like one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,16 +53,8 @@ pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
 }
 
 /// A folder with a plan, or with metrics and so the rest of a run.
-fn is_run(folder: &Path) -> bool {
+pub fn is_run(folder: &Path) -> bool {
     ["plan.toml", "metrics.jsonl"].iter().any(|file| folder.join(file).symlink_metadata().is_ok())
-}
-
-/// The experiment of a folder; `None` where its file cannot be read.
-pub fn experiment(folder: &Path) -> Option<Experiment> {
-    let mut text = String::new();
-    let file = open_plain(&folder.join("experiment.json")).ok()?;
-    file.take(MAX_EXPERIMENT_BYTES).read_to_string(&mut text).ok()?;
-    record::parse(&text).ok()
 }
 
 #[cfg(test)]
