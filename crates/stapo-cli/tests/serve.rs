@@ -44,7 +44,7 @@ impl Server {
 
     fn send(&self, request: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(self.address.replace("0.0.0.0", "127.0.0.1")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut bytes = Vec::new();
         // A server that refuses early closes while the request is still being written.
