@@ -42,7 +42,8 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
 
-    /// Runs only the arms whose name holds this text, as in learning_rate=0.0003; may be repeated. The others keep what they have.
+    /// Runs only the arm of this name, or all whose name holds this text, as in learning_rate=0.0003; may be repeated. The
+    /// others keep what they have.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 
@@ -192,16 +193,22 @@ fn chosen(experiment: &Experiment, only: &[String]) -> Result<Vec<usize>> {
             seeds.push(arm.seed);
         }
     }
-    if let Some(text) = only.iter().find(|text| !arms.iter().any(|arm| arm.name.contains(*text))) {
-        bail!(
-            "--only {text}: no arm has that in its name\nhint: the arms are {}",
-            experiment.arm_names().join(", ")
-        );
+    let mut is_chosen = vec![only.is_empty(); arms.len()];
+    for text in only {
+        // `justrl` is the arm of that name under every setting, and not `justrl-kl`.
+        let is_named = |arm: &Arm| arm.name == *text || split_arm(&arm.name).0 == text;
+        let is_whole = arms.iter().any(is_named);
+        let holds = |arm: &Arm| if is_whole { is_named(arm) } else { arm.name.contains(text) };
+        if !arms.iter().any(holds) {
+            bail!(
+                "--only {text}: no arm has that in its name\nhint: the arms are {}",
+                experiment.arm_names().join(", ")
+            );
+        }
+        is_chosen.iter_mut().zip(arms).for_each(|(is_chosen, arm)| *is_chosen |= holds(arm));
     }
-    let is_chosen = |arm: &Arm| only.is_empty() || only.iter().any(|text| arm.name.contains(text));
-    let of_seed =
-        |seed| (0..arms.len()).filter(move |&place| arms[place].seed == seed && is_chosen(&arms[place]));
-    Ok(seeds.into_iter().flat_map(of_seed).collect())
+    let of_seed = |&seed: &u64| (0..arms.len()).filter(move |&place| arms[place].seed == seed);
+    Ok(seeds.iter().flat_map(of_seed).filter(|&place| is_chosen[place]).collect())
 }
 
 /// Runs every chosen arm that is not finished; returns the arms that failed with their errors.
@@ -302,7 +309,7 @@ mod tests {
 
     #[test]
     fn all_arms_of_a_seed_run_before_the_next_seed() {
-        let text = "name = \"m\"\nseeds = [7, 3]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\n[[arms]]\nname = \"c\"";
+        let text = "name = \"m\"\nseeds = [7, 3]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\n[[arms]]\nname = \"a-c\"";
         let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
         let runs = |only: &[&str]| {
             let only: Vec<String> = only.iter().map(ToString::to_string).collect();
@@ -311,10 +318,13 @@ mod tests {
                 places.into_iter().map(|place| experiment.arms[place].run.clone()).collect::<Vec<_>>(),
             )
         };
-        let all = ["a/seed-7", "b/seed-7", "c/seed-7", "a/seed-3", "b/seed-3", "c/seed-3"];
+        let all = ["a/seed-7", "b/seed-7", "a-c/seed-7", "a/seed-3", "b/seed-3", "a-c/seed-3"];
         assert_eq!(runs(&[]).unwrap(), all);
-        assert_eq!(runs(&["c", "a"]).unwrap(), ["a/seed-7", "c/seed-7", "a/seed-3", "c/seed-3"]);
+        assert_eq!(runs(&["c", "b"]).unwrap(), ["b/seed-7", "a-c/seed-7", "b/seed-3", "a-c/seed-3"]);
+        // A whole name is one arm; a part of names is all that have it.
+        assert_eq!(runs(&["a"]).unwrap(), ["a/seed-7", "a/seed-3"]);
+        assert_eq!(runs(&[""]).unwrap(), all);
         let said = runs(&["a", "d"]).unwrap_err();
-        assert!(said.contains("--only d") && said.contains("a, b, c"), "{said}");
+        assert!(said.contains("--only d") && said.contains("a, b, a-c"), "{said}");
     }
 }
