@@ -1,6 +1,6 @@
 //! Checks of every step: conditions that stop a run, and conditions that warn.
 
-use crate::config::{Plan, RolloutSource};
+use crate::config::{CanaryConfig, Plan, RolloutSource, no_longer_ends};
 use crate::error::{Error, Result};
 use crate::update::Learned;
 use stapo_core::record::Metrics;
@@ -84,7 +84,7 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Warnings about a step: no contrast between rewards, or an entropy far from that of the `first` step.
+/// Warnings about a step: no contrast between rewards, or a policy that has drifted far from that of the `first` step.
 pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
     let mut said = Vec::new();
     if !plan.config.canaries.enabled {
@@ -96,20 +96,59 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
             metrics.step
         ));
     }
-    if let Some(first) = first {
-        let canaries = &plan.config.canaries;
-        if canaries.is_collapse(first.entropy_mean, metrics.entropy_mean) {
-            said.push(format!(
-                "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
-                metrics.step, first.entropy_mean, metrics.entropy_mean
-            ));
-        }
-        if metrics.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
-            said.push(format!(
-                "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
-                metrics.step, first.entropy_mean, metrics.entropy_mean
-            ));
-        }
+    said.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
+    said
+}
+
+/// How far a step is from the first: entropies that fell or rose, and responses that no longer end.
+fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String> {
+    let mut said = Vec::new();
+    if canaries.is_collapse(first.entropy_mean, now.entropy_mean) {
+        said.push(format!(
+            "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
+            now.step, first.entropy_mean, now.entropy_mean
+        ));
+    }
+    if now.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
+        said.push(format!(
+            "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
+            now.step, first.entropy_mean, now.entropy_mean
+        ));
+    }
+    if no_longer_ends(first.truncated_share, now.truncated_share) {
+        said.push(format!(
+            "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/), which rollout.truncated or rollout.overlong may prevent",
+            now.step,
+            100.0 * now.truncated_share,
+            100.0 * first.truncated_share
+        ));
     }
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::testing::metrics;
+
+    #[test]
+    fn a_step_far_from_the_first_is_told() {
+        let canaries = Config::default().canaries;
+        let step = |entropy, truncated_share| Metrics { truncated_share, ..metrics(7, 0.5, entropy) };
+        let said = |first: (f64, f64), now: (f64, f64)| {
+            drifts(&canaries, &step(first.0, first.1), &step(now.0, now.1)).join("; ")
+        };
+        assert_eq!(said((0.4, 0.1), (0.041, 0.49)), "");
+        assert_eq!(said((0.4, 0.1), (1.99, 0.2)), "");
+        assert!(said((0.4, 0.0), (0.039, 0.0)).starts_with("step 7: entropy fell from 0.400 to 0.039 nats"));
+        assert!(said((0.4, 0.0), (2.01, 0.0)).starts_with("step 7: entropy rose from 0.400 to 2.010 nats"));
+        // Where half of the responses are cut from the start, more are no news.
+        assert_eq!(said((0.4, 0.5), (0.4, 1.0)), "");
+        let cut = said((0.4, 0.2), (0.4, 0.5));
+        assert!(
+            cut.starts_with("step 7: 50 % of the responses were cut at their limit, 20 % in the"),
+            "{cut}"
+        );
+    }
 }

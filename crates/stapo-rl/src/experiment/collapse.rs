@@ -1,6 +1,7 @@
-//! When a run collapses, in two senses.
+//! When a run collapses, in three senses.
 
 use super::runs::SeedRun;
+use crate::config::no_longer_ends;
 use stapo_core::stats::Lifetime;
 
 /// What has to happen to a run for it to count as collapsed.
@@ -11,21 +12,24 @@ pub enum Collapse {
     Entropy,
     /// The training accuracy, as the mean of [`WINDOW`] steps, is below half of the best such mean so far.
     Accuracy,
+    /// Responses no longer end ([`no_longer_ends`]), by the mean of [`WINDOW`] steps.
+    Endings,
 }
 
-/// Steps over which the accuracy is averaged, so that a batch of hard problems is no collapse.
+/// Steps over which accuracies and cut responses are averaged, so that a batch of hard problems is no collapse.
 const WINDOW: usize = 10;
 
 /// The part of the best accuracy that a run may lose.
 const LOST: f64 = 0.5;
 
 impl Collapse {
-    pub const ALL: [Self; 2] = [Self::Entropy, Self::Accuracy];
+    pub const ALL: [Self; 3] = [Self::Entropy, Self::Accuracy, Self::Endings];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Entropy => "entropy",
             Self::Accuracy => "accuracy",
+            Self::Endings => "endings",
         }
     }
 
@@ -41,6 +45,10 @@ impl Collapse {
                 let accuracies: Vec<f64> = run.metrics.iter().map(|m| m.accuracy).collect();
                 falls_at(&accuracies)
             }
+            Self::Endings => {
+                let shares: Vec<f64> = run.metrics.iter().map(|m| m.truncated_share).collect();
+                means(&shares).find(|&(_, mean)| no_longer_ends(shares[0], mean)).map(|(place, _)| place)
+            }
         };
         let last = run.metrics.len() - 1;
         Lifetime { time: run.metrics[place.unwrap_or(last)].step as f64, is_event: place.is_some() }
@@ -50,14 +58,19 @@ impl Collapse {
 /// The last place of the first window whose mean is below [`LOST`] of the best mean of a window before.
 fn falls_at(accuracies: &[f64]) -> Option<usize> {
     let mut best = 0.0;
-    for (start, window) in accuracies.windows(WINDOW).enumerate() {
-        let mean = window.iter().sum::<f64>() / WINDOW as f64;
+    for (place, mean) in means(accuracies) {
         if mean < LOST * best {
-            return Some(start + WINDOW - 1);
+            return Some(place);
         }
         best = f64::max(best, mean);
     }
     None
+}
+
+/// The last place of every window with its mean.
+fn means(values: &[f64]) -> impl Iterator<Item = (usize, f64)> {
+    let windows = values.windows(WINDOW).enumerate();
+    windows.map(|(start, window)| (start + WINDOW - 1, window.iter().sum::<f64>() / WINDOW as f64))
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ pub struct ArmSummary {
     pub n_collapsed: usize,
     /// Seeds whose training accuracy collapsed ([`Collapse::Accuracy`]).
     pub n_collapsed_accuracy: usize,
+    /// Seeds whose responses no longer ended ([`Collapse::Endings`]).
+    pub n_collapsed_endings: usize,
     /// The method minus this arm in last accuracy, paired by seed; absent for the method itself and below two seeds.
     pub against: Option<PairedComparison>,
     /// The same in the stability of entropy.
@@ -163,6 +165,7 @@ fn summarise_arm(arm: &ArmRuns<'_>, measure: Measure) -> Result<ArmSummary> {
         silenced_share: over_seeds(&|metrics| Ok(silenced_share(metrics)))?,
         n_collapsed: n_collapsed(Collapse::Entropy),
         n_collapsed_accuracy: n_collapsed(Collapse::Accuracy),
+        n_collapsed_endings: n_collapsed(Collapse::Endings),
         against: None,
         stability_against: None,
         p_adjusted: None,

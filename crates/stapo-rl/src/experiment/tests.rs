@@ -171,6 +171,27 @@ fn an_accuracy_that_is_lost_is_a_collapse_of_its_own() {
 }
 
 #[test]
+fn responses_that_no_longer_end_are_a_collapse_of_their_own() {
+    let canaries = Config::default().canaries;
+    let of = |truncated_share: fn(u64) -> f64| -> Vec<Metrics> {
+        let step = |step| Metrics { truncated_share: truncated_share(step), ..metrics(step, 0.5, 0.3) };
+        (1..=40).map(step).collect()
+    };
+    // From step 21 on all are cut, so that half of ten steps is reached at step 25; one step alone is no collapse.
+    let runs = [
+        (0, of(|step| if step <= 20 { 0.0 } else { 1.0 })),
+        (1, of(|step| if step == 20 { 1.0 } else { 0.0 })),
+        (2, of(|step| if step <= 20 { 0.5 } else { 1.0 })),
+    ];
+    let arm = &summarise(&[arm("a", &runs, &canaries)], None, None).unwrap().arms[0];
+    assert_eq!((arm.n_collapsed, arm.n_collapsed_accuracy, arm.n_collapsed_endings), (0, 0, 1));
+    let seed = |n: usize| SeedRun { seed: n as u64, metrics: &runs[n].1, canaries: &canaries };
+    let life = Collapse::Endings.lifetime(&seed(0));
+    assert_eq!((life.time, life.is_event), (25.0, true));
+    assert!(!Collapse::Endings.lifetime(&seed(2)).is_event);
+}
+
+#[test]
 fn an_entropy_that_recovers_has_collapsed_all_the_same() {
     let canaries = CanaryConfig { entropy_collapse_factor: 0.5, ..Config::default().canaries };
     let runs = [(0, vec![metrics(1, 0.4, 0.3), metrics(2, 0.4, 0.14), metrics(3, 0.4, 0.3)])];

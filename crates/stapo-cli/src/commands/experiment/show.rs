@@ -89,7 +89,11 @@ pub fn planned<'a>(arms: impl ExactSizeIterator<Item = &'a Arm>) {
 
 /// How many seeds collapsed and in which sense; nothing where none did.
 fn collapses(arm: &ArmSummary) -> String {
-    let senses = [(arm.n_collapsed, "entropy"), (arm.n_collapsed_accuracy, "accuracy")];
+    let senses = [
+        (arm.n_collapsed, "entropy"),
+        (arm.n_collapsed_accuracy, "accuracy"),
+        (arm.n_collapsed_endings, "endings"),
+    ];
     let told: Vec<String> =
         senses.iter().filter(|(n, _)| *n > 0).map(|(n, sense)| format!("{n} in {sense}")).collect();
     if told.is_empty() { String::new() } else { format!("  collapsed: {}", told.join(", ")) }

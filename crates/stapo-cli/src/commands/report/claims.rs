@@ -211,7 +211,7 @@ fn collapse(study: &Study, pairs: &[Pair]) -> Claim {
             "{n_runs} runs of up to {steps} steps, log-rank tests of pairs within settings by permutation, Holm-adjusted; {}",
             parts.join("; ")
         ),
-        assumes: "the two rules of collapse; runs beyond their last step are unknown; few collapses give wide curves",
+        assumes: "the three rules of collapse; runs beyond their last step are unknown; few collapses give wide curves",
         refuted_by: "an arm whose runs collapse later than the method's",
     }
 }

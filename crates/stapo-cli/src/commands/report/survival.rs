@@ -66,11 +66,11 @@ pub struct Pair<'a> {
     pub own_runs: (usize, usize),
     pub other_runs: (usize, usize),
     pub test: LogRank,
-    /// By permutation of runs, adjusted over all pairs and both senses of collapse.
+    /// By permutation of runs, adjusted over all pairs and senses of collapse.
     pub p_adjusted: f64,
 }
 
-/// The study's method beside every other one, in both senses of collapse; empty for a study without a method.
+/// The study's method beside every other one, in every sense of collapse; empty for a study without a method.
 pub fn pairs(study: &Study) -> Vec<Pair<'_>> {
     let methods = methods(study);
     let Some(own) = methods.iter().find(|method| Some(method.name) == study.method_name()) else {
@@ -88,8 +88,12 @@ pub fn pairs(study: &Study) -> Vec<Pair<'_>> {
             pairs.push(Pair { other: other.name, collapse, own_runs, other_runs, test, p_adjusted: 1.0 });
         }
     }
-    let adjusted = holm(&pairs.iter().map(|pair| pair.test.p_permutation).collect::<Vec<_>>());
-    for (pair, p) in pairs.iter_mut().zip(adjusted.unwrap_or_default()) {
+    // Of a pair without a collapse nothing can be found, whichever its runs are, so that it does not count.
+    let is_tested = |pair: &Pair| pair.test.n_events > 0;
+    let found: Vec<f64> =
+        pairs.iter().filter(|pair| is_tested(pair)).map(|pair| pair.test.p_permutation).collect();
+    let adjusted = holm(&found).unwrap_or_default();
+    for (pair, p) in pairs.iter_mut().filter(|pair| is_tested(pair)).zip(adjusted) {
         pair.p_adjusted = p;
     }
     pairs
@@ -105,7 +109,7 @@ fn shown(test: &LogRank) -> String {
     )
 }
 
-/// Survival curves in both senses of collapse. A sense in which no run collapsed has a sentence in place of its figure.
+/// Survival curves in each sense of collapse. A sense in which no run collapsed has a sentence in place of its figure.
 pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
     let mut figures = Vec::new();
     let mut missing = Vec::new();
@@ -151,6 +155,9 @@ fn figure(study: &Study, collapse: Collapse) -> Figure {
     let rule = match collapse {
         Collapse::Entropy => "mean entropy below the plan's share of the first step's",
         Collapse::Accuracy => "training accuracy over 10 steps below half of its best",
+        Collapse::Endings => {
+            "half of the responses or more, over 10 steps, cut at their limit, and more than twice the first step's"
+        }
     };
     let tested = test(&methods.iter().collect::<Vec<_>>(), collapse)
         .map_or(String::new(), |test| format!(" · {}", shown(&test)));
@@ -192,6 +199,8 @@ pub fn table(study: &Study) -> Table {
         "#collapsed in entropy",
         "#at steps",
         "#collapsed in accuracy",
+        "#at steps",
+        "#collapsed in endings",
         "#at steps",
     ];
     let mut table = Table::new("survival", &titles);

@@ -36,6 +36,7 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
         "#silenced share",
         "#seeds collapsed in entropy",
         "#in accuracy",
+        "#in endings",
     ];
     let mut table = Table::new("arms", &titles);
     for arm in &summary.arms {
@@ -53,6 +54,7 @@ pub fn arms_table(study: &Study, summary: &ExperimentSummary) -> Table {
                 text(number(arm.silenced_share.value)),
                 text(format!("{} of {}", arm.n_collapsed, arm.n_runs)),
                 text(format!("{} of {}", arm.n_collapsed_accuracy, arm.n_runs)),
+                text(format!("{} of {}", arm.n_collapsed_endings, arm.n_runs)),
             ],
         );
     }
