@@ -117,7 +117,7 @@ fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String
     }
     if no_longer_ends(first.truncated_share, now.truncated_share) {
         said.push(format!(
-            "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/), which rollout.truncated or rollout.overlong may prevent",
+            "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/); a lower learning rate or a KL term helps",
             now.step,
             100.0 * now.truncated_share,
             100.0 * first.truncated_share
