@@ -1,6 +1,6 @@
 //! Checks of every step: conditions that stop a run, and conditions that warn.
 
-use crate::config::{CanaryConfig, Plan, RolloutSource, no_longer_ends};
+use crate::config::{CanaryConfig, Plan, RolloutSource};
 use crate::error::{Error, Result};
 use crate::update::Learned;
 use stapo_core::record::Metrics;
@@ -124,6 +124,12 @@ fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String
         ));
     }
     said
+}
+
+/// Whether a policy no longer ends its responses, given the share of responses cut at their limit and that of the run's first
+/// step: at least half are cut, and more than twice as many as then.
+pub fn no_longer_ends(first_share: f64, share: f64) -> bool {
+    share >= 0.5 && share > 2.0 * first_share
 }
 
 #[cfg(test)]

@@ -276,12 +276,6 @@ impl CanaryConfig {
     }
 }
 
-/// Whether a policy no longer ends its responses, given the share of responses cut at their limit and that of the run's first
-/// step: at least half are cut, and more than twice as many as then.
-pub fn no_longer_ends(first_share: f64, share: f64) -> bool {
-    share >= 0.5 && share > 2.0 * first_share
-}
-
 impl Default for Config {
     fn default() -> Self {
         let kind = |kind: &str| Table::from_iter([("kind".to_string(), Value::String(kind.to_string()))]);

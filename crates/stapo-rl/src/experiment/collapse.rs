@@ -1,7 +1,7 @@
 //! When a run collapses, in three senses.
 
 use super::runs::SeedRun;
-use crate::config::no_longer_ends;
+use crate::canary::no_longer_ends;
 use stapo_core::stats::Lifetime;
 
 /// What has to happen to a run for it to count as collapsed.

@@ -4,7 +4,7 @@ use crate::shared::terminal::is_quiet;
 use crate::shared::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
-use stapo_rl::experiment::{ArmSummary, ExperimentSummary};
+use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -90,12 +90,12 @@ pub fn planned<'a>(arms: impl ExactSizeIterator<Item = &'a Arm>) {
 /// How many seeds collapsed and in which sense; nothing where none did.
 fn collapses(arm: &ArmSummary) -> String {
     let senses = [
-        (arm.n_collapsed, "entropy"),
-        (arm.n_collapsed_accuracy, "accuracy"),
-        (arm.n_collapsed_endings, "endings"),
+        (arm.n_collapsed, Collapse::Entropy),
+        (arm.n_collapsed_accuracy, Collapse::Accuracy),
+        (arm.n_collapsed_endings, Collapse::Endings),
     ];
     let told: Vec<String> =
-        senses.iter().filter(|(n, _)| *n > 0).map(|(n, sense)| format!("{n} in {sense}")).collect();
+        senses.iter().filter(|(n, _)| *n > 0).map(|(n, sense)| format!("{n} in {}", sense.name())).collect();
     if told.is_empty() { String::new() } else { format!("  collapsed: {}", told.join(", ")) }
 }
 
