@@ -12,6 +12,7 @@ _Mode = Literal["math", "boxed-exact", "dapo", "multiple-choice", "exact"]
 _Order = Literal["box-first", "line-first"]
 _Fallback = Literal["nothing", "last-number", "last-formula"]
 _Rounding = Literal["six-decimals", "shown-digits"]
+_Form = Literal["any", "worked-out"]
 
 class Error(ValueError): ...
 
@@ -44,6 +45,7 @@ def grade(
     order: _Order = "box-first",
     fallback: _Fallback = "nothing",
     rounding: _Rounding = "six-decimals",
+    form: _Form = "any",
 ) -> Verdict: ...
 def grade_batch(
     responses: Iterable[str],
@@ -53,6 +55,7 @@ def grade_batch(
     order: _Order = "box-first",
     fallback: _Fallback = "nothing",
     rounding: _Rounding = "six-decimals",
+    form: _Form = "any",
     threads: int = 0,
 ) -> list[Verdict]: ...
 def presets() -> dict[str, str]: ...

@@ -53,6 +53,15 @@ class Grade(unittest.TestCase):
             self.assertIn(verdict.verdict, ("right", "wrong", "no_answer", "unparsable", "over_budget"))
         self.assertEqual(stapo.grade("\ud800 \\boxed{1}", "1").verdict, "right")
 
+    def test_an_answer_that_is_not_worked_out_is_wrong_on_request(self):
+        undone = ("\\boxed{60 + 180}", "240")
+        self.assertTrue(stapo.grade(*undone))
+        self.assertFalse(stapo.grade(*undone, form="worked-out"))
+        verdicts = stapo.grade_batch([undone[0], "\\boxed{240}"], ["240", "240"], form="worked-out")
+        self.assertEqual([verdict.verdict for verdict in verdicts], ["wrong", "right"])
+        with self.assertRaisesRegex(stapo.Error, "form: unknown variant `short`"):
+            stapo.grade(*undone, form="short")
+
     def test_wrong_arguments_are_named(self):
         with self.assertRaisesRegex(stapo.Error, "mode maths: expected one of math, boxed-exact"):
             stapo.grade("1", "1", "maths")

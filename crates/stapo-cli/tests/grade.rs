@@ -200,3 +200,19 @@ fn looser_rounding_is_opt_in() {
     assert_eq!(verdicts(&["--rounding", "six-decimals", "-"]), ["wrong", "wrong", "wrong"]);
     assert_eq!(verdicts(&["--rounding", "shown-digits", "-"]), ["right", "wrong", "right"]);
 }
+
+#[test]
+fn an_answer_that_is_not_worked_out_is_wrong_on_request() {
+    let lines = concat!(
+        "{\"response\": \"\\\\boxed{60 + 180}\", \"reference\": \"240\"}\n",
+        "{\"answer\": \"240\", \"reference\": \"240.0\"}\n",
+    );
+    let output = stapo(&["--form", "worked-out", "-"], lines.as_bytes());
+    let [undone, done] = &records(&output)[..] else { panic!("two records") };
+    assert_eq!((&undone["verdict"], &done["verdict"]), (&"wrong".into(), &"right".into()));
+    assert_eq!(undone["reason"], "equals 240, but the answer leaves a calculation to the grader");
+    for args in [&["-"][..], &["--form", "any", "-"]] {
+        let graded = records(&stapo(args, lines.as_bytes()));
+        assert!(graded.iter().all(|record| record["verdict"] == "right"), "{graded:?}");
+    }
+}

@@ -92,8 +92,9 @@ impl From<Graded> for Verdict {
 ///
 /// `mode` is math, boxed-exact, dapo, multiple-choice or exact; `order` (box-first, line-first) says which mark of an
 /// answer is looked for first, `fallback` (nothing, last-number, last-formula) what to take from a response that marks
-/// none, `rounding` (six-decimals, shown-digits) how far a decimal may be from the value it stands for. Any text gets a
-/// verdict: nothing raises, hangs or runs code.
+/// none, `rounding` (six-decimals, shown-digits) how far a decimal may be from the value it stands for, `form` (any,
+/// worked-out) whether a right answer may leave a calculation to the grader. Any text gets a verdict: nothing raises,
+/// hangs or runs code.
 ///
 /// >>> import stapo
 /// >>> stapo.grade("The answer is \\boxed{x^2 - 1}.", "(x-1)(x+1)").verdict
@@ -102,18 +103,21 @@ impl From<Graded> for Verdict {
 /// 'no_answer'
 /// >>> bool(stapo.grade("it must be 7", "7", fallback="last-number"))
 /// True
+/// >>> bool(stapo.grade(r"\\boxed{3 + 4}", "7")), bool(stapo.grade(r"\\boxed{3 + 4}", "7", form="worked-out"))
+/// (True, False)
 #[pyfunction]
-#[pyo3(signature = (response, reference, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals"))]
+#[pyo3(signature = (response, reference, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any"))]
 pub fn grade(
-    py: Python<'_>,
     response: &Bound<'_, PyString>,
     reference: &Bound<'_, PyString>,
     mode: &str,
     order: &str,
     fallback: &str,
     rounding: &str,
+    form: &str,
 ) -> PyResult<Verdict> {
-    let rules = rules(mode, order, fallback, rounding)?;
+    let rules = rules(mode, order, fallback, rounding, form)?;
+    let py = response.py();
     let (response, reference) = (Text::of(response), Text::of(reference));
     let graded = without_lock(py, || stapo_verify::grade(response.as_str(), reference.as_str(), rules))?;
     Ok(graded.into())
@@ -127,7 +131,7 @@ pub fn grade(
 /// >>> [verdict.verdict for verdict in verdicts], sum(map(bool, verdicts))
 /// (['right', 'wrong'], 1)
 #[pyfunction]
-#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", threads=0))]
+#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", threads=0))]
 #[allow(clippy::too_many_arguments, reason = "the keyword arguments of a Python function")]
 pub fn grade_batch(
     responses: &Bound<'_, PyAny>,
@@ -136,9 +140,10 @@ pub fn grade_batch(
     order: &str,
     fallback: &str,
     rounding: &str,
+    form: &str,
     threads: usize,
 ) -> PyResult<Vec<Verdict>> {
-    let rules = rules(mode, order, fallback, rounding)?;
+    let rules = rules(mode, order, fallback, rounding, form)?;
     if threads > MAX_THREADS {
         return Err(refused(format!(
             "threads {threads}: expected 0 for one per core, or up to {MAX_THREADS}"
@@ -214,12 +219,13 @@ fn grade_all(pairs: &[(Text, Text)], rules: Rules, n_threads: usize) -> PyResult
     Ok(verdicts.into_iter().flatten().collect())
 }
 
-fn rules(mode: &str, order: &str, fallback: &str, rounding: &str) -> PyResult<Rules> {
+fn rules(mode: &str, order: &str, fallback: &str, rounding: &str, form: &str) -> PyResult<Rules> {
     Ok(Rules {
         mode: mode.parse::<Mode>().map_err(refused)?,
         order: named("order", order)?,
         fallback: named("fallback", fallback)?,
         rounding: named("rounding", rounding)?,
+        form: named("form", form)?,
     })
 }
 

@@ -2,9 +2,13 @@
 
 use crate::config::{CanaryConfig, Plan, RolloutSource};
 use crate::error::{Error, Result};
+use crate::loaded_model::LoadedModel;
+use crate::task::{VerifierSpec, left_to_grader};
 use crate::update::Learned;
+use rayon::prelude::*;
 use stapo_core::record::Metrics;
-use stapo_core::{Batch, Verdict};
+use stapo_core::{Batch, Group, Scored, Verdict};
+use stapo_verify::Rules;
 
 /// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no
 /// weight has changed.
@@ -90,7 +94,7 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
     if !plan.config.canaries.enabled {
         return said;
     }
-    if batch.groups.iter().all(stapo_core::Group::is_unanimous) {
+    if batch.groups.iter().all(Group::is_unanimous) {
         said.push(format!(
             "step {}: every group has equal rewards, so nothing was learned; the task is too easy or too hard",
             metrics.step
@@ -98,6 +102,42 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
     }
     said.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
     said
+}
+
+/// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
+/// the question into the box. `None` where the verifier is no rule that takes such answers.
+pub fn undone_answers(plan: &Plan, step: u64, batch: &Batch, model: &LoadedModel) -> Result<Option<String>> {
+    let VerifierSpec::Rule(rule) = &plan.rewards[0].verifier else { return Ok(None) };
+    if !plan.config.canaries.enabled {
+        return Ok(None);
+    }
+    let rules = Rules::from(*rule);
+    let members =
+        batch.groups.iter().flat_map(|group| group.members.iter().map(move |scored| (group, scored)));
+    let right: Vec<_> = members.filter(|(_, scored)| scored.verdict == Verdict::Right).collect();
+    let short = |text: &str| text.chars().take(60).collect::<String>();
+    let example = |&(group, scored): &(&Group, &Scored)| -> Result<Option<String>> {
+        let reference = &group.problem.reference;
+        let text = model.text(&scored.rollout.tokens)?.unwrap_or_default();
+        let answer = left_to_grader(&text, reference, rules);
+        Ok(answer.map(|answer| format!("{:?} for {:?}", short(&answer), short(reference))))
+    };
+    let examples: Vec<_> = right.par_iter().map(example).collect::<Result<_>>()?;
+    let left: Vec<String> = examples.into_iter().flatten().collect();
+    Ok(is_worth_a_warning(left.len(), right.len()).then(|| {
+        format!(
+            "step {step}: {} of {} right answers leave a calculation to the grader, such as {}; the verifier's form = \
+             \"worked-out\" takes no such answer",
+            left.len(),
+            right.len(),
+            left[0]
+        )
+    }))
+}
+
+/// Whether so many of the right answers leave a calculation to the grader: a tenth or more, and not one or two by chance.
+fn is_worth_a_warning(n_left: usize, n_right: usize) -> bool {
+    n_left >= 3 && 10 * n_left >= n_right
 }
 
 /// How far a step is from the first: entropies that fell or rose, and responses that no longer end.
@@ -137,6 +177,12 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::testing::metrics;
+
+    #[test]
+    fn a_tenth_of_the_right_answers_is_worth_a_warning() {
+        assert!(is_worth_a_warning(3, 30) && is_worth_a_warning(4, 4));
+        assert!(!is_worth_a_warning(2, 2) && !is_worth_a_warning(3, 31));
+    }
 
     #[test]
     fn a_step_far_from_the_first_is_told() {

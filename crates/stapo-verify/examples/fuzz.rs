@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a command-line tool")]
 
-use stapo_verify::{Fallback, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer};
+use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer};
 use std::time::{Duration, Instant};
 
 include!("../tests/hostile/inputs.rs");
@@ -59,6 +59,7 @@ fn random(n_inputs: u64, seed: u64) {
                 order: Order::LineFirst,
                 fallback: Fallback::LastFormula,
                 rounding: Rounding::ShownDigits,
+                form: Form::WorkedOut,
             };
             grade(&answer, &reference, rules)
         } else {

@@ -26,6 +26,7 @@ mod reason;
 mod show;
 mod text;
 mod units;
+mod worked_out;
 
 pub use budget::MAX_INPUT_BYTES;
 pub use extract::{Fallback, Order, extract};
@@ -116,6 +117,23 @@ impl Rounding {
     }
 }
 
+/// In which form a right answer may be written, in `math`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// Any form of the right value: `60 + 180 + 126` is 366, and the grader does the sum.
+    #[default]
+    Any,
+    /// The answer is worked out as far as the reference is: `60 + 180 + 126` is wrong beside 366.
+    WorkedOut,
+}
+
+impl Form {
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A mode, how answers are extracted and how decimals are compared. Any [`Mode`] converts into its default rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rules {
@@ -126,6 +144,8 @@ pub struct Rules {
     pub fallback: Fallback,
     /// Used by `math`.
     pub rounding: Rounding,
+    /// Used by `math`.
+    pub form: Form,
 }
 
 impl From<Mode> for Rules {

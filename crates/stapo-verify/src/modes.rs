@@ -58,7 +58,7 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Grade
         return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
     match rules.mode {
-        Mode::Math => math::grade(answer, reference, rules.rounding),
+        Mode::Math => math::grade(answer, reference, rules),
         Mode::MultipleChoice => choice::grade(answer, reference),
         Mode::Dapo => by_text(answer, &dapo::normal(answer), reference, &dapo::normal(reference)),
         Mode::BoxedExact => by_text(answer, answer, reference, reference),

@@ -5,7 +5,9 @@ use crate::shared::terminal::output;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Graded, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer, reading};
+use stapo_verify::{
+    Fallback, Form, Graded, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer, reading,
+};
 use std::io::{BufRead, BufWriter, Write};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -32,6 +34,9 @@ pub struct Args {
     /// How far a printed decimal may be from the value it stands for, in mode math.
     #[arg(long, value_enum, default_value = "six-decimals")]
     rounding: RoundingArg,
+    /// In which form a right answer may be written, in mode math.
+    #[arg(long, value_enum, default_value = "any")]
+    form: FormArg,
     /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
@@ -62,6 +67,14 @@ enum RoundingArg {
     SixDecimals,
     /// A decimal of three significant digits or more equals what rounds to it at its own digits.
     ShownDigits,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum FormArg {
+    /// Any form of the right value: 60 + 180 + 126 is 366.
+    Any,
+    /// Worked out as far as the reference is: 60 + 180 + 126 is wrong beside 366.
+    WorkedOut,
 }
 
 /// One input line. Other keys are allowed and ignored, so that records of other tools can be graded as they are.
@@ -216,7 +229,11 @@ fn rules(args: &Args) -> Rules {
         RoundingArg::SixDecimals => Rounding::SixDecimals,
         RoundingArg::ShownDigits => Rounding::ShownDigits,
     };
-    Rules { mode: args.mode, order, fallback, rounding }
+    let form = match args.form {
+        FormArg::Any => Form::Any,
+        FormArg::WorkedOut => Form::WorkedOut,
+    };
+    Rules { mode: args.mode, order, fallback, rounding, form }
 }
 
 fn shown(graded: &Graded, reference: &str, with_canonical: bool, micros: u64) -> String {

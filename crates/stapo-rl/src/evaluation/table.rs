@@ -1,12 +1,14 @@
 //! The results of an evaluation, from its records.
 
 use super::agreement::Agreement;
+use crate::task::left_to_grader;
 use serde::Serialize;
 use stapo_core::record::EvalRecord;
 use stapo_core::stats::{
     Estimate, QuestionCount, QuestionVotes, StatsError, avg_at_k, maj_at_k, mean, mean_estimate, pass_at_k,
 };
 use stapo_core::{Finish, Verdict};
+use stapo_verify::Rules;
 use std::collections::BTreeMap;
 
 /// The results of one benchmark under one decoding.
@@ -27,10 +29,19 @@ pub struct EvalRow {
     pub no_answer_share: f64,
     /// Share of responses with the verdict unparsable or over budget.
     pub unjudged_share: f64,
+    /// Right samples that are right only because the grader does the calculation which they leave to it; absent where
+    /// there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub n_left_to_grader: usize,
     pub response_tokens_mean: f64,
     /// Absent for an evaluation with one verifier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agreement: Option<Agreement>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// One row per decoding and benchmark, in order of first appearance.
@@ -91,9 +102,16 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         truncated_share: share(&|r| r.finish == Finish::LengthLimit && r.n_tokens > 0),
         no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
         unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
+        n_left_to_grader: records.iter().filter(|r| is_left_to_grader(r)).count(),
         response_tokens_mean: mean(&lengths)?,
         agreement: Agreement::of(records.iter().copied()),
     })
+}
+
+/// Whether a right sample leaves a calculation to the grader.
+fn is_left_to_grader(record: &EvalRecord) -> bool {
+    record.verdict == Verdict::Right
+        && left_to_grader(&record.text, &record.reference, Rules::default()).is_some()
 }
 
 /// The mean of several benchmarks' avg@k. The standard error follows from the benchmarks' errors, because questions are

@@ -99,6 +99,15 @@ fn tables_count_what_the_records_say() {
     ];
     let table = rows(&records).unwrap();
     let row = &table[0];
+    assert_eq!(row.n_left_to_grader, 0);
+    assert!(serde_json::to_value(row).unwrap().get("n_left_to_grader").is_none());
+    let mut undone = records.clone();
+    undone[0].text = r"\boxed{3 + 4}".into();
+    undone[1].text = r"\boxed{7}".into();
+    undone[2].text = r"\boxed{4 + 4}".into();
+    let undone = rows(&undone).unwrap();
+    assert_eq!((undone[0].n_left_to_grader, undone[0].avg), (1, row.avg), "the score is the rule's");
+    assert_eq!(serde_json::to_value(&undone[0]).unwrap()["n_left_to_grader"], 1);
     assert_eq!((table.len(), row.n_questions, row.n_samples), (1, 2, 4));
     assert!((row.avg.value - 0.375).abs() < 1e-12);
     assert_eq!(row.pass.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [1, 2, 4]);

@@ -35,7 +35,7 @@ pub(crate) use rows::read_json_lines;
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;
-pub use verdict::show_prints;
+pub use verdict::{left_to_grader, show_prints};
 pub use verifier_spec::{CommandSpec, CountdownRule, NumberUse, PythonSpec, RuleSpec, VerifierSpec};
 
 use generated::{GeneratedTask, Generator};

@@ -1,7 +1,7 @@
 //! The keys of a verifier in a config.
 
 use serde::{Deserialize, Serialize};
-use stapo_verify::{Fallback, Mode, Order, Rounding, Rules};
+use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules};
 use std::path::PathBuf;
 
 /// How a response becomes a verdict.
@@ -61,11 +61,15 @@ pub struct RuleSpec {
     /// Left out where it is the default, so that a config written without the key is written back as it was.
     #[serde(skip_serializing_if = "Rounding::is_default")]
     pub rounding: Rounding,
+    /// Left out where it is the default, for the same reason.
+    #[serde(skip_serializing_if = "Form::is_default")]
+    pub form: Form,
 }
 
 impl From<RuleSpec> for Rules {
     fn from(spec: RuleSpec) -> Self {
-        Self { mode: spec.mode, order: spec.order, fallback: spec.fallback, rounding: spec.rounding }
+        let RuleSpec { mode, order, fallback, rounding, form } = spec;
+        Self { mode, order, fallback, rounding, form }
     }
 }
 

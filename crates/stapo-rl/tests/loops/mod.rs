@@ -7,6 +7,7 @@ mod watching;
 use super::{Quiet, device, resume, start, timeless, whole_run};
 use serde_json::{Value, json};
 use stapo_core::record::{Metrics, ResponseRecord, parse_lines};
+use stapo_core::{Group, Scored};
 use stapo_rl::run::Run;
 use stapo_rl::task::Programs;
 use stapo_rl::train::{Outcome, Trainer, train};
@@ -259,6 +260,46 @@ fn rollouts_from_a_file_train_as_if_the_policy_had_sampled_them() {
     assert!((given.reward_mean - mean).abs() < 1e-12);
     let n_right = with_rewards.iter().filter(|line| line["reward"] == 0.5).count();
     assert_eq!(given.accuracy, n_right as f64 / 16.0, "right above 0");
+}
+
+/// The metrics of a step whose responses are all right, three of them with a sum that is not worked out, and the reference of
+/// the first problem.
+fn with_sums_left_undone(settings: &[&str]) -> (Metrics, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rollouts.jsonl");
+    let own = plan(&[&["steps=1"], settings].concat());
+    let mut trainer = Trainer::new(&own, &device(1), Programs::Recorded).unwrap();
+    let rolled = trainer.roll_out(&own).unwrap();
+    let tokenizer = trainer.learner.model.tokenizer().unwrap();
+    let members = rolled.batch.groups.iter().flat_map(|group| group.members.iter().map(move |m| (group, m)));
+    let line = |(idx, (group, member)): (usize, (&Group, &Scored))| {
+        let sum = if idx < 3 { "+0" } else { "" };
+        let tokens = tokenizer.encode(&format!("\\boxed{{{}{sum}}}", group.problem.reference)).unwrap();
+        let logp = vec![-0.5; tokens.len()];
+        json!({"id": group.problem.id, "prompt_tokens": member.rollout.prompt_tokens, "tokens": tokens, "logp": logp})
+    };
+    write_lines(&path, &members.enumerate().map(line).collect::<Vec<_>>());
+    let source = format!("rollout.source={{kind=\"jsonl\", path=\"{}\"}}", path.display());
+    let (_, mut metrics) = whole_run(&plan(&[&["steps=1", source.as_str()], settings].concat()));
+    (metrics.remove(0), rolled.batch.groups[0].problem.reference.clone())
+}
+
+#[test]
+fn right_answers_that_leave_the_calculation_to_the_grader_are_told() {
+    let any = "task.verifier={kind=\"rule\"}";
+    let (metrics, first) = with_sums_left_undone(&[any]);
+    assert_eq!(metrics.accuracy, 1.0);
+    let said = metrics.warnings.join("; ");
+    let expected = format!(
+        "step 1: 3 of 16 right answers leave a calculation to the grader, such as \"{first}+0\" for \"{first}\"; \
+         the verifier's form = \"worked-out\" takes no such answer"
+    );
+    assert!(said.contains(&expected), "{said}");
+    let (metrics, _) = with_sums_left_undone(&[any, "canaries.enabled=false"]);
+    assert!(metrics.warnings.is_empty(), "{:?}", metrics.warnings);
+    let (metrics, _) = with_sums_left_undone(&["task.verifier={kind=\"rule\", form=\"worked-out\"}"]);
+    assert_eq!(metrics.accuracy, 13.0 / 16.0);
+    assert!(!metrics.warnings.join("; ").contains("grader"));
 }
 
 #[test]

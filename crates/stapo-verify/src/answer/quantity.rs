@@ -99,7 +99,10 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
     let (scale, tail) = scale_words(tail);
     let mut expr = parse::expression(value, budget)?;
     if let Some(scale) = scale {
-        expr = Expr::Mul(vec![expr, Expr::Num { value: scale, is_decimal: false }]);
+        expr = match expr {
+            Expr::Num { value, is_decimal } => Expr::Num { value: value * scale, is_decimal },
+            other => Expr::Mul(vec![other, Expr::Num { value: scale, is_decimal: false }]),
+        };
     }
     let mut unit = unit(tail)?;
     if money.is_some() && unit.as_ref().is_some_and(Unit::is_kelvin) {

@@ -6,9 +6,10 @@ use crate::answer::{Answer, read};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
 use crate::lex::{Commas, Notation};
-use crate::{Graded, Rounding, Verdict, reason, show};
+use crate::worked_out::{is_in_same_base, is_worked_out};
+use crate::{Form, Graded, Rounding, Rules, Verdict, reason, show};
 
-pub(super) fn grade(answer: &str, reference: &str, rounding: Rounding) -> Graded {
+pub(super) fn grade(answer: &str, reference: &str, rules: Rules) -> Graded {
     if cleaned(answer) == cleaned(reference) {
         return same_text(answer, reference);
     }
@@ -16,7 +17,9 @@ pub(super) fn grade(answer: &str, reference: &str, rounding: Rounding) -> Graded
         return by_digits(answer, &a, &r);
     }
     let mut budget = Budget::new();
-    match decide(answer, reference, rounding, &mut budget) {
+    let decided = decide(answer, reference, rules.rounding, &mut budget)
+        .and_then(|decision| formed(decision, answer, reference, rules.form, &mut budget));
+    match decided {
         Ok(decision) => graded(answer, decision),
         Err(Stop::OverBudget(why)) => {
             plain(Verdict::OverBudget, Some(answer), reference, format!("gave up: {why}"))
@@ -28,6 +31,8 @@ pub(super) fn grade(answer: &str, reference: &str, rounding: Rounding) -> Graded
 
 struct Decision {
     is_right: bool,
+    /// False where the right value is not in the form that is asked for.
+    is_worked_out: bool,
     answer: Answer,
     reference: Answer,
 }
@@ -38,7 +43,7 @@ fn decide(answer: &str, reference: &str, rounding: Rounding, budget: &mut Budget
     let read_reference = read(reference, notation, budget)?;
     let read_answer = read(answer, notation, budget)?;
     let is_right = is_same(&read_answer, &read_reference, budget)?;
-    let decision = Decision { is_right, answer: read_answer, reference: read_reference };
+    let decision = Decision { is_right, is_worked_out: true, answer: read_answer, reference: read_reference };
     if is_right || !(answer.contains(',') || reference.contains(',')) {
         return Ok(decision);
     }
@@ -58,16 +63,35 @@ fn decide(answer: &str, reference: &str, rounding: Rounding, budget: &mut Budget
     Ok(decision)
 }
 
+/// The decision about a right value under the form that is asked for.
+fn formed(
+    decision: Decision,
+    answer: &str,
+    reference: &str,
+    form: Form,
+    budget: &mut Budget,
+) -> Bounded<Decision> {
+    if !decision.is_right || form == Form::Any {
+        return Ok(decision);
+    }
+    let is_worked_out =
+        is_in_same_base(answer, reference) && is_worked_out(&decision.answer, &decision.reference, budget)?;
+    Ok(Decision { is_worked_out, ..decision })
+}
+
 fn is_collection(answer: &Answer) -> bool {
     matches!(answer, Answer::List(_) | Answer::Set(_) | Answer::Tuple { .. })
 }
 
 fn graded(text: &str, decision: Decision) -> Graded {
-    let Decision { is_right, answer, reference } = decision;
+    let Decision { is_right, is_worked_out, answer, reference } = decision;
     let mut budget = Budget::for_showing();
     let shown = show::answer(&answer, &mut budget);
     let wanted = show::answer(&reference, &mut budget);
     let (verdict, reason) = match (&answer, &reference, is_right) {
+        (_, _, true) if !is_worked_out => {
+            (Verdict::Wrong, format!("equals {wanted}, but the answer leaves a calculation to the grader"))
+        }
         (_, _, true) => (Verdict::Right, reason::right(&answer, &reference, &shown, &wanted, &mut budget)),
         (_, Answer::Text { broken: Some(why), .. }, _) => {
             (Verdict::Unparsable, format!("the reference cannot be read: {why}"))

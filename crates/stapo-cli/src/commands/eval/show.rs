@@ -45,12 +45,26 @@ pub fn table(rows: &[EvalRow]) {
                 row.response_tokens_mean
             );
         }
+        for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
+            println!(
+                "{}: {} of {} right samples leave a calculation to the grader, as 60 + 180 does beside 240; \
+                 --verifier '{{kind=\"rule\", form=\"worked-out\"}}' says which",
+                row.benchmark,
+                row.n_left_to_grader,
+                n_right(row)
+            );
+        }
         let six: Vec<&EvalRow> =
             SIX.iter().filter_map(|name| rows.iter().find(|row| row.benchmark == *name).copied()).collect();
         if let Some(mean) = average(&six).filter(|_| six.len() == SIX.len()) {
             println!("{:<12} {:>9} {:>4}  {}", "mean of six", mean.n_questions, "", percent(&mean));
         }
     }
+}
+
+/// Samples of a row that are right.
+fn n_right(row: &EvalRow) -> usize {
+    (row.avg.value * row.avg.n_samples as f64).round() as usize
 }
 
 /// pass@k for k = 4 and the largest k, as `4: 40.1  32: 61.0`; pass@1 equals avg@k and is left out.

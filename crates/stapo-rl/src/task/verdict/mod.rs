@@ -15,7 +15,7 @@ use lines::RowOf;
 pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
-use stapo_verify::{Mode, Rules, grade, grade_answer};
+use stapo_verify::{Form, Graded, Mode, Rules, grade, grade_answer};
 
 pub(super) enum Verifier {
     Rule(Rules),
@@ -110,6 +110,20 @@ fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
         canonical: graded.answer,
         ..Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
     }
+}
+
+/// The answer of a response that the rules take for right only because the grader does the calculation which the answer
+/// leaves to it: `60 + 180` beside 240. `None` for any other response.
+pub fn left_to_grader(response: &str, reference: &str, rules: Rules) -> Option<String> {
+    if rules.mode != Mode::Math || rules.form != Form::Any {
+        return None;
+    }
+    let graded = |form| grade(response, reference, Rules { form, ..rules });
+    let is_right = |graded: &Graded| graded.verdict == stapo_verify::Verdict::Right;
+    if is_right(&graded(Form::WorkedOut)) {
+        return None;
+    }
+    Some(graded(Form::Any)).filter(is_right)?.extracted
 }
 
 /// The grader's verdict, as records name verdicts.
