@@ -59,7 +59,7 @@ fn init_writes_a_config_that_problems_and_train_take_as_it_is() {
         "chat = true",
         "missing_answers = \"drop\"",
         "answer_field = \"final\"",
-        "mode = \"math\"",
+        "verifier = { kind = \"rule\", mode = \"math\", form = \"worked-out\" }",
         "learning_rate = 1e-4",
     ] {
         assert!(text.contains(part), "{part:?} in {text}");

@@ -1,7 +1,7 @@
 //! The text of the config, with a comment on every choice.
 
 use super::choices::Choices;
-use super::found::Found;
+use super::found::{Found, JudgeMode};
 use stapo_rl::config::{ModelSource, Recompute};
 use toml::Value;
 
@@ -82,7 +82,15 @@ fn task(found: &Found, choices: &Choices) -> String {
     lines.push(
         "# A program of yours: verifier = { kind = \"command\", program = \"./judge.py\" }".to_string(),
     );
-    lines.push(format!("verifier = {{ kind = \"rule\", mode = {} }}", quoted(found.mode.name())));
+    let mut form = "";
+    if found.mode == JudgeMode::Math {
+        lines.push(
+            "# Answers are worked out: 60 + 180 is wrong beside 240; with form = \"any\" it is right."
+                .to_string(),
+        );
+        form = ", form = \"worked-out\"";
+    }
+    lines.push(format!("verifier = {{ kind = \"rule\", mode = {}{form} }}", quoted(found.mode.name())));
     lines.push("# The share of problems that training never sees, for evaluation.".to_string());
     lines.push(format!("held_out_share = {}", choices.held_out_share));
     lines.join("\n") + "\n"
