@@ -111,12 +111,6 @@ pub enum Rounding {
     ShownDigits,
 }
 
-impl Rounding {
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// In which form a right answer may be written, in `math`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -126,12 +120,6 @@ pub enum Form {
     Any,
     /// The answer is worked out as far as the reference is: `60 + 180 + 126` is wrong beside 366.
     WorkedOut,
-}
-
-impl Form {
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// A mode, how answers are extracted and how decimals are compared. Any [`Mode`] converts into its default rules.

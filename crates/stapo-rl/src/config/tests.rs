@@ -443,3 +443,18 @@ fn adapters_are_a_table_of_the_model() {
     let reuse = Config::from_toml("", ["model.lora.rank=1", "update.reuse={max=2}"]).unwrap();
     assert!(Plan::resolve(reuse).unwrap_err().to_string().contains("update.reuse"));
 }
+
+#[test]
+fn a_default_of_the_verifier_can_be_named() {
+    let rules = |text: &str| {
+        let config = Config::from_toml("", ["task.kind=arithmetic", text]).unwrap();
+        let plan = Plan::resolve(config).unwrap();
+        let crate::task::VerifierSpec::Rule(rule) = plan.rewards[0].verifier else { panic!("a rule") };
+        stapo_verify::Rules::from(rule)
+    };
+    let default = stapo_verify::Rules::default();
+    assert_eq!(rules("task.verifier.form=any"), default);
+    assert_eq!(rules("task.verifier.rounding=six-decimals"), default);
+    let worked_out = stapo_verify::Rules { form: stapo_verify::Form::WorkedOut, ..default };
+    assert_eq!(rules("task.verifier={kind=\"rule\", form=\"worked-out\"}"), worked_out);
+}

@@ -58,17 +58,18 @@ pub struct RuleSpec {
     pub mode: Mode,
     pub order: Order,
     pub fallback: Fallback,
-    /// Left out where it is the default, so that a config written without the key is written back as it was.
-    #[serde(skip_serializing_if = "Rounding::is_default")]
-    pub rounding: Rounding,
-    /// Left out where it is the default, for the same reason.
-    #[serde(skip_serializing_if = "Form::is_default")]
-    pub form: Form,
+    /// Absent where the config does not name it, so that a config is written back as it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<Rounding>,
+    /// Absent for the same reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub form: Option<Form>,
 }
 
 impl From<RuleSpec> for Rules {
     fn from(spec: RuleSpec) -> Self {
         let RuleSpec { mode, order, fallback, rounding, form } = spec;
+        let (rounding, form) = (rounding.unwrap_or_default(), form.unwrap_or_default());
         Self { mode, order, fallback, rounding, form }
     }
 }
