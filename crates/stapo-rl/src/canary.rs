@@ -106,7 +106,12 @@ pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: 
 
 /// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
 /// the question into the box. `None` where the verifier is no rule that takes such answers.
-pub fn undone_answers(plan: &Plan, step: u64, batch: &Batch, model: &LoadedModel) -> Result<Option<String>> {
+pub fn answers_left_to_grader(
+    plan: &Plan,
+    step: u64,
+    batch: &Batch,
+    model: &LoadedModel,
+) -> Result<Option<String>> {
     let VerifierSpec::Rule(rule) = &plan.rewards[0].verifier else { return Ok(None) };
     if !plan.config.canaries.enabled {
         return Ok(None);

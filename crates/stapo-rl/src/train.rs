@@ -365,7 +365,7 @@ impl<'a> Training<'a> {
         write_records(plan, self.run, &self.trainer.learner.model, &rolled, &learned, step)?;
         metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
         let model = &self.trainer.learner.model;
-        metrics.warnings.extend(canary::undone_answers(plan, step, &rolled.batch, model)?);
+        metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
         metrics.memory_bytes = memory_bytes(self.trainer.learner.model.policy.device());
         let wall_seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
         let asked = self.gather_reports(&mut metrics, wall_seconds)?;

@@ -122,7 +122,7 @@ pub enum Form {
     WorkedOut,
 }
 
-/// A mode, how answers are extracted and how decimals are compared. Any [`Mode`] converts into its default rules.
+/// A mode, how answers are extracted, how decimals are compared and in which form answers may be. Any [`Mode`] converts into its default rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Rules {
     pub mode: Mode,

@@ -99,6 +99,7 @@ pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantit
     let (scale, tail) = scale_words(tail);
     let mut expr = parse::expression(value, budget)?;
     if let Some(scale) = scale {
+        // `6 dozen` is a number as it is printed, and `6 \cdot 12` is not.
         expr = match expr {
             Expr::Num { value, is_decimal } => Expr::Num { value: value * scale, is_decimal },
             other => Expr::Mul(vec![other, Expr::Num { value: scale, is_decimal: false }]),
