@@ -9,8 +9,8 @@ use std::fmt::Write;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-pub const STYLE: &str = include_str!("style.css");
-pub const SCRIPT: &str = include_str!("page.js");
+pub const STYLE: &str = include_str!("page/style.css");
+pub const SCRIPT: &str = include_str!("page/page.js");
 
 /// A whole page. `style` and `script` come after those that all pages share; `body` is markup.
 pub fn page(title: &str, style: &str, body: &str, script: &str) -> String {

@@ -13,10 +13,10 @@ use stapo_rl::Plan;
 use stapo_rl::run::{Run, part_files, responses_of_file, step_of};
 use std::path::Path;
 
-pub const STYLE: &str = include_str!("viewer.css");
-pub const SCRIPT: &str = include_str!("viewer.js");
+pub const STYLE: &str = include_str!("viewer/viewer.css");
+pub const SCRIPT: &str = include_str!("viewer/viewer.js");
 /// The controls and the place of the responses, as markup.
-pub const BODY: &str = include_str!("viewer.html");
+pub const BODY: &str = include_str!("viewer/viewer.html");
 
 /// The recorded responses of one step, with the step's metrics and the run's plan.
 pub struct Inspected {
