@@ -28,8 +28,8 @@ use commands::{
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
-use stapo_rl::restart;
-use stapo_rl::task::{launcher, show_prints};
+use stapo_rl::reward::{launcher, show_prints};
+use stapo_rl::run::restart;
 use stapo_rl::untrusted::THREAD_NAME;
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write};

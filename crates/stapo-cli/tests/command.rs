@@ -4,11 +4,11 @@
 use crate::common::folder_below_tmp;
 use stapo_core::{Problem, Verdict};
 use stapo_rl::device::{CpuOptions, Device};
-use stapo_rl::task::{
-    ArithmeticSpec, CommandSpec, Judged, Programs, Task, TaskError, TaskSpec, VerifierSpec,
-};
+use stapo_rl::reward::{CommandSpec, Judged, Programs, VerifierSpec};
+use stapo_rl::run::restart;
+use stapo_rl::tasks::{ArithmeticSpec, Task, TaskError, TaskSpec};
 use stapo_rl::train::Trainer;
-use stapo_rl::{Config, Plan, restart};
+use stapo_rl::{Config, Plan};
 
 /// A task judged by a shell script.
 fn scripted(script: &str, limit: impl Fn(&mut CommandSpec)) -> Result<Task, TaskError> {

@@ -2,7 +2,7 @@
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use stapo_rl::disk::hex;
+use stapo_rl::run::disk::hex;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;

@@ -174,11 +174,29 @@ fn only_restart_names_the_running_executable() {
     let is_source = |path: &PathBuf| path.components().any(|part| part.as_os_str() == "src");
     let findings: Vec<String> = sources(&root().join("crates"), &["rs"])
         .into_iter()
-        .filter(|path| is_source(path) && !path.ends_with("stapo-rl/src/restart.rs"))
+        .filter(|path| is_source(path) && !path.ends_with("stapo-rl/src/run/restart.rs"))
         .filter(|path| has_word(&code_only(&fs::read_to_string(path).unwrap()), "current_exe"))
-        .map(|path| format!("{}: start the program by stapo_rl::restart::command", relative(&path)))
+        .map(|path| format!("{}: start the program by stapo_rl::run::restart::command", relative(&path)))
         .collect();
     assert_none("programs that start themselves by their executable", &findings);
+}
+
+#[test]
+fn a_module_is_a_file_beside_its_folder() {
+    let all = sources(&root().join("crates"), &["rs"]);
+    let old_style: Vec<String> =
+        all.iter().filter(|path| path.ends_with("mod.rs")).map(|path| relative(path)).collect();
+    assert_none("mod.rs files: write x.rs beside x/", &old_style);
+}
+
+#[test]
+fn the_training_system_has_at_most_20_entries() {
+    let entries = fs::read_dir(root().join("crates/stapo-rl/src")).unwrap().count();
+    println!("stapo-rl/src: {entries} entries");
+    assert!(
+        entries <= 20,
+        "stapo-rl/src has {entries} entries: move a module into one of the rooms that lib.rs lists"
+    );
 }
 
 #[test]
@@ -259,7 +277,7 @@ fn modules_of_a_crate_import_each_other_in_one_direction() {
     let planted = [
         file("main.rs", "mod a; mod b; mod c;"),
         file("a.rs", "use crate::{b::{self, x}, d::y}; use super::c as other;"),
-        file("b/mod.rs", "// use crate::a;\nfn f() { crate::c::g(\"crate::a\") }"),
+        file("b.rs", "// use crate::a;\nfn f() { crate::c::g(\"crate::a\") }"),
         file("c.rs", "use crate::a::h;\n#[cfg(test)]\nmod tests { use crate::d; }"),
         file("d.rs", "use crate::b; use super::a;"),
         file("d/tests.rs", "use crate::d;"),
@@ -325,8 +343,8 @@ fn every_file_of_tests_is_run() {
     assert_none("files of tests that nothing runs", &findings);
 }
 
-/// Source files with unit tests, of a library that is not built for them, that no root of tests takes in by a path such as
-/// `../src/number/mod.rs`, a module with all below it.
+/// Source files with unit tests, of a library that is not built for them, that no root of tests takes in: a root declares
+/// `#[path = "../src"] mod source { .. }` and names the modules to build, each with all below it.
 fn unit_tests_of_no_executable(
     manifest: &toml::Table,
     sources: &[(String, String)],
@@ -336,9 +354,13 @@ fn unit_tests_of_no_executable(
         return Vec::new();
     }
     let has_tests = |text: &str| code_only(text).contains("#[test]");
-    let taken_in: Vec<&str> =
-        roots.split("#[path = \"../src/").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    let is_run = |name: &str| taken_in.iter().any(|path| name.starts_with(path.trim_end_matches("mod.rs")));
+    let declared = roots.split("#[path = \"../src\"]").skip(1).filter_map(|rest| rest.split('}').next());
+    let taken_in: Vec<&str> = declared
+        .flat_map(|block| block.split("mod ").filter_map(|rest| rest.split_once(';')))
+        .map(|(name, _)| name)
+        .collect();
+    let is_run =
+        |name: &str| taken_in.contains(&name.trim_end_matches(".rs").split('/').next().unwrap_or(name));
     let lost = sources.iter().filter(|(name, text)| has_tests(text) && !is_run(name));
     lost.map(|(name, _)| name.clone()).collect()
 }
@@ -346,10 +368,10 @@ fn unit_tests_of_no_executable(
 #[test]
 fn every_unit_test_is_run() {
     let file = |name: &str| (name.to_string(), "#[test]\nfn f() {}".to_string());
-    let planted = [file("a/tests.rs"), file("a.rs"), file("b/tests.rs")];
+    let planted = [file("a/tests.rs"), file("ab.rs"), file("b/tests.rs")];
     let manifest = "[lib]\ntest = false".parse().unwrap();
-    let roots = "#[path = \"../src/a/mod.rs\"]\nmod a;";
-    assert_eq!(unit_tests_of_no_executable(&manifest, &planted, roots), ["a.rs", "b/tests.rs"]);
+    let roots = "mod b;\n#[path = \"../src\"]\nmod source {\n    pub mod a;\n}\n";
+    assert_eq!(unit_tests_of_no_executable(&manifest, &planted, roots), ["ab.rs", "b/tests.rs"]);
     let mut findings = Vec::new();
     for (name, folder) in crates() {
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();

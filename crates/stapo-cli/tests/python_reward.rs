@@ -3,11 +3,9 @@
 
 use crate::common::folder_below_tmp;
 use stapo_core::{Problem, Verdict};
-use stapo_rl::restart;
-use stapo_rl::task::{
-    Judged, Programs, PythonSpec, RowsSpec, Split, Task, TaskError, TaskSpec, VerifierSpec, fingerprint,
-    show_prints,
-};
+use stapo_rl::reward::{Judged, Programs, PythonSpec, VerifierSpec, fingerprint, show_prints};
+use stapo_rl::run::restart;
+use stapo_rl::tasks::{RowsSpec, Split, Task, TaskError, TaskSpec};
 use std::fs;
 use std::path::Path;
 use std::process::Command;

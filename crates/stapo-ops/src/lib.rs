@@ -1,6 +1,6 @@
 //! Buffers and kernels.
 //!
-//! One folder per op: `mod.rs` holds the signature, the shapes and the contract, `cpu.rs` the CPU kernel, `cuda.rs` and
+//! One module per op: `<op>.rs` holds the signature, the shapes and the contract, `cpu.rs` the CPU kernel, `cuda.rs` and
 //! a `.cu` file the GPU kernel. CPU kernels are written once over sixteen virtual lanes and instantiated for every
 //! instruction set and for f64; the laws that make their results independent of batch, threads and instruction set are
 //! in `docs/numerics.md`. `fused` holds the paths that do the work of several ops in one kernel.

@@ -2,7 +2,7 @@
 
 use crate::border::without_lock;
 use pyo3::prelude::*;
-use stapo_rl::restart;
+use stapo_rl::run::restart;
 use std::ffi::OsString;
 use std::path::PathBuf;
 

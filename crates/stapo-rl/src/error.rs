@@ -1,7 +1,7 @@
 //! The errors of a run that come from inputs, files and devices. Programming mistakes panic instead.
 
-use crate::config::PlanError;
-use crate::task::TaskError;
+use crate::plan::config::PlanError;
+use crate::tasks::TaskError;
 use stapo_core::ObjectiveError;
 use stapo_core::batch::SequenceTooLong;
 use stapo_core::record::{Change, RecordError};

@@ -1,48 +1,68 @@
-//! The training system: config and plan, tasks, rollouts, updates, the loop, evaluation, records.
+//! The training system. A step passes through the rooms in the order in which they stand here: a task asks, the policy
+//! samples, rewards judge, the policy learns, and the run directory keeps what happened.
 
-mod adapters;
-mod best;
-mod builtin;
-mod canary;
-mod carried;
-pub mod config;
-mod constants;
-pub mod counterfactual;
-pub mod disk;
-mod error;
-pub mod estimate;
-pub mod evaluation;
-pub mod experiment;
-mod facade;
-pub mod found_model;
-pub mod hub_cache;
-pub mod identity;
-mod learner;
-mod loaded_model;
-pub mod memory;
-pub mod meter;
-pub mod model_hashes;
-pub mod pretrain;
-pub mod prompting;
-pub mod ranks;
-mod records;
-pub mod restart;
+/// Problems and how a model is asked: generated tasks, files, templates, prompts.
+pub mod tasks;
+
+/// The model that is trained or evaluated: where it is found, how it is loaded, what its files hash to.
+pub mod policy {
+    mod adapters;
+    pub mod builtin;
+    pub mod found;
+    pub mod hashes;
+    pub mod hub_cache;
+    pub mod identity;
+    pub mod loaded;
+}
+
 pub mod rollout;
+
+/// Verdicts and rewards: rules, and programs of the user behind a permission and a launcher.
+pub mod reward;
+
+/// What follows a rollout batch: constants of its responses, thresholds, gradients, optimizer steps.
+pub mod learn {
+    pub(crate) mod canary;
+    pub(crate) mod carried;
+    pub(crate) mod constants;
+    pub mod learner;
+    pub(crate) mod memory;
+    pub mod pretrain;
+    pub(crate) mod scoring;
+    pub(crate) mod teacher;
+    pub(crate) mod update;
+}
+
+/// The training loop.
+pub mod train;
+
 pub mod run;
-mod run_memory;
-mod scoring;
-pub mod task;
-mod teacher;
+
+pub mod ranks;
+
+/// Settings and what follows from them before a run starts: the plan, its memory, its time.
+pub mod plan {
+    pub mod config;
+    pub mod estimate;
+    pub mod memory;
+}
+
+/// What looks at models and runs: evaluations, experiments, counterfactuals.
+pub mod lab {
+    pub mod counterfactual;
+    pub mod evaluation;
+    pub mod experiment;
+}
+
+mod error;
+mod facade;
 #[cfg(test)]
 mod testing;
-pub mod train;
-pub mod unseen;
-mod update;
 
-pub use builtin::unpack as unpack_builtin;
-pub use config::{Config, Plan};
 pub use error::{Error, Result};
 pub use facade::{device, inference, model_files, untrusted};
-pub use found_model::FoundModel;
-pub use learner::Learner;
-pub use loaded_model::LoadedModel;
+pub use learn::learner::Learner;
+pub use plan::config::{Config, Plan};
+pub use policy::builtin::unpack as unpack_builtin;
+pub use policy::found::FoundModel;
+pub use policy::loaded::LoadedModel;

@@ -6,18 +6,23 @@
 //! but `metrics.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
 //! first two is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
 
+pub(crate) mod best;
 mod checkpoint;
 mod clock;
 pub mod columns;
+pub mod disk;
 pub(crate) mod events;
 mod folder;
 mod hashes;
 mod lock;
 mod manifest;
+pub mod meter;
 mod plan_keys;
 mod reading;
 pub mod receipt;
+pub(crate) mod records;
 mod reopening;
+pub mod restart;
 mod state;
 mod tree;
 

@@ -8,12 +8,13 @@ mod loops;
 use serde_json::{Map, Value, json};
 use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
 use stapo_rl::device::{CpuOptions, Device};
-use stapo_rl::evaluation::Evaluated;
+use stapo_rl::lab::evaluation::Evaluated;
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::Solo;
+use stapo_rl::reward::Programs;
 use stapo_rl::run::{Checkpoint, Run, this_process};
-use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
-use stapo_rl::{Config, Plan, identity};
+use stapo_rl::{Config, Plan};
 use std::fs;
 use std::path::Path;
 

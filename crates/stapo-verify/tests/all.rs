@@ -13,8 +13,9 @@ mod properties;
 // The arithmetic has no public name. Its source is compiled here once more, with its unit tests: a second build of the whole
 // crate for them would take half a minute.
 #[allow(dead_code, reason = "the rest of the crate uses it")]
-#[path = "../src/budget.rs"]
-mod budget;
-#[allow(dead_code, reason = "the rest of the crate uses it")]
-#[path = "../src/number/mod.rs"]
-mod number;
+#[path = "../src"]
+mod source {
+    pub mod budget;
+    pub mod number;
+}
+use source::budget;

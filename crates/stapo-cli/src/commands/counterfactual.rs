@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use stapo_core::record::TokenRecord;
 use stapo_core::stats::{Estimate, Resampling};
 use stapo_rl::Plan;
-use stapo_rl::counterfactual::{
+use stapo_rl::lab::counterfactual::{
     Counterfactual, GradientEffect, GradientSummary, KindSummary, RolledOut, Settings, counterfactuals,
     gradient_effect, gradient_summary, summaries,
 };

@@ -21,16 +21,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason, Writer};
 use stapo_rl::device::{Device, DeviceName};
-use stapo_rl::evaluation::{
+use stapo_rl::inference::EngineMemory;
+use stapo_rl::lab::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, Evaluation, InterruptedEval,
     compare_folders, expanded, rows,
 };
-use stapo_rl::found_model::is_run;
-use stapo_rl::inference::EngineMemory;
+use stapo_rl::policy::found::is_run;
+use stapo_rl::policy::hashes;
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::agree_on_inputs;
+use stapo_rl::reward::{Programs, VerifierSpec};
 use stapo_rl::run::receipt;
-use stapo_rl::task::{Programs, VerifierSpec};
-use stapo_rl::{FoundModel, LoadedModel, identity, model_hashes, prompting};
+use stapo_rl::tasks::prompting;
+use stapo_rl::{FoundModel, LoadedModel};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -425,8 +428,8 @@ fn open_finite(
             found.pinned
         );
     }
-    let mut files = model_hashes::of_found(found)?;
-    files.extend(model_hashes::of_adapter(adapter)?);
+    let mut files = hashes::of_found(found)?;
+    files.extend(hashes::of_adapter(adapter)?);
     Ok((model, files))
 }
 

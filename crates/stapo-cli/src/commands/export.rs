@@ -6,9 +6,9 @@ use crate::shared::units::{grouped, size};
 use anyhow::{Result, bail};
 use stapo_rl::LoadedModel;
 use stapo_rl::device::DeviceName;
-use stapo_rl::found_model::is_run;
+use stapo_rl::learn::pretrain::export_policy;
 use stapo_rl::model_files::{Existing, ExportOptions, Precision, Pretrained, export, write_adapter};
-use stapo_rl::pretrain::export_policy;
+use stapo_rl::policy::found::is_run;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use crate::shared::hub::{Hub, Repo, RepoKind, fetch_file, fetch_model, fetch_repository, is_rows};
 use anyhow::{Context, Result, bail};
-use stapo_rl::evaluation::{Benchmark, KNOWN};
+use stapo_rl::lab::evaluation::{Benchmark, KNOWN};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use crate::shared::option::positive;
 use crate::shared::stop::{self, Stop};
 use anyhow::{Context, Result, bail};
 use stapo_rl::ranks::TOKEN;
-use stapo_rl::restart;
+use stapo_rl::run::restart;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};

@@ -11,8 +11,10 @@ use anyhow::{Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
-use stapo_rl::estimate::{self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World};
-use stapo_rl::memory::{self, MemoryPlan, TrainedModel};
+use stapo_rl::plan::estimate::{
+    self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World,
+};
+use stapo_rl::plan::memory::{self, MemoryPlan, TrainedModel};
 use stapo_rl::train::Trainer;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -8,13 +8,13 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{PretrainMetrics, Record};
-use stapo_rl::config::PlanError;
 use stapo_rl::device::DeviceName;
-use stapo_rl::identity;
-use stapo_rl::model_files::{Existing, ExportOptions, Precision};
-use stapo_rl::pretrain::{
+use stapo_rl::learn::pretrain::{
     InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
 };
+use stapo_rl::model_files::{Existing, ExportOptions, Precision};
+use stapo_rl::plan::config::PlanError;
+use stapo_rl::policy::identity;
 use stapo_rl::run::{Run, hash_file};
 use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};

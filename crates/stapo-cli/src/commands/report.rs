@@ -18,7 +18,7 @@ use crate::shared::study::table::csv_line;
 use anyhow::{Context, Result, bail};
 use contents::Contents;
 use stapo_core::record::Metrics;
-use stapo_rl::disk::write_whole;
+use stapo_rl::run::disk::write_whole;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

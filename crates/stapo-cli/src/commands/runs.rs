@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use stapo_core::record::{Metrics, PretrainMetrics};
 use stapo_core::settings;
-use stapo_rl::pretrain::{PretrainConfig, Start};
+use stapo_rl::learn::pretrain::{PretrainConfig, Start};
 use stapo_rl::run::{Run, RunKind, plan_text};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

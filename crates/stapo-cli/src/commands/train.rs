@@ -15,12 +15,13 @@ use crate::shared::{shipped, stop};
 use anyhow::{Result, bail};
 use screen::Screen;
 use stapo_core::record::{EventKind, Metrics, StopReason, Writer};
+use stapo_rl::Plan;
 use stapo_rl::device::{DeviceName, cuda};
-use stapo_rl::evaluation::Evaluated;
+use stapo_rl::lab::evaluation::Evaluated;
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::Run;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, follow, train};
-use stapo_rl::{Plan, identity};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

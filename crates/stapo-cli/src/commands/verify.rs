@@ -10,7 +10,7 @@ use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Experiment};
 use stapo_core::settings;
-use stapo_rl::disk::write_whole;
+use stapo_rl::run::disk::write_whole;
 use stapo_rl::run::receipt::{self, Difference};
 use stapo_rl::run::{FolderLock, plan_text};
 use stapo_rl::untrusted::read_text;

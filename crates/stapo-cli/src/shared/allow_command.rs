@@ -1,6 +1,7 @@
 //! Which verifier programs a command may start.
 
-use stapo_rl::task::{Programs, Task, VerifierSpec, record_program};
+use stapo_rl::reward::{Programs, VerifierSpec, record_program};
+use stapo_rl::tasks::Task;
 use std::path::Path;
 
 /// The flag of commands that judge responses.

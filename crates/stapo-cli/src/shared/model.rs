@@ -4,8 +4,8 @@ use crate::shared::hub::fetch_model;
 use crate::shared::option::threads;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
-use stapo_rl::config::{BaseStorage, ModelSource};
 use stapo_rl::device::DeviceName;
+use stapo_rl::plan::config::{BaseStorage, ModelSource};
 use stapo_rl::{Error, FoundModel, LoadedModel, Plan};
 use std::path::PathBuf;
 

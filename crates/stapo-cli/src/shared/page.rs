@@ -4,7 +4,7 @@ use crate::shared::chart::{Figure, SERIES, to_svg};
 use crate::shared::html::escape;
 use anyhow::{Result, bail};
 use stapo_rl::Error;
-use stapo_rl::disk::write_whole;
+use stapo_rl::run::disk::write_whole;
 use std::fmt::Write;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::Message;
-use stapo_rl::unseen::listed;
+use stapo_rl::tasks::unseen::listed;
 
 /// A record of the input. Which fields must be there depends on the command.
 #[derive(Deserialize, Default)]

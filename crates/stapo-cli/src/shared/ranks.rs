@@ -4,9 +4,10 @@ use crate::shared::program::PROGRAM;
 use crate::shared::run_folder::{self, Use};
 use crate::shared::terminal::set_quiet;
 use anyhow::Result;
+use stapo_rl::Plan;
 use stapo_rl::device::{Device, DeviceName, cuda};
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree};
-use stapo_rl::{Plan, identity};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 

@@ -3,9 +3,9 @@
 use crate::shared::{clock, shipped};
 use anyhow::Result;
 use stapo_core::settings::{self, SettingsError};
-use stapo_rl::config::{PlanError, States};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
+use stapo_rl::plan::config::{PlanError, States};
 use stapo_rl::run::{RunKind, plan_text};
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};

@@ -13,7 +13,9 @@ use stapo_core::record::{
     self, BuildRecord, EvalRecord, Event, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
 };
 use stapo_rl::Plan;
-use stapo_rl::experiment::{ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, split_arm, summarise};
+use stapo_rl::lab::experiment::{
+    ArmRuns, ExperimentSummary, Measure, SeedRun, held_out, split_arm, summarise,
+};
 use stapo_rl::run::{Run, check_tree, part_files, plan_text, read_events, records, responses_of_file};
 use std::path::{Component, Path, PathBuf};
 

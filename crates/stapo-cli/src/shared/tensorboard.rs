@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use stapo_core::record::{BenchmarkScore, Metrics};
-use stapo_rl::disk::{Appended, create_folder, write_whole};
+use stapo_rl::run::disk::{Appended, create_folder, write_whole};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};

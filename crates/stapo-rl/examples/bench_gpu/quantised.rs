@@ -4,7 +4,7 @@ use super::Failure;
 use stapo_model::decoder::{Policy, PolicySpec, QuantisedBase};
 use stapo_model::{Device, Encoding, Pretrained};
 
-#[path = "../../../stapo-model/tests/gguf_file/mod.rs"]
+#[path = "../../../stapo-model/tests/gguf_file.rs"]
 mod gguf_file;
 
 /// A policy whose layers are random and stay quantised, and the bytes that this saves.

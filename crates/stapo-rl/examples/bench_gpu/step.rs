@@ -4,7 +4,7 @@ use crate::{Failure, Options, used_gib};
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::ranks::{Flags, Nccl, Place, Ranks, Solo, Tcp};
-use stapo_rl::task::Programs;
+use stapo_rl::reward::Programs;
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan};
 use std::time::Instant;

@@ -5,12 +5,13 @@ use crate::{Failure, Options, used_gib};
 use stapo_core::record::{Metrics, PhaseSeconds};
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::{CudaOptions, Training};
-use stapo_rl::evaluation::Evaluated;
-use stapo_rl::meter::{Meter, Part};
+use stapo_rl::lab::evaluation::Evaluated;
+use stapo_rl::policy::identity;
+use stapo_rl::reward::Programs;
+use stapo_rl::run::meter::{Meter, Part};
 use stapo_rl::run::{Run, this_process};
-use stapo_rl::task::Programs;
 use stapo_rl::train::{Trainer, Watch, train};
-use stapo_rl::{Config, Plan, identity};
+use stapo_rl::{Config, Plan};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -1,11 +1,11 @@
 //! Responses that go on from given tokens.
 
 use super::generate;
-use crate::config::Plan;
 use crate::error::{Error, Result};
-use crate::loaded_model::LoadedModel;
-use crate::meter::Meter;
-use crate::run_memory::SamplingMemory;
+use crate::learn::memory::SamplingMemory;
+use crate::plan::config::Plan;
+use crate::policy::loaded::LoadedModel;
+use crate::run::meter::Meter;
 use stapo_core::random::Key;
 use stapo_model::generate::{Engine, EngineSettings, Filter, Request, SamplingRule};
 

@@ -1,12 +1,13 @@
 //! Rollouts from a file: responses that another engine sampled, with the log-probs it reported.
 
 use super::{Sampled, pairs, scored, texts};
-use crate::config::{Behavior, Plan, RolloutSource};
 use crate::error::{Error, Result};
-use crate::loaded_model::LoadedModel;
+use crate::learn::scoring::{Sequence, score};
+use crate::plan::config::{Behavior, Plan, RolloutSource};
+use crate::policy::loaded::LoadedModel;
 use crate::ranks::Transport;
-use crate::scoring::{Sequence, score};
-use crate::task::{Judged, Split, Task, TaskError, read_json_lines};
+use crate::reward::Judged;
+use crate::tasks::{Split, Task, TaskError, read_json_lines};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Verdict};

@@ -2,9 +2,11 @@
 
 use super::state::{self, Counters, LoopState};
 use super::tree::check_tree;
-use crate::disk::{create_folder_of_part, remove_folder, rename, sha256_hex, write_whole, write_whole_with};
 use crate::error::{Error, Result};
 use crate::ranks::{RankError, Transport};
+use crate::run::disk::{
+    create_folder_of_part, remove_folder, rename, sha256_hex, write_whole, write_whole_with,
+};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::MappedFile;

@@ -1,8 +1,8 @@
 //! `events.jsonl`: start, resume, changes, warnings and the stop of a run.
 
 use super::clock::utc;
-use crate::disk::{Appended, write_whole};
 use crate::error::{Error, Result};
+use crate::run::disk::{Appended, write_whole};
 use stapo_core::record::{
     self, Change, Event, EventKind, Extra, Record, RecordError, SCHEMA, StopReason, Writer,
 };

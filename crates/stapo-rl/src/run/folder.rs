@@ -5,8 +5,8 @@ use super::events::{self, EventLog};
 use super::lock::FolderLock;
 use super::manifest;
 use super::receipt;
-use crate::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use crate::error::{Error, Result};
+use crate::run::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use stapo_core::record::{
     self, Best, EvalRecord, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped,
     StopReason, TokenRecord, Writer,

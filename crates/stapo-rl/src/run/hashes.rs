@@ -1,7 +1,7 @@
 //! Hashes of input files.
 
-use crate::disk::{hex, sha256_hex};
 use crate::error::{Error, Result};
+use crate::run::disk::{hex, sha256_hex};
 use sha2::{Digest, Sha256};
 use stapo_core::record::FileHash;
 use std::fs::{self, File};

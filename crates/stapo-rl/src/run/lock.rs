@@ -2,8 +2,8 @@
 //! ends in any way.
 
 use super::clock::utc;
-use crate::disk::{open_in_place, overwrite};
 use crate::error::{Error, Result};
+use crate::run::disk::{open_in_place, overwrite};
 use stapo_core::record::{self, LockRecord, Record, SCHEMA, Writer};
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use super::check_tree;
 use super::columns::Columns;
-use crate::config::FileKind;
 use crate::error::{Error, Result};
+use crate::plan::config::FileKind;
 use stapo_core::ObjectiveSpec;
 use stapo_core::record::{self, Record, ResponseRecord};
 use stapo_core::settings;

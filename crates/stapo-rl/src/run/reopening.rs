@@ -8,9 +8,9 @@ use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
 use super::receipt;
 use super::tree::check_tree;
-use crate::config::Schedule;
-use crate::disk::{remove_file, sha256_hex, write_whole};
 use crate::error::{Error, Result};
+use crate::plan::config::Schedule;
+use crate::run::disk::{remove_file, sha256_hex, write_whole};
 use stapo_core::record::{
     self, Change, Event, EventKind, Identity, StepHash, Stepped, Writer, changed_inputs,
 };
@@ -150,7 +150,8 @@ impl Reopening {
     pub fn set(&mut self, plan_text: String, complete: Complete) -> Result<()> {
         // Complete on both sides: keys of an earlier program may have other names today.
         let before = complete(&self.plan_found)?;
-        let differ = differences(&before, &before, &plan_text).map_err(crate::config::PlanError::from)?;
+        let differ =
+            differences(&before, &before, &plan_text).map_err(crate::plan::config::PlanError::from)?;
         for change in differ {
             match freedom(&change) {
                 Freedom::Identity => self.changes.push(change),

@@ -1,10 +1,10 @@
 //! The state of a run: counters, and weights and optimizer state: written, restored, hashed, and checked to be finite, one
 //! tensor at a time and in the form in which the device stores it.
 
-use crate::disk::hex;
 use crate::error::{Error, Result};
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
+use crate::run::disk::hex;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};

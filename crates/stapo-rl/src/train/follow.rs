@@ -3,11 +3,11 @@
 
 use super::report::{Decision, StepReport};
 use super::{Outcome, Trainer};
-use crate::config::Plan;
 use crate::error::Result;
-use crate::meter::Phase;
+use crate::plan::config::Plan;
 use crate::ranks::{Ranks, told_to_all};
 use crate::run::is_due;
+use crate::run::meter::Phase;
 
 /// Trains beside rank 0 until it ends the run. `asked_to_stop` gives the number of the
 /// signal that asked this process to stop.

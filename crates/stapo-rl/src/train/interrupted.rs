@@ -1,12 +1,12 @@
 //! Going on with an interrupted run.
 
 use super::Trainer;
-use crate::config::{Config, Plan, PlanError};
 use crate::error::Result;
-use crate::identity;
+use crate::plan::config::{Config, Plan, PlanError};
+use crate::policy::identity;
 use crate::ranks::Ranks;
+use crate::reward::Programs;
 use crate::run::{Checkpoint, Reopening, Run, RunKind};
-use crate::task::Programs;
 use stapo_core::record::{Identity, Metrics, Writer};
 use stapo_model::Device;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use crate::error::Result;
-use crate::learner::Learner;
+use crate::learn::learner::Learner;
 use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::PhaseSeconds;

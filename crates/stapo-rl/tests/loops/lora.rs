@@ -2,10 +2,10 @@
 
 use super::{check_resumed, plan};
 use crate::{Quiet, device, start, whole_run};
-use stapo_rl::config::ModelSource;
 use stapo_rl::model_files::write_adapter;
+use stapo_rl::plan::config::ModelSource;
+use stapo_rl::reward::Programs;
 use stapo_rl::run::Checkpoint;
-use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Trainer, train};
 use stapo_rl::{Error, LoadedModel, Plan, unpack_builtin};
 use std::fs;

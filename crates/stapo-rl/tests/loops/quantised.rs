@@ -4,19 +4,20 @@ use super::plan;
 use crate::{PROGRAM, Quiet, device};
 use stapo_core::record::Metrics;
 use stapo_model::Encoding;
-use stapo_rl::config::ModelSource;
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::CudaOptions;
 use stapo_rl::model_files::Pretrained;
+use stapo_rl::plan::config::ModelSource;
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::Solo;
+use stapo_rl::reward::Programs;
 use stapo_rl::run::{Run, this_process};
-use stapo_rl::task::Programs;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, train};
-use stapo_rl::{LoadedModel, Plan, identity, unpack_builtin};
+use stapo_rl::{LoadedModel, Plan, unpack_builtin};
 use std::io::Write;
 use std::path::Path;
 
-#[path = "../../../stapo-model/tests/gguf_file/mod.rs"]
+#[path = "../../../stapo-model/tests/gguf_file.rs"]
 mod gguf_file;
 
 /// The built-in model as a GGUF file with its layers in `Q8_0`.

@@ -7,8 +7,8 @@ use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{EvalRecord, changed_inputs};
 use stapo_rl::device::DeviceName;
-use stapo_rl::evaluation::{Done, EvalEvent, EvalFolder, Evaluation, place};
 use stapo_rl::inference::EngineMemory;
+use stapo_rl::lab::evaluation::{Done, EvalEvent, EvalFolder, Evaluation, place};
 use std::collections::HashMap;
 use std::path::Path;
 

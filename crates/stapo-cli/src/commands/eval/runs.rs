@@ -3,7 +3,7 @@
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use stapo_core::stats::{PairedComparison, Resampling};
-use stapo_rl::experiment::{ComparedRuns, RunResponses, compare_runs};
+use stapo_rl::lab::experiment::{ComparedRuns, RunResponses, compare_runs};
 use stapo_rl::run::receipt::short_of;
 use stapo_rl::run::{Run, check_tree, part_files, responses_of_file};
 use std::path::Path;

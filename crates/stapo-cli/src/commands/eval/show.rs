@@ -2,7 +2,7 @@
 
 use crate::shared::units::percent;
 use stapo_core::record::EvalRecord;
-use stapo_rl::evaluation::{Compared, EvalRow, SIX, average, is_disputed, second_verdict};
+use stapo_rl::lab::evaluation::{Compared, EvalRow, SIX, average, is_disputed, second_verdict};
 use stapo_rl::run::receipt::short_of;
 use std::path::Path;
 

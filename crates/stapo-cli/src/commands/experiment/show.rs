@@ -4,7 +4,7 @@ use crate::shared::terminal::is_quiet;
 use crate::shared::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stapo_core::record::{Arm, Experiment, Metrics};
-use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary};
+use stapo_rl::lab::experiment::{ArmSummary, Collapse, ExperimentSummary};
 use std::collections::HashMap;
 use std::sync::Mutex;
 

@@ -3,9 +3,10 @@
 use super::found::Found;
 use crate::shared::machine;
 use anyhow::{Result, bail};
-use stapo_rl::config::Recompute;
 use stapo_rl::device::{DeviceName, cuda};
-use stapo_rl::{Config, Plan, memory};
+use stapo_rl::plan::config::Recompute;
+use stapo_rl::plan::memory;
+use stapo_rl::{Config, Plan};
 
 /// The values that `init` chooses.
 pub struct Choices {

@@ -2,13 +2,12 @@
 
 use anyhow::{Context, Result, bail};
 use stapo_core::Problem;
-use stapo_rl::config::{ModelSource, PromptStyle};
+use stapo_rl::learn::pretrain::file_kind;
 use stapo_rl::model_files::ModelConfig;
-use stapo_rl::pretrain::file_kind;
-use stapo_rl::prompting::PromptModel;
-use stapo_rl::task::{
-    FileCensus, MissingAnswers, Mode, Programs, RowsSpec, RuleSpec, Task, TaskSpec, VerifierSpec,
-};
+use stapo_rl::plan::config::{ModelSource, PromptStyle};
+use stapo_rl::reward::{Programs, RuleSpec, VerifierSpec};
+use stapo_rl::tasks::prompting::PromptModel;
+use stapo_rl::tasks::{FileCensus, MissingAnswers, Mode, RowsSpec, Task, TaskSpec};
 use std::path::{Path, PathBuf};
 
 /// What to look at.

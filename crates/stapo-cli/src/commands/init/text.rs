@@ -2,7 +2,7 @@
 
 use super::choices::Choices;
 use super::found::{Found, JudgeMode};
-use stapo_rl::config::{ModelSource, Recompute};
+use stapo_rl::plan::config::{ModelSource, Recompute};
 use toml::Value;
 
 pub fn config(found: &Found, choices: &Choices) -> String {

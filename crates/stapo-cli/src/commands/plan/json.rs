@@ -2,7 +2,7 @@
 
 use super::planned::{MemoryPhase, Planned};
 use serde_json::{Map, Value, json};
-use stapo_rl::estimate::{Machine, Origin, RankedStep, Rate};
+use stapo_rl::plan::estimate::{Machine, Origin, RankedStep, Rate};
 
 pub fn of(planned: &Planned) -> Value {
     let Planned { plan, shapes, machine, prediction, .. } = planned;

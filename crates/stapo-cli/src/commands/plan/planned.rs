@@ -4,12 +4,12 @@ use crate::shared::machine;
 use crate::shared::units::grouped;
 use anyhow::{Result, bail};
 use stapo_rl::Plan;
-use stapo_rl::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
 use stapo_rl::device::{DeviceName, cuda};
-use stapo_rl::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
-use stapo_rl::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::model_files::{ModelConfig, Pretrained, QuantisedBase};
-use stapo_rl::task::TaskSpec;
+use stapo_rl::plan::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
+use stapo_rl::plan::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
+use stapo_rl::plan::memory::{MemoryPart, MemoryPlan};
+use stapo_rl::tasks::TaskSpec;
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.

@@ -3,7 +3,7 @@
 use super::planned::{MemoryPhase, Planned};
 use crate::shared::clock;
 use crate::shared::units::{grouped, size};
-use stapo_rl::estimate::{Machine, Processor};
+use stapo_rl::plan::estimate::{Machine, Processor};
 use std::time::Duration;
 
 const COLUMNS: usize = 80;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use stapo_core::diagnostics::Quadrant;
 use stapo_core::objective::{EntropyBonus, Mask};
 use stapo_core::stats::{Estimate, PairedComparison, mean_estimate};
-use stapo_rl::experiment::{ArmSummary, Collapse, ExperimentSummary};
+use stapo_rl::lab::experiment::{ArmSummary, Collapse, ExperimentSummary};
 use stapo_rl::run::receipt;
 
 /// What the runs say about a claim.

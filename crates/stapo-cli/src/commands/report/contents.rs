@@ -10,7 +10,7 @@ use crate::shared::study::{RunData, Study, StudyKind};
 use crate::shared::study::{benchmarks, differences, headline, summary};
 use anyhow::Result;
 use stapo_core::record::StopReason;
-use stapo_rl::experiment::Measure;
+use stapo_rl::lab::experiment::Measure;
 use stapo_rl::run::receipt;
 use std::fmt::Write;
 

@@ -8,7 +8,7 @@ use crate::shared::study::summary::interval_of;
 use crate::shared::study::table::slug;
 use crate::shared::study::{ArmData, RunData, Study};
 use stapo_core::record::Metrics;
-use stapo_rl::experiment::Measure;
+use stapo_rl::lab::experiment::Measure;
 use std::collections::BTreeSet;
 
 /// A quantity of a training step and how its curve is drawn.

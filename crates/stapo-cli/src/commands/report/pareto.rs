@@ -3,7 +3,7 @@
 use crate::shared::chart::{Cross, Dot, Figure, Ink, Scale, Scatter, number};
 use crate::shared::study::Study;
 use stapo_core::stats::Estimate;
-use stapo_rl::experiment::{ExperimentSummary, Measure};
+use stapo_rl::lab::experiment::{ExperimentSummary, Measure};
 
 /// The picture; `None` for a single arm. An arm is on the front where no other arm is better in both means.
 pub fn figure(study: &Study, summary: &ExperimentSummary) -> Option<Figure> {

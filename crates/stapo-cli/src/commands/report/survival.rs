@@ -6,7 +6,7 @@ use crate::shared::study::{ArmData, Study, series_of};
 use stapo_core::stats::{
     LEVEL, Lifetime, LogRank, Resampling, Subject, SurvivalStep, holm, kaplan_meier, log_rank,
 };
-use stapo_rl::experiment::{Collapse, split_arm};
+use stapo_rl::lab::experiment::{Collapse, split_arm};
 
 /// The runs of one method, under every setting of the experiment's matrix.
 struct Method<'a> {

@@ -88,7 +88,7 @@ impl Access {
 fn new_token() -> Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| anyhow!("random bits for the token: {error}"))?;
-    Ok(stapo_rl::disk::hex(&bytes))
+    Ok(stapo_rl::run::disk::hex(&bytes))
 }
 
 /// Compares without an early exit: the time tells nothing about how much of the token was right, nor about its length.

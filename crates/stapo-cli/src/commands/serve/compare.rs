@@ -11,7 +11,7 @@ use crate::shared::study::{Study, benchmarks, summary};
 use anyhow::Result as AnyResult;
 use serde::Serialize;
 use serde_json::{Value, json};
-use stapo_rl::evaluation::compare;
+use stapo_rl::lab::evaluation::compare;
 use stapo_rl::run::columns::{Columns, XAxis};
 use stapo_rl::run::part_files;
 use stapo_rl::untrusted::read_text;
@@ -129,7 +129,7 @@ fn tables(folders: &[PathBuf]) -> AnyResult<Vec<Value>> {
     Ok(found)
 }
 
-fn paired(compared: &[stapo_rl::evaluation::Compared]) -> Table {
+fn paired(compared: &[stapo_rl::lab::evaluation::Compared]) -> Table {
     let titles = [
         "benchmark",
         "#difference, points (95 % interval)",

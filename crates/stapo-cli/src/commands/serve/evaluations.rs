@@ -3,7 +3,7 @@
 use serde::Serialize;
 use stapo_core::Verdict;
 use stapo_core::record::EvalRecord;
-use stapo_rl::evaluation::{EvalRow, rows};
+use stapo_rl::lab::evaluation::{EvalRow, rows};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Questions of a benchmark that are listed.

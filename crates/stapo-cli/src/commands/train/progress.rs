@@ -3,7 +3,7 @@
 use crate::shared::clock::span;
 use crate::shared::units::short;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
-use stapo_rl::meter::{Meter, Moment};
+use stapo_rl::run::meter::{Meter, Moment};
 use std::fmt::Write as _;
 use std::io::{Write as _, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -122,7 +122,7 @@ impl Drop for Heartbeat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stapo_rl::meter::{Phase, Work};
+    use stapo_rl::run::meter::{Phase, Work};
 
     #[test]
     fn a_phase_says_what_it_counts_and_fits_80_columns() {

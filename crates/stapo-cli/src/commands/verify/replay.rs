@@ -6,10 +6,11 @@ use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
+use stapo_rl::policy::identity;
 use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
 use stapo_rl::train::Trainer;
-use stapo_rl::{Config, Plan, identity};
+use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

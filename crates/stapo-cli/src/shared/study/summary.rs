@@ -5,7 +5,7 @@ use super::{RunData, Study};
 use crate::shared::chart::number;
 use crate::shared::html::escape;
 use stapo_core::stats::{Estimate, LEVEL, entropy_stability, wilson};
-use stapo_rl::experiment::{ExperimentSummary, split_arm};
+use stapo_rl::lab::experiment::{ExperimentSummary, split_arm};
 
 /// `55.9 (49.8 to 61.8)`.
 fn shown(estimate: &Estimate, factor: f64, decimals: usize) -> String {

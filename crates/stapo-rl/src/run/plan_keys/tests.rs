@@ -1,6 +1,6 @@
 use super::*;
-use crate::config::{Config, Plan};
-use crate::pretrain::PretrainConfig;
+use crate::learn::pretrain::PretrainConfig;
+use crate::plan::config::{Config, Plan};
 
 /// The lists of `docs/trust.md`, key by key: a key that is added to a config must be put into one of them.
 #[test]

@@ -1,0 +1,199 @@
+//! What silenced tokens would do to the weights: their part of the real gradient, and where that part points.
+
+use crate::error::Result;
+use crate::learn::carried::Carried;
+use crate::learn::constants::RolledOut;
+use crate::learn::scoring::Sequence;
+use crate::learn::update::{GradientParts, MinibatchContext, gradient_parts, likelihood_gradient};
+use crate::plan::config::Plan;
+use crate::rollout::{Beginning, continuations};
+use crate::train::Trainer;
+use serde::{Deserialize, Serialize};
+use stapo_core::random::Key;
+use stapo_core::stats::{Estimate, StatsError, mean_estimate};
+use stapo_core::{Problem, Verdict};
+
+/// The gradient of the first mini-batch of a step, split by what the masks took out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct GradientEffect {
+    pub step: u64,
+    pub n_tokens: usize,
+    pub n_silenced: usize,
+    /// The squared norm of the silenced tokens' part over that of the whole gradient, in which they are kept.
+    pub silenced_share: f64,
+    /// The cosine of the angle between the silenced tokens' part and the rest; absent where one of them is 0.
+    pub cosine_with_kept: Option<f64>,
+    /// Right responses to held-out problems, sampled by the same policy.
+    pub n_answers: usize,
+    /// First-order change of their mean log-prob by a plain step of the learning rate along each part, nats per response:
+    /// positive where the part makes right answers likelier. Absent where no held-out response was right.
+    pub answers_by_silenced: Option<f64>,
+    pub answers_by_kept: Option<f64>,
+    /// The cosine of the angle between the step along each part and the steepest rise of that log-prob.
+    pub answers_cosine_silenced: Option<f64>,
+    pub answers_cosine_kept: Option<f64>,
+}
+
+/// Splits the gradient of the trainer's next step, whose batch is `rolled`. `n_problems` held-out problems are answered once
+/// each.
+pub fn gradient_effect(
+    trainer: &mut Trainer,
+    plan: &Plan,
+    rolled: &RolledOut,
+    n_problems: usize,
+    seed: u64,
+) -> Result<GradientEffect> {
+    let step = trainer.learner.counters.step + 1;
+    let answers = right_answers(trainer, plan, n_problems, Key::new(seed).with(step))?;
+    let meter = trainer.meter();
+    let mut carried = Carried::read(&trainer.learner.loop_state)?;
+    let is_on_policy = !plan.has_behavior_of_sampler();
+    let context = MinibatchContext { step, use_idx: 0, is_on_policy, pass: 0, meter: &meter };
+    let minibatches = rolled.minibatches(plan);
+    let pass = trainer.memory.update(&mut trainer.learner.gradients);
+    let parts = gradient_parts(&mut trainer.learner, pass, &mut carried, plan, minibatches[0], context)?;
+    let sequences: Vec<Sequence> =
+        answers.iter().map(|(prompt, tokens)| Sequence { prompt, tokens }).collect();
+    let rise = if sequences.is_empty() {
+        None
+    } else {
+        Some(likelihood_gradient(&trainer.learner, pass, plan, &sequences)?)
+    };
+    let learning_rate = plan.learning_rate(trainer.learner.counters.n_updates);
+    Ok(effect(step, &parts, rise.as_deref(), answers.len(), learning_rate))
+}
+
+fn effect(
+    step: u64,
+    parts: &GradientParts,
+    rise: Option<&[f32]>,
+    n_answers: usize,
+    learning_rate: f64,
+) -> GradientEffect {
+    let GradientParts { kept, silenced, n_tokens, n_silenced, scale } = parts;
+    let (of_kept, of_silenced, both) = (dot(kept, kept), dot(silenced, silenced), dot(kept, silenced));
+    let whole = of_kept + of_silenced + 2.0 * both;
+    // Both gradients are of losses, so a positive product is a rise of the log-prob by a step down the loss.
+    let change = |part: &[f32]| rise.map(|rise| learning_rate * scale * dot(part, rise));
+    let towards =
+        |part: &[f32], size: f64| rise.and_then(|rise| cosine(dot(part, rise), size, dot(rise, rise)));
+    GradientEffect {
+        step,
+        n_tokens: *n_tokens,
+        n_silenced: *n_silenced,
+        silenced_share: if whole > 0.0 { of_silenced / whole } else { 0.0 },
+        cosine_with_kept: cosine(both, of_kept, of_silenced),
+        n_answers,
+        answers_by_silenced: change(silenced),
+        answers_by_kept: change(kept),
+        answers_cosine_silenced: towards(silenced, of_silenced),
+        answers_cosine_kept: towards(kept, of_kept),
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn cosine(product: f64, a: f64, b: f64) -> Option<f64> {
+    let size = (a * b).sqrt();
+    (size > 0.0).then(|| product / size)
+}
+
+/// Held-out problems answered by the policy once each; the right answers, each with its prompt.
+fn right_answers(
+    trainer: &mut Trainer,
+    plan: &Plan,
+    n_problems: usize,
+    key: Key,
+) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
+    let problems = trainer.task.held_out(n_problems);
+    let model = &trainer.learner.model;
+    let prompting = model.prompting(&plan.style)?;
+    let prompts: Vec<Vec<u32>> =
+        problems.iter().map(|problem| prompting.tokens(problem)).collect::<Result<_>>()?;
+    let numbered = problems.iter().zip(&prompts).enumerate();
+    let beginnings: Vec<Beginning> = numbered
+        .map(|(number, (problem, prompt))| Beginning {
+            number: number as u64,
+            problem_id: &problem.id,
+            prompt,
+            tokens: Vec::new(),
+        })
+        .collect();
+    let meter = trainer.meter();
+    let memory = trainer.memory.sample();
+    let sampled = continuations(model, memory, plan, &beginnings, (key, 1), &meter)?;
+    let tokenizer = model.tokenizer()?;
+    let texts: Vec<String> =
+        sampled.iter().map(|own| Ok(tokenizer.decode(&own[0])?)).collect::<Result<_>>()?;
+    let pairs: Vec<(&Problem, &str)> = problems.iter().zip(texts.iter().map(String::as_str)).collect();
+    let judged = trainer.task.judge(&pairs)?;
+    let answered = prompts.into_iter().zip(sampled).zip(judged);
+    let right = answered.filter(|(_, judged)| judged.verdict == Verdict::Right);
+    Ok(right.map(|((prompt, mut sampled), _)| (prompt, sampled.swap_remove(0))).collect())
+}
+
+/// The means over steps, with the step as the unit of chance.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GradientSummary {
+    pub n_steps: usize,
+    pub n_tokens: usize,
+    pub n_silenced: usize,
+    pub silenced_share: Estimate,
+    pub cosine_with_kept: Option<Estimate>,
+    pub answers_by_silenced: Option<Estimate>,
+    pub answers_by_kept: Option<Estimate>,
+    pub answers_cosine_silenced: Option<Estimate>,
+    pub answers_cosine_kept: Option<Estimate>,
+}
+
+/// The means of at least one step.
+pub fn gradient_summary(steps: &[GradientEffect]) -> std::result::Result<GradientSummary, StatsError> {
+    let over = |of: fn(&GradientEffect) -> Option<f64>| {
+        let values: Vec<f64> = steps.iter().filter_map(of).collect();
+        if values.is_empty() { Ok(None) } else { mean_estimate(&values).map(Some) }
+    };
+    let shares: Vec<f64> = steps.iter().map(|own| own.silenced_share).collect();
+    Ok(GradientSummary {
+        n_steps: steps.len(),
+        n_tokens: steps.iter().map(|own| own.n_tokens).sum(),
+        n_silenced: steps.iter().map(|own| own.n_silenced).sum(),
+        silenced_share: mean_estimate(&shares)?,
+        cosine_with_kept: over(|own| own.cosine_with_kept)?,
+        answers_by_silenced: over(|own| own.answers_by_silenced)?,
+        answers_by_kept: over(|own| own.answers_by_kept)?,
+        answers_cosine_silenced: over(|own| own.answers_cosine_silenced)?,
+        answers_cosine_kept: over(|own| own.answers_cosine_kept)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_gradient_have_the_angles_and_the_change_that_arithmetic_gives() {
+        let parts = GradientParts {
+            kept: vec![3.0, 0.0],
+            silenced: vec![0.0, 4.0],
+            n_tokens: 9,
+            n_silenced: 1,
+            scale: 0.5,
+        };
+        let found = effect(7, &parts, Some(&[1.0, -1.0]), 2, 0.1);
+        assert!((found.silenced_share - 16.0 / 25.0).abs() < 1e-12);
+        assert_eq!(found.cosine_with_kept, Some(0.0));
+        assert!((found.answers_by_kept.unwrap() - 0.15).abs() < 1e-12);
+        assert!(
+            (found.answers_by_silenced.unwrap() + 0.2).abs() < 1e-12,
+            "it would have made them less likely"
+        );
+        assert!((found.answers_cosine_silenced.unwrap() + 0.5f64.sqrt()).abs() < 1e-12);
+        let nothing = effect(7, &parts, None, 0, 0.1);
+        assert_eq!((nothing.answers_by_kept, nothing.answers_cosine_kept), (None, None));
+        let summary = gradient_summary(&[found, nothing]).unwrap();
+        assert_eq!((summary.n_steps, summary.n_silenced), (2, 2));
+        assert_eq!(summary.answers_by_kept.unwrap().n_questions, 1);
+    }
+}

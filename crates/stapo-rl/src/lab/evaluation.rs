@@ -1,0 +1,248 @@
+//! Evaluation: questions -> samples -> verdicts -> a table with intervals.
+
+mod agreement;
+mod benchmark;
+mod comparison;
+mod decoding;
+mod during;
+mod folder;
+mod table;
+mod together;
+
+pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
+pub use benchmark::{Benchmark, KNOWN, SIX};
+pub use comparison::{Compared, compare, compare_folders};
+pub use decoding::Decoding;
+pub use during::{Evaluated, expanded};
+pub(crate) use during::{changed_questions, evaluate_benchmarks, open_benchmarks};
+pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
+pub use table::{EvalRow, average, rows};
+
+use crate::error::{Error, Result};
+use crate::plan::config::PromptStyle;
+use crate::policy::loaded::LoadedModel;
+use crate::rollout::finish;
+use crate::tasks::prompting::Prompting;
+use crate::tasks::split::content_hash;
+use stapo_core::Finish;
+use stapo_core::Problem;
+use stapo_core::Verdict;
+use stapo_core::random::Key;
+use stapo_core::record::{EvalRecord, Extra, SCHEMA};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request, RequestError};
+use std::collections::HashSet;
+
+/// How samples are taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvalSampling<'a> {
+    pub seed: u64,
+    /// Longest response; the model's own limit may end a response sooner.
+    pub max_tokens: usize,
+    pub style: &'a PromptStyle,
+    pub kv_bytes: usize,
+    /// This rank and the number of ranks: of the questions that are left, in order, each goes to the next rank.
+    pub share: (usize, usize),
+    /// Training steps that the policy has made; absent for a model that is not from a run.
+    pub step: Option<u64>,
+}
+
+/// The samples that an interrupted evaluation has already.
+pub type Done = HashSet<(String, String, String, usize)>;
+
+/// The benchmark, decoding, question and sample number of a record.
+pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
+    (record.benchmark.clone(), record.decoding.clone(), record.problem_id.clone(), record.sample_idx)
+}
+
+/// What happens in an evaluation.
+#[derive(Debug)]
+pub enum EvalEvent {
+    /// A token was sampled.
+    Token,
+    /// A sample is finished and judged.
+    Finished(Box<EvalRecord>),
+}
+
+/// The questions of an evaluation, and how they are asked.
+#[derive(Clone, Copy)]
+pub struct Evaluation<'a> {
+    pub model: &'a LoadedModel,
+    pub benchmarks: &'a [Benchmark],
+    pub decodings: &'a [Decoding],
+    pub sampling: EvalSampling<'a>,
+    /// Samples that are there already; the same on all ranks.
+    pub done: &'a Done,
+}
+
+impl Evaluation<'_> {
+    /// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and tells
+    /// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
+    /// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
+    /// evaluation has the samples of an uninterrupted one.
+    pub fn run(
+        &self,
+        memory: &mut EngineMemory,
+        mut take: impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<()> {
+        let Evaluation { model, benchmarks, decodings, sampling, done } = *self;
+        for decoding in decodings {
+            let work = Work { model, benchmarks, decoding, sampling, done };
+            if !work.run(memory, &mut take)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The evaluation of all questions under one decoding.
+struct Work<'a> {
+    model: &'a LoadedModel,
+    benchmarks: &'a [Benchmark],
+    decoding: &'a Decoding,
+    sampling: EvalSampling<'a>,
+    done: &'a Done,
+}
+
+impl Work<'_> {
+    fn run(
+        &self,
+        memory: &mut EngineMemory,
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<bool> {
+        let settings = EngineSettings {
+            seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
+            rule: self.decoding.rule,
+            kv_bytes: self.sampling.kv_bytes,
+            ..EngineSettings::default()
+        };
+        let mut engine = Engine::new(&self.model.policy, memory, settings)?;
+        engine.stop_at(self.model.stop_texts(self.sampling.style)?);
+        let prompting = self.model.prompting(self.sampling.style)?;
+        let mut asked = Vec::new();
+        let (rank, world) = self.sampling.share;
+        let questions =
+            self.benchmarks.iter().flat_map(|b| b.problems.iter().map(move |problem| (b, problem)));
+        let left = questions.filter(|(benchmark, problem)| !self.is_done(benchmark, problem));
+        for (benchmark, problem) in left.skip(rank).step_by(world) {
+            match engine.submit(self.request(&prompting, benchmark, problem)?) {
+                Ok(_) => asked.push((benchmark, problem)),
+                Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
+                    if !self.refuse(benchmark, problem, &error, take)? {
+                        return Ok(false);
+                    }
+                }
+                Err(source) => return Err(Error::Request { problem_id: problem.id.clone(), source }),
+            }
+        }
+        let mut outcome = Ok(true);
+        engine.run(|event| {
+            // Samples that finish in the step of a failed or last one are not written: that line may be torn.
+            match (event, &outcome) {
+                (Event::Finished(response), Ok(true)) => {
+                    let (benchmark, problem) = asked[response.ticket.0 as usize];
+                    outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
+                        Some(record) => take(EvalEvent::Finished(Box::new(record))),
+                        None => Ok(true),
+                    });
+                }
+                (Event::Token { .. }, Ok(true)) => outcome = take(EvalEvent::Token),
+                _ => {}
+            }
+            matches!(outcome, Ok(true))
+        })?;
+        outcome
+    }
+
+    fn is_done(&self, benchmark: &Benchmark, problem: &Problem) -> bool {
+        (0..benchmark.n_samples).all(|sample| self.has(benchmark, problem, sample))
+    }
+
+    fn has(&self, benchmark: &Benchmark, problem: &Problem, sample: usize) -> bool {
+        let place = (benchmark.name.clone(), self.decoding.name.clone(), problem.id.clone(), sample);
+        self.done.contains(&place)
+    }
+
+    fn request(&self, prompting: &Prompting, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {
+        let key = Key::new(content_hash(&benchmark.name)).with(content_hash(&problem.id));
+        Ok(Request {
+            problem: key.bits(),
+            prompt: prompting.tokens(problem)?,
+            n_samples: benchmark.n_samples as u32,
+            max_tokens: self.sampling.max_tokens,
+            stops: self.model.stops.clone(),
+        })
+    }
+
+    /// Records a question whose prompt is empty or too long for the model as not answered, with the reason.
+    fn refuse(
+        &self,
+        benchmark: &Benchmark,
+        problem: &Problem,
+        error: &RequestError,
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<bool> {
+        for sample in (0..benchmark.n_samples).filter(|&sample| !self.has(benchmark, problem, sample)) {
+            let reason = error.to_string().lines().next().unwrap_or_default().to_string();
+            let mut record = self.blank(benchmark, problem, sample);
+            record.reason = reason;
+            if !take(EvalEvent::Finished(Box::new(record)))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The record of a sample; `None` for a sample in `done`.
+    fn judge(
+        &self,
+        benchmark: &Benchmark,
+        problem: &Problem,
+        response: &Completion,
+    ) -> Result<Option<EvalRecord>> {
+        let sample = response.sample as usize;
+        if self.has(benchmark, problem, sample) {
+            return Ok(None);
+        }
+        let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
+        let text = self.model.tokenizer()?.decode(&tokens)?;
+        let (judged, second) = benchmark.judge(problem, &text)?;
+        let mut record = EvalRecord {
+            text,
+            n_tokens: tokens.len(),
+            tokens,
+            finish: finish(response.finish),
+            answer: judged.canonical.or(judged.answer),
+            verdict: judged.verdict,
+            reason: judged.reason,
+            ..self.blank(benchmark, problem, sample)
+        };
+        if let Some(second) = second {
+            agreement::note(&mut record, second);
+        }
+        Ok(Some(record))
+    }
+
+    fn blank(&self, benchmark: &Benchmark, problem: &Problem, sample_idx: usize) -> EvalRecord {
+        EvalRecord {
+            schema: SCHEMA,
+            benchmark: benchmark.name.clone(),
+            decoding: self.decoding.name.clone(),
+            step: self.sampling.step,
+            problem_id: problem.id.clone(),
+            reference: problem.reference.clone(),
+            sample_idx,
+            text: String::new(),
+            tokens: Vec::new(),
+            n_tokens: 0,
+            finish: Finish::LengthLimit,
+            answer: None,
+            verdict: Verdict::NoAnswer,
+            reason: String::new(),
+            extra: Extra::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

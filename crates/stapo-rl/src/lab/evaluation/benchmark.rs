@@ -1,0 +1,167 @@
+//! Sets of questions by name, file or task.
+
+use crate::error::{Error, Result};
+use crate::reward::{Judged, Programs, VerifierSpec};
+use crate::run::hash_file;
+use crate::tasks::{RowsSpec, Task, TaskSpec};
+use stapo_core::Problem;
+use stapo_core::record::FileHash;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+/// The six benchmarks of the STAPO paper, in the paper's order.
+pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "olympiad"];
+
+/// The benchmarks with a name.
+pub const KNOWN: [Known; 8] = [
+    Known { name: "aime24", n_samples: 32, n_questions: 30, repository: "math-ai/aime24" },
+    Known { name: "aime25", n_samples: 32, n_questions: 30, repository: "math-ai/aime25" },
+    Known { name: "amc23", n_samples: 32, n_questions: 40, repository: "math-ai/amc23" },
+    Known { name: "math500", n_samples: 4, n_questions: 500, repository: "math-ai/math500" },
+    Known { name: "minerva", n_samples: 4, n_questions: 272, repository: "math-ai/minervamath" },
+    Known { name: "olympiad", n_samples: 4, n_questions: 674, repository: "math-ai/olympiadbench" },
+    Known { name: "gsm8k", n_samples: 4, n_questions: 1319, repository: "openai/gsm8k" },
+    Known { name: "math", n_samples: 4, n_questions: 5000, repository: "DigitalLearningGmbH/MATH-lighteval" },
+];
+
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    pub name: &'static str,
+    /// The k of avg@k in the paper.
+    pub n_samples: usize,
+    pub n_questions: usize,
+    /// The data set on the Hugging Face hub from which `stapo fetch` gets the questions.
+    pub repository: &'static str,
+}
+
+/// Samples per question of a benchmark that is not in the paper.
+const OTHER_SAMPLES: usize = 4;
+
+/// Questions, and the task that judges the answers.
+pub struct Benchmark {
+    pub name: String,
+    pub problems: Vec<Problem>,
+    pub n_samples: usize,
+    /// The file of the questions; `None` for generated questions.
+    pub input: Option<FileHash>,
+    spec: TaskSpec,
+    task: Task,
+}
+
+impl Benchmark {
+    /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
+    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
+    pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
+        let known = KNOWN.iter().find(|known| known.name == name);
+        let rows = |path: PathBuf| RowsSpec {
+            held_out_share: 1.0,
+            template: template.map(str::to_owned),
+            ..RowsSpec::new(path)
+        };
+        let is = |extension: &str| Path::new(name).extension().is_some_and(|e| e == extension);
+        let spec = match (name, known) {
+            ("arithmetic" | "countdown", _) => generated(name, template),
+            (_, Some(_)) => {
+                let path = find(name, data)?;
+                let is_parquet = path.extension().is_some_and(|e| e == "parquet");
+                if is_parquet { TaskSpec::Parquet(rows(path)) } else { TaskSpec::Jsonl(rows(path)) }
+            }
+            _ if is("parquet") => TaskSpec::Parquet(rows(name.into())),
+            _ if is("jsonl") => TaskSpec::Jsonl(rows(name.into())),
+            _ => {
+                let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+                return Err(Error::Benchmark {
+                    name: name.to_string(),
+                    problem: "unknown".into(),
+                    remedy: format!(
+                        "one of all, {}, arithmetic, countdown, or a .jsonl or .parquet file",
+                        names.join(", ")
+                    ),
+                });
+            }
+        };
+        let task = Task::open(&spec)?;
+        let name = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let input = match &spec {
+            TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) => {
+                Some(hash_file(&format!("benchmark {name}"), &rows.path)?)
+            }
+            TaskSpec::Arithmetic(_) | TaskSpec::Countdown(_) => None,
+        };
+        Ok(Self {
+            name,
+            input,
+            problems: task.held_out(usize::MAX),
+            n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
+            spec,
+            task,
+        })
+    }
+
+    /// Opens several benchmarks. A name that is there twice is refused.
+    pub fn open_all(names: &[String], data: &Path, template: Option<&str>) -> Result<Vec<Self>> {
+        let open = |name: &String| Self::open(name, data, template);
+        let benchmarks: Vec<Self> = names.iter().map(open).collect::<Result<_>>()?;
+        let mut seen = HashSet::new();
+        if let Some(twice) = benchmarks.iter().find(|benchmark| !seen.insert(&benchmark.name)) {
+            return Err(Error::Benchmark {
+                name: twice.name.clone(),
+                problem: "named twice".into(),
+                remedy: "their samples would be taken for one another's".into(),
+            });
+        }
+        Ok(benchmarks)
+    }
+
+    /// Keeps the first `n_questions`, and takes `n_samples` of each, where these are given.
+    pub fn limit(&mut self, n_questions: Option<usize>, n_samples: Option<usize>) -> Result<()> {
+        self.problems.truncate(n_questions.unwrap_or(usize::MAX));
+        self.n_samples = n_samples.unwrap_or(self.n_samples);
+        if !self.problems.is_empty() && self.n_samples > 0 {
+            return Ok(());
+        }
+        Err(Error::Benchmark {
+            name: self.name.clone(),
+            problem: "nothing to ask".into(),
+            remedy: "the limit of questions and the number of samples are at least 1".into(),
+        })
+    }
+
+    /// Judges every response by a second verifier too. `programs` says whether its program may start.
+    pub fn judge_beside(&mut self, verifier: &VerifierSpec, programs: Programs) -> Result<()> {
+        self.task = Task::with_verifiers(&self.spec, [verifier], programs)?;
+        Ok(())
+    }
+
+    /// The judgement of the benchmark's rule, and that of a second verifier where there is one.
+    pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<(Judged, Option<Judged>)> {
+        let mut all = self.task.judge_all(&[(problem, text)])?;
+        let second = if all.len() > 1 { all.pop().and_then(|mut own| own.pop()) } else { None };
+        Ok((all.remove(0).remove(0), second))
+    }
+}
+
+fn generated(name: &str, template: Option<&str>) -> TaskSpec {
+    let template = template.map(str::to_owned);
+    if name == "countdown" {
+        TaskSpec::Countdown(crate::tasks::CountdownSpec { template, ..Default::default() })
+    } else {
+        TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, ..Default::default() })
+    }
+}
+
+/// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.
+fn find(name: &str, data: &Path) -> Result<PathBuf> {
+    let folders = [data.to_owned(), data.join("benchmarks")];
+    let paths = folders
+        .iter()
+        .flat_map(|folder| ["jsonl", "parquet"].map(|extension| folder.join(format!("{name}.{extension}"))));
+    paths.into_iter().find(|path| path.is_file()).ok_or_else(|| Error::Benchmark {
+        name: name.to_string(),
+        problem: format!("no {name}.jsonl or {name}.parquet in {} or its folder benchmarks", data.display()),
+        remedy: format!(
+            "`stapo fetch benchmarks {name} --out {}` gets it; --data and evaluation.benchmark_data name another folder",
+            data.display()
+        ),
+    })
+}

@@ -1,0 +1,127 @@
+//! Evaluations on benchmarks during training.
+
+use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, SIX, place, rows};
+use crate::error::{Error, Result};
+use crate::plan::config::{HELD_OUT, Plan};
+use crate::ranks::{RankError, Transport};
+use crate::rollout::Sampler;
+use stapo_core::record::{self, BenchmarkScore, EvalRecord, Metrics, Record};
+use std::collections::BTreeMap;
+
+/// Warnings about benchmarks whose questions are not those of the run's last evaluation on them.
+pub(crate) fn changed_questions(benchmarks: &[Benchmark], history: &[Metrics]) -> Vec<String> {
+    let changed = benchmarks.iter().filter_map(|benchmark| {
+        let scored = history.iter().rev().find_map(|m| Some((m.step, m.benchmarks.get(&benchmark.name)?)));
+        let (step, score) = scored?;
+        let is_same = score.sha256.as_ref() == benchmark.input.as_ref().map(|input| &input.sha256);
+        (!is_same).then(|| format!("benchmark {}: its questions changed after step {step}", benchmark.name))
+    });
+    changed.collect()
+}
+
+/// One evaluation of a policy during training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluated {
+    /// Share of right answers on held-out problems of the task; `None` where it has none.
+    pub held_out: Option<f64>,
+    /// By the name of the benchmark.
+    pub benchmarks: BTreeMap<String, BenchmarkScore>,
+}
+
+/// Opens the benchmarks of a plan. A file that is missing is an error that names the command that fetches it.
+pub(crate) fn open_benchmarks(plan: &Plan) -> Result<Vec<Benchmark>> {
+    let evaluation = &plan.config.evaluation;
+    let names: Vec<String> = evaluation.benchmarks.iter().flat_map(|name| expanded(name)).collect();
+    let template = evaluation.benchmark_template.as_deref();
+    let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, template)?;
+    for benchmark in &mut benchmarks {
+        benchmark.limit(evaluation.benchmark_limit, evaluation.benchmark_samples)?;
+    }
+    let best = &evaluation.best;
+    let is_there = [HELD_OUT, "none"].contains(&best.as_str()) || benchmarks.iter().any(|b| b.name == *best);
+    if !is_there {
+        return Err(Error::Benchmark {
+            name: best.clone(),
+            problem: "named by evaluation.best, and not one of evaluation.benchmarks".into(),
+            remedy: "add it there, or set evaluation.best=held_out".into(),
+        });
+    }
+    Ok(benchmarks)
+}
+
+/// The benchmarks that a name stands for: `all` stands for the six of the paper.
+pub fn expanded(name: &str) -> Vec<String> {
+    if name == "all" { SIX.map(String::from).to_vec() } else { vec![name.to_string()] }
+}
+
+/// Evaluates the policy after `step` training steps as training samples: at the temperature and up to the length of
+/// rollouts. Two evaluations of a run differ by the policy alone. Returns the scores and all samples, in an order that
+/// depends on their names alone.
+pub(crate) fn evaluate_benchmarks(
+    sampler: &mut Sampler,
+    benchmarks: &[Benchmark],
+    step: u64,
+) -> Result<(BTreeMap<String, BenchmarkScore>, Vec<EvalRecord>)> {
+    if benchmarks.is_empty() {
+        return Ok((BTreeMap::new(), Vec::new()));
+    }
+    let Sampler { model, memory, plan, ranks, meter, .. } = sampler;
+    let rollout = &plan.config.rollout;
+    let sampling = EvalSampling {
+        seed: plan.config.seed,
+        max_tokens: rollout.max_response_tokens,
+        style: &plan.style,
+        kv_bytes: memory.kv_bytes,
+        share: (ranks.rank(), ranks.world()),
+        step: Some(step),
+    };
+    let decodings = &[Decoding::drawn(rollout.temperature, 1.0)];
+    let mut samples = Vec::new();
+    let evaluation = Evaluation { model, benchmarks, decodings, sampling, done: &Done::new() };
+    evaluation.run(&mut memory.engine, |event| {
+        match event {
+            EvalEvent::Token => meter.add(0, 1),
+            EvalEvent::Finished(sample) => {
+                meter.add(1, 0);
+                samples.push(*sample);
+            }
+        }
+        Ok(true)
+    })?;
+    if ranks.world() > 1 {
+        samples = all_samples(*ranks, &samples)?;
+    }
+    samples.sort_by_cached_key(place);
+    let unusable = |problem: String| Error::Benchmark {
+        name: "of evaluation.benchmarks".into(),
+        problem,
+        remedy: "look at the samples in benchmarks/ of the run".into(),
+    };
+    let table = rows(&samples).map_err(|error| unusable(error.to_string()))?;
+    let scores = table.into_iter().map(|row| {
+        let input = benchmarks.iter().find(|benchmark| benchmark.name == row.benchmark);
+        let score = BenchmarkScore {
+            accuracy: row.avg.value,
+            standard_error: row.avg.standard_error,
+            n_questions: row.n_questions,
+            n_samples: row.n_samples,
+            sha256: input.and_then(|benchmark| Some(benchmark.input.as_ref()?.sha256.clone())),
+        };
+        (row.benchmark, score)
+    });
+    Ok((scores.collect(), samples))
+}
+
+/// The samples of all ranks.
+fn all_samples(ranks: &dyn Transport, own: &[EvalRecord]) -> Result<Vec<EvalRecord>> {
+    let lines: String = own.iter().map(Record::to_line).collect();
+    let mut all = Vec::new();
+    for (rank, bytes) in ranks.all_gather(lines.as_bytes())?.iter().enumerate() {
+        let unreadable = |problem: String| RankError { rank, problem };
+        let text = std::str::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
+        let samples =
+            record::parse_lines::<EvalRecord>(text).map_err(|error| unreadable(error.to_string()))?;
+        all.extend(samples.records);
+    }
+    Ok(all)
+}

@@ -1,0 +1,141 @@
+use super::*;
+use stapo_model::{CpuOptions, Device};
+
+fn builtin() -> LoadedModel {
+    let device = Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() });
+    LoadedModel::open(&crate::plan::config::ModelSource::Builtin, &device).unwrap()
+}
+
+fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {
+    let mut benchmark = Benchmark::open(name, std::path::Path::new("nowhere"), None).unwrap();
+    benchmark.problems.truncate(n_questions);
+    benchmark.n_samples = n_samples;
+    benchmark
+}
+
+fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Done) -> Vec<EvalRecord> {
+    let mut records = Vec::new();
+    let decodings = Decoding::parse(decoding).unwrap();
+    let style = PromptStyle::default();
+    let sampling = EvalSampling {
+        seed: 0,
+        max_tokens: 64,
+        style: &style,
+        kv_bytes: 32 << 20,
+        share: (0, 1),
+        step: None,
+    };
+    let evaluation = Evaluation { model, benchmarks, decodings: &decodings, sampling, done };
+    let take = |event| {
+        if let EvalEvent::Finished(record) = event {
+            records.push(*record);
+        }
+        Ok(true)
+    };
+    evaluation.run(&mut EngineMemory::new(), take).unwrap();
+    records.sort_by_key(place);
+    records
+}
+
+#[test]
+fn samples_do_not_depend_on_company_or_interruption() {
+    let model = builtin();
+    let both = [slice("arithmetic", 6, 3), slice("countdown", 4, 2)];
+    let whole = all(&model, &both, "paper", &Done::new());
+    assert_eq!(whole.len(), 2 * (6 * 3 + 4 * 2));
+    let alone = all(&model, &both[1..], "0.7:0.9", &Done::new());
+    let same: Vec<EvalRecord> =
+        whole.iter().filter(|r| r.benchmark == "countdown" && r.decoding == "T=0.7 p=0.9").cloned().collect();
+    assert_eq!(alone, same);
+    // Every third sample is done.
+    let done: Done = whole.iter().step_by(3).map(place).collect();
+    let rest = all(&model, &both, "paper", &done);
+    let missing: Vec<EvalRecord> = whole.iter().filter(|r| !done.contains(&place(r))).cloned().collect();
+    assert_eq!(rest, missing);
+}
+
+#[test]
+fn a_question_without_room_is_not_answered_and_says_why() {
+    let model = builtin();
+    let mut benchmark = slice("arithmetic", 1, 2);
+    benchmark.problems[0].prompt = "1+".repeat(200);
+    let records = all(&model, &[benchmark], "greedy", &Done::new());
+    assert_eq!(records.len(), 2);
+    assert!(
+        records.iter().all(|r| r.verdict == Verdict::NoAnswer && r.reason.contains("400 tokens")),
+        "{records:?}"
+    );
+}
+
+#[test]
+fn tables_count_what_the_records_say() {
+    let record =
+        |problem: &str, sample: usize, answer: Option<&str>, verdict: Verdict, cut: bool| EvalRecord {
+            schema: SCHEMA,
+            benchmark: "b".into(),
+            decoding: "greedy".into(),
+            step: None,
+            problem_id: problem.into(),
+            reference: "7".into(),
+            sample_idx: sample,
+            text: String::new(),
+            tokens: vec![1; 10],
+            n_tokens: 10,
+            finish: if cut { Finish::LengthLimit } else { Finish::Stop { token: 0 } },
+            answer: answer.map(str::to_owned),
+            verdict,
+            reason: String::new(),
+            extra: Extra::new(),
+        };
+    let records = [
+        record("x", 0, Some("7"), Verdict::Right, false),
+        record("x", 1, Some("7"), Verdict::Right, false),
+        record("x", 2, Some("8"), Verdict::Wrong, false),
+        record("x", 3, None, Verdict::NoAnswer, true),
+        record("y", 0, Some("1"), Verdict::Wrong, false),
+        record("y", 1, Some("1"), Verdict::Wrong, false),
+        record("y", 2, Some("7"), Verdict::Right, false),
+        record("y", 3, Some("??"), Verdict::Unparsable, false),
+    ];
+    let table = rows(&records).unwrap();
+    let row = &table[0];
+    assert_eq!(row.n_left_to_grader, 0);
+    assert!(serde_json::to_value(row).unwrap().get("n_left_to_grader").is_none());
+    let mut undone = records.clone();
+    undone[0].text = r"\boxed{3 + 4}".into();
+    undone[1].text = r"\boxed{7}".into();
+    undone[2].text = r"\boxed{4 + 4}".into();
+    let undone = rows(&undone).unwrap();
+    assert_eq!((undone[0].n_left_to_grader, undone[0].avg), (1, row.avg), "the score is the rule's");
+    assert_eq!(serde_json::to_value(&undone[0]).unwrap()["n_left_to_grader"], 1);
+    assert_eq!((table.len(), row.n_questions, row.n_samples), (1, 2, 4));
+    assert!((row.avg.value - 0.375).abs() < 1e-12);
+    assert_eq!(row.pass.iter().map(|(k, _)| *k).collect::<Vec<_>>(), [1, 2, 4]);
+    assert_eq!(row.pass[2].1.value, 1.0);
+    assert_eq!(row.maj.value, 0.5, "7 wins x, 1 wins y");
+    assert_eq!((row.truncated_share, row.no_answer_share, row.unjudged_share), (0.125, 0.125, 0.125));
+    let same = compare(&records, &records).unwrap();
+    assert_eq!(same[0].paired.difference, 0.0);
+    assert!(!same[0].is_detectable());
+}
+
+#[test]
+fn decodings_are_read_and_refused() {
+    let name = |text: &str| Decoding::parse(text).unwrap().into_iter().map(|d| d.name).collect::<Vec<_>>();
+    assert_eq!(name("paper"), ["T=1.0 p=1.0", "T=0.7 p=0.9"]);
+    assert_eq!(name("0.6"), ["T=0.6 p=1.0"]);
+    for bad in ["hot", "0:1", "1:1.5", "1:0", "nan", "1e-300", "1e300"] {
+        assert!(Decoding::parse(bad).unwrap_err().contains("expected paper, greedy"), "{bad}");
+    }
+}
+
+#[test]
+fn unknown_and_absent_benchmarks_name_the_remedy() {
+    let open = |name: &str| match Benchmark::open(name, std::path::Path::new("nowhere"), None) {
+        Ok(_) => panic!("{name}"),
+        Err(error) => error.to_string(),
+    };
+    assert!(open("aime26").contains("one of all, aime24"));
+    assert!(open("aime24").contains("stapo fetch benchmarks"));
+    assert!(open("questions.jsonl").contains("questions.jsonl"));
+}

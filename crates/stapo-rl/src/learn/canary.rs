@@ -1,0 +1,211 @@
+//! Checks of every step: conditions that stop a run, and conditions that warn.
+
+use crate::error::{Error, Result};
+use crate::learn::update::Learned;
+use crate::plan::config::{CanaryConfig, Plan, RolloutSource};
+use crate::policy::loaded::LoadedModel;
+use crate::reward::{VerifierSpec, left_to_grader};
+use rayon::prelude::*;
+use stapo_core::record::Metrics;
+use stapo_core::{Batch, Group, Scored, Verdict};
+use stapo_verify::Rules;
+
+/// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no
+/// weight has changed.
+pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learned) -> Result<()> {
+    if !plan.config.canaries.enabled {
+        return Ok(());
+    }
+    let stop = |canary, problem, remedy| Err(Error::Canary { step, canary, problem, remedy });
+    if is_on_policy && plan.config.rollout.source.is_none() && learned.exactness_max_abs != 0.0 {
+        let different = learned.members.iter().flat_map(|m| {
+            let differs = |&t: &usize| m.logp[t] != m.behavior_logp[t];
+            (0..m.logp.len()).filter(differs).map(move |t| (m, t))
+        });
+        let (member, token) = different.into_iter().next().expect("a maximum above 0 has a token");
+        return stop(
+            "exactness",
+            format!(
+                "problem {} sample {} token {token}: logp {} in training, {} when sampled",
+                member.group.problem.id,
+                member.scored.rollout.sample_idx,
+                member.logp[token],
+                member.behavior_logp[token]
+            ),
+            "rollout and training must agree to the bit; this is a defect of the engine, please report it",
+        );
+    }
+    if let Some(name) = learned.unreached.first() {
+        let has_contrast = learned.members.iter().any(|m| m.effects.iter().any(|e| e.d_logp != 0.0));
+        if has_contrast {
+            return stop(
+                "gradient",
+                format!("{name} and {} more tensors got no gradient", learned.unreached.len() - 1),
+                "every tensor takes part in the forward pass; check the model's config",
+            );
+        }
+    }
+    if !learned.has_moved && learned.gradient_norm > 0.0 {
+        return stop(
+            "weights",
+            format!("an update at learning rate {:e} changed no weight", learned.learning_rate),
+            "raise update.learning_rate: steps below the weights' precision are lost",
+        );
+    }
+    Ok(())
+}
+
+/// Says which canaries cannot watch over a run.
+pub fn switched_off(plan: &Plan) -> Vec<String> {
+    let off = plan.config.rollout.source.iter();
+    off.map(|RolloutSource::Jsonl { path, .. }| {
+        format!(
+            "the canary exactness is off: the rollouts come from {}, sampled by another engine",
+            path.display()
+        )
+    })
+    .collect()
+}
+
+/// Stops a run in which the verifier cannot judge too many responses.
+pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
+    let limit = plan.config.canaries.max_unjudged_share;
+    let n = batch.responses().count().max(1) as f64;
+    let unjudged = |verdict| matches!(verdict, Verdict::Unparsable | Verdict::OverBudget);
+    let share = batch.responses().filter(|scored| unjudged(scored.verdict)).count() as f64 / n;
+    if plan.config.canaries.enabled && share > limit {
+        return Err(Error::Canary {
+            step,
+            canary: "verifier",
+            problem: format!(
+                "{:.1} % of the responses could not be judged, the limit is {:.1} %",
+                100.0 * share,
+                100.0 * limit
+            ),
+            remedy: "look at rollouts/ for what the model writes; the task's verifier or prompt does not fit it",
+        });
+    }
+    Ok(())
+}
+
+/// Warnings about a step: no contrast between rewards, or a policy that has drifted far from that of the `first` step.
+pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
+    let mut said = Vec::new();
+    if !plan.config.canaries.enabled {
+        return said;
+    }
+    if batch.groups.iter().all(Group::is_unanimous) {
+        said.push(format!(
+            "step {}: every group has equal rewards, so nothing was learned; the task is too easy or too hard",
+            metrics.step
+        ));
+    }
+    said.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
+    said
+}
+
+/// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
+/// the question into the box. `None` where the verifier is no rule that takes such answers.
+pub fn answers_left_to_grader(
+    plan: &Plan,
+    step: u64,
+    batch: &Batch,
+    model: &LoadedModel,
+) -> Result<Option<String>> {
+    let VerifierSpec::Rule(rule) = &plan.rewards[0].verifier else { return Ok(None) };
+    if !plan.config.canaries.enabled {
+        return Ok(None);
+    }
+    let rules = Rules::from(*rule);
+    let members =
+        batch.groups.iter().flat_map(|group| group.members.iter().map(move |scored| (group, scored)));
+    let right: Vec<_> = members.filter(|(_, scored)| scored.verdict == Verdict::Right).collect();
+    let short = |text: &str| text.chars().take(60).collect::<String>();
+    let example = |&(group, scored): &(&Group, &Scored)| -> Result<Option<String>> {
+        let reference = &group.problem.reference;
+        let text = model.text(&scored.rollout.tokens)?.unwrap_or_default();
+        let answer = left_to_grader(&text, reference, rules);
+        Ok(answer.map(|answer| format!("{:?} for {:?}", short(&answer), short(reference))))
+    };
+    let examples: Vec<_> = right.par_iter().map(example).collect::<Result<_>>()?;
+    let left: Vec<String> = examples.into_iter().flatten().collect();
+    Ok(is_worth_a_warning(left.len(), right.len()).then(|| {
+        format!(
+            "step {step}: {} of {} right answers leave a calculation to the grader, such as {}; the verifier's form = \
+             \"worked-out\" takes no such answer",
+            left.len(),
+            right.len(),
+            left[0]
+        )
+    }))
+}
+
+/// Whether so many of the right answers leave a calculation to the grader: a tenth or more, and not one or two by chance.
+fn is_worth_a_warning(n_left: usize, n_right: usize) -> bool {
+    n_left >= 3 && 10 * n_left >= n_right
+}
+
+/// How far a step is from the first: entropies that fell or rose, and responses that no longer end.
+fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String> {
+    let mut said = Vec::new();
+    if canaries.is_collapse(first.entropy_mean, now.entropy_mean) {
+        said.push(format!(
+            "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
+            now.step, first.entropy_mean, now.entropy_mean
+        ));
+    }
+    if now.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
+        said.push(format!(
+            "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
+            now.step, first.entropy_mean, now.entropy_mean
+        ));
+    }
+    if no_longer_ends(first.truncated_share, now.truncated_share) {
+        said.push(format!(
+            "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/); a lower learning rate or a KL term helps",
+            now.step,
+            100.0 * now.truncated_share,
+            100.0 * first.truncated_share
+        ));
+    }
+    said
+}
+
+/// Whether a policy no longer ends its responses, given the share of responses cut at their limit and that of the run's first
+/// step: at least half are cut, and more than twice as many as then.
+pub fn no_longer_ends(first_share: f64, share: f64) -> bool {
+    share >= 0.5 && share > 2.0 * first_share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::Config;
+    use crate::testing::metrics;
+
+    #[test]
+    fn a_tenth_of_the_right_answers_is_worth_a_warning() {
+        assert!(is_worth_a_warning(3, 30) && is_worth_a_warning(4, 4));
+        assert!(!is_worth_a_warning(2, 2) && !is_worth_a_warning(3, 31));
+    }
+
+    #[test]
+    fn a_step_far_from_the_first_is_told() {
+        let canaries = Config::default().canaries;
+        let step = |entropy, truncated_share| Metrics { truncated_share, ..metrics(7, 0.5, entropy) };
+        let said = |first: (f64, f64), now: (f64, f64)| {
+            drifts(&canaries, &step(first.0, first.1), &step(now.0, now.1)).join("; ")
+        };
+        assert_eq!(said((0.4, 0.1), (0.041, 0.49)), "");
+        assert_eq!(said((0.4, 0.1), (1.99, 0.2)), "");
+        assert!(said((0.4, 0.0), (0.039, 0.0)).starts_with("step 7: entropy fell from 0.400 to 0.039 nats"));
+        assert!(said((0.4, 0.0), (2.01, 0.0)).starts_with("step 7: entropy rose from 0.400 to 2.010 nats"));
+        // Where half of the responses are cut from the start, more are no news.
+        assert_eq!(said((0.4, 0.5), (0.4, 1.0)), "");
+        let cut = said((0.4, 0.2), (0.4, 0.5));
+        assert!(
+            cut.starts_with("step 7: 50 % of the responses were cut at their limit, 20 % in the"),
+            "{cut}"
+        );
+    }
+}

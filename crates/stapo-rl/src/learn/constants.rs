@@ -1,0 +1,178 @@
+//! Step 4 of a training step: what is constant over all updates of a rollout batch. Scoring passes of the reference and
+//! the teacher, and advantages.
+
+use crate::error::{Error, Result};
+use crate::learn::scoring::{Sequence, score, score_base, widen};
+use crate::learn::teacher::Teacher;
+use crate::plan::config::Plan;
+use crate::policy::loaded::LoadedModel;
+use crate::ranks::Transport;
+use crate::rollout::Sampled;
+use crate::run::meter::{Meter, Phase};
+use crate::tasks::Task;
+use stapo_core::objective::{Advantages, ScoredResponse};
+use stapo_core::{Batch, Group};
+use stapo_model::Device;
+use stapo_model::decoder::{Pass, Policy};
+
+/// The constants of one response. Columns have one entry per token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResponseConstants {
+    pub advantages: Advantages,
+    /// Under the frozen reference policy, where the objective has a KL penalty.
+    pub reference_logp: Option<Vec<f64>>,
+    /// As the sampling engine reported it, where the rollout came from elsewhere.
+    pub sampler_logp: Option<Vec<f64>>,
+}
+
+/// The frozen policy of a KL penalty.
+pub(crate) enum Reference {
+    /// The policy in training without its adapters.
+    WithoutAdapters,
+    Model(Box<Policy>),
+}
+
+impl Reference {
+    /// The frozen policy of a KL penalty; `None` for an objective without one.
+    pub fn open(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Self>> {
+        if !plan.objective.needs_reference() {
+            return Ok(None);
+        }
+        if plan.has_free_reference() {
+            return Ok(Some(Self::WithoutAdapters));
+        }
+        let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+        let policy = LoadedModel::open(source, &device.read_only())?.policy;
+        let own = model.policy.config().vocabulary;
+        let other = policy.config().vocabulary;
+        if own != other {
+            return Err(Error::Misfit {
+                key: "reference",
+                problem: format!("has a vocabulary of {other}, the model one of {own}"),
+                remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
+            });
+        }
+        Ok(Some(Self::Model(Box::new(policy))))
+    }
+}
+
+/// The models that score a rollout batch, and the pass that they score in.
+pub(crate) struct Scorers<'a> {
+    pub pass: &'a mut Pass,
+    pub model: &'a LoadedModel,
+    pub reference: Option<&'a Reference>,
+    pub teacher: Option<&'a Teacher>,
+    /// The ranks among which the scoring is dealt out.
+    pub ranks: &'a dyn Transport,
+    pub meter: &'a Meter,
+}
+
+/// A rollout batch that is ready for updates.
+#[derive(Debug)]
+pub struct RolledOut {
+    pub batch: Batch,
+    /// In the order of the batch's responses.
+    pub constants: Vec<ResponseConstants>,
+    /// Problems drawn, including those whose groups were replaced.
+    pub n_drawn: u64,
+    /// Responses and response tokens sampled, including those of replaced groups.
+    pub n_responses: usize,
+    pub n_sampled: usize,
+}
+
+impl RolledOut {
+    /// Scores the responses of step `step` and computes their advantages.
+    pub(crate) fn prepare(
+        scorers: &mut Scorers,
+        task: &Task,
+        plan: &Plan,
+        step: u64,
+        sampled: Sampled,
+    ) -> Result<Self> {
+        scorers.meter.enter(Phase::Calibrate);
+        let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled } = sampled;
+        let sequences: Vec<Sequence> =
+            batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
+        let reference_logp = match scorers.reference {
+            Some(Reference::WithoutAdapters) => {
+                let Scorers { pass, model, ranks, .. } = scorers;
+                let scored = score_base(pass, &model.policy, plan, *ranks, &sequences)?;
+                Some(scored.into_iter().map(|scores| scores.logp).collect())
+            }
+            Some(Reference::Model(policy)) => Some(scorers.logp_of(policy, plan, &sequences)?),
+            None => None,
+        };
+        let teacher_logp = match scorers.teacher {
+            Some(teacher) => {
+                let prompts = teacher.prompts(scorers.model, task, plan, &batch)?;
+                let pairs = sequences.iter().zip(&prompts);
+                let taught: Vec<Sequence> =
+                    pairs.map(|(sequence, prompt)| Sequence { prompt, ..*sequence }).collect();
+                Some(scorers.logp_of(teacher.policy(scorers.model), plan, &taught)?)
+            }
+            None => None,
+        };
+        let advantages = advantages(plan, &batch, reference_logp.as_deref(), teacher_logp.as_deref())
+            .map_err(|source| Error::Objective { step, microbatch: None, source })?;
+        let mut reference_logp = reference_logp.into_iter().flatten();
+        let mut sampler_logp = sampler_logp.into_iter();
+        let of_response = |advantages| ResponseConstants {
+            advantages,
+            reference_logp: reference_logp.next(),
+            sampler_logp: sampler_logp.next(),
+        };
+        let constants = advantages.into_iter().map(of_response).collect();
+        Ok(RolledOut { batch, constants, n_drawn, n_responses, n_sampled })
+    }
+
+    /// Mini-batches of whole groups, each with the constants of its responses.
+    pub fn minibatches(&self, plan: &Plan) -> Vec<(&[Group], &[ResponseConstants])> {
+        let mut rest = self.constants.as_slice();
+        let with_constants = |groups| {
+            let (own, after) = rest.split_at(n_responses(groups));
+            rest = after;
+            (groups, own)
+        };
+        self.batch.minibatches(plan.config.update.problems_per_minibatch).map(with_constants).collect()
+    }
+}
+
+fn n_responses(groups: &[Group]) -> usize {
+    groups.iter().map(|group| group.members.len()).sum()
+}
+
+impl Scorers<'_> {
+    fn logp_of(&mut self, policy: &Policy, plan: &Plan, sequences: &[Sequence]) -> Result<Vec<Vec<f64>>> {
+        let scores = score(self.pass, policy, plan, self.ranks, sequences)?;
+        Ok(scores.into_iter().map(|scores| scores.logp).collect())
+    }
+}
+
+/// The advantages of a whole rollout batch, in the order of its responses.
+fn advantages(
+    plan: &Plan,
+    batch: &Batch,
+    reference_logp: Option<&[Vec<f64>]>,
+    teacher_logp: Option<&[Vec<f64>]>,
+) -> std::result::Result<Vec<Advantages>, stapo_core::ObjectiveError> {
+    let weights: Vec<f64> = plan.rewards.iter().map(|reward| reward.weight).collect();
+    let reads_tokens = plan.objective.advantages_read_tokens();
+    let columns: Vec<(Vec<f64>, Vec<f64>)> = if reads_tokens {
+        batch.responses().map(|s| (widen(&s.rollout.logp), widen(&s.rollout.entropy))).collect()
+    } else {
+        Vec::new()
+    };
+    let numbered = batch.groups.iter().enumerate();
+    let members = numbered.flat_map(|(group_idx, group)| group.members.iter().map(move |m| (group_idx, m)));
+    let responses: Vec<ScoredResponse> = members
+        .enumerate()
+        .map(|(idx, (group_idx, scored))| ScoredResponse {
+            behavior_logp: columns.get(idx).map(|(logp, _)| logp.as_slice()),
+            behavior_entropy: columns.get(idx).map(|(_, entropy)| entropy.as_slice()),
+            reference_logp: reference_logp.map(|all| all[idx].as_slice()),
+            teacher_logp: teacher_logp.map(|all| all[idx].as_slice()),
+            ..ScoredResponse::new(group_idx, &scored.rewards, scored.rollout.tokens.len())
+        })
+        .collect();
+    plan.objective.advantages(&responses, &weights)
+}

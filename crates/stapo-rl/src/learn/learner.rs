@@ -1,0 +1,232 @@
+//! A model in training: weights, optimizer state, gradients and counters.
+
+use crate::error::Result;
+use crate::policy::loaded::LoadedModel;
+use crate::ranks::{RankError, Ranks, Solo};
+use crate::run::{self, Checkpoint, Counters, LoopState, Run, Snapshot};
+use stapo_model::decoder::{Exchanged, GradientSums, Gradients, Pass};
+use stapo_model::optimizer::{AdamWSettings, Optimizer, StepError, Update};
+
+/// How gradients are summed from micro-batch to micro-batch.
+pub enum Accumulated {
+    /// Backward adds to the sums.
+    InPlace(Gradients),
+    /// The owner of an element adds the gradients of whole micro-batches.
+    ByOwner(GradientSums),
+}
+
+impl Accumulated {
+    /// Forgets all gradients.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Accumulated::InPlace(gradients) => gradients.clear(),
+            Accumulated::ByOwner(sums) => sums.clear(),
+        }
+    }
+}
+
+/// What reinforcement learning and pretraining change.
+pub struct Learner {
+    pub model: LoadedModel,
+    pub(crate) optimizer: Optimizer,
+    /// The gradients since the last optimizer step.
+    pub(crate) gradients: Accumulated,
+    pub counters: Counters,
+    /// State of the training loop that checkpoints keep beside the counters.
+    pub loop_state: LoopState,
+    /// The processes that train the model together.
+    pub(crate) ranks: Ranks,
+}
+
+impl Learner {
+    /// The state before the first step.
+    pub(crate) fn new(model: LoadedModel, settings: AdamWSettings) -> Result<Self> {
+        let gradients = Accumulated::InPlace(Gradients::zeros(&model.policy)?);
+        Self::over(model, settings, gradients, Solo::ranks())
+    }
+
+    /// As [`Learner::new`], as one of several ranks, with gradients that lie in memory of the caller's choice.
+    pub(crate) fn over(
+        model: LoadedModel,
+        settings: AdamWSettings,
+        gradients: Accumulated,
+        ranks: Ranks,
+    ) -> Result<Self> {
+        let optimizer = Optimizer::over(&model.policy, settings, Ranks::clone(&ranks))?;
+        let counters = Counters::default();
+        Ok(Self { model, optimizer, gradients, counters, loop_state: LoopState::new(), ranks })
+    }
+
+    /// Takes over the weights, the optimizer state, the counters and the loop state of a checkpoint.
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        self.restore_from(Some(checkpoint))
+    }
+
+    /// As [`Learner::restore`] on every rank, from the checkpoint that rank 0 has.
+    pub(crate) fn restore_from(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
+        let state = (&mut self.model.policy, &mut self.optimizer);
+        let (counters, loop_state) = run::restore(checkpoint, &*self.ranks, state)?;
+        self.counters = counters;
+        self.loop_state = loop_state;
+        Ok(())
+    }
+
+    /// Hash of weights, optimizer state, counters and loop state, on every rank.
+    pub fn state_hash(&self) -> Result<String> {
+        let hash = run::state_hash(self.counters, &self.loop_state, &self.model.policy, &self.optimizer)?;
+        let shared = self.ranks.broadcast(hash.unwrap_or_default().as_bytes())?;
+        Ok(String::from_utf8_lossy(&shared).into_owned())
+    }
+
+    /// Refuses weights and optimizer states that are not finite numbers.
+    pub(crate) fn check_finite(&self) -> Result<()> {
+        let own = run::check_finite(self.counters.step, &self.model.policy, &self.optimizer);
+        if self.ranks.world() == 1 {
+            return own;
+        }
+        let problem = own.err().map(|error| error.to_string()).unwrap_or_default();
+        let all = self.ranks.all_gather(problem.as_bytes())?;
+        let found = all.iter().enumerate().find(|(_, problem)| !problem.is_empty());
+        found.map_or(Ok(()), |(rank, problem)| {
+            Err(RankError { rank, problem: String::from_utf8_lossy(problem).into_owned() }.into())
+        })
+    }
+
+    /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only the newest
+    /// `n_kept` checkpoints of the run and the best one remain. A state that is not finite is refused. The other ranks
+    /// call [`Learner::send_state`] where [`Learner::is_sent`].
+    pub fn save(&self, run: &mut Run, n_kept: usize) -> Result<()> {
+        if run.is_saved(self.counters.step) {
+            return run.prune(self.counters.step, n_kept);
+        }
+        let recorded = run.state_hash(self.counters.step).map(str::to_owned);
+        let state_hash = recorded.map_or_else(|| self.state_hash(), Ok)?;
+        if self.ranks.world() > 1 {
+            self.check_finite()?;
+        }
+        let snapshot = |provenance| Snapshot {
+            counters: self.counters,
+            loop_state: &self.loop_state,
+            policy: &self.model.policy,
+            optimizer: &self.optimizer,
+            provenance,
+        };
+        run.save(state_hash, snapshot, n_kept)
+    }
+
+    /// What [`Learner::save`] needs of the other ranks: nothing, or the state once for the file, or twice, first for a hash
+    /// that no step has recorded.
+    pub(crate) fn n_sent(&self, run: &Run) -> u8 {
+        let step = self.counters.step;
+        match (run.is_saved(step), run.state_hash(step)) {
+            (true, _) => 0,
+            (false, Some(_)) => 1,
+            (false, None) => 2,
+        }
+    }
+
+    /// The part of the other ranks in a save by rank 0.
+    pub(crate) fn send_state(&self, n_sent: u8) -> Result<()> {
+        if n_sent == 0 {
+            return Ok(());
+        }
+        if n_sent == 2 {
+            self.state_hash()?;
+        }
+        self.check_finite()?;
+        Ok(run::send_state(&self.model.policy, &self.optimizer)?)
+    }
+
+    /// Backward of a round of micro-batches, one on each rank: of this rank's, whose last forward was `pass`'s, from the
+    /// derivatives by log-prob and entropy of each of its tokens. `None` for a rank that has none in this round.
+    pub(crate) fn backward(
+        &mut self,
+        pass: &mut Pass,
+        own: Option<(&[f32], &[f32])>,
+        n_microbatches: usize,
+    ) -> Result<()> {
+        let policy = &self.model.policy;
+        match (&mut self.gradients, own) {
+            (Accumulated::InPlace(gradients), Some((d_logp, d_entropy))) => {
+                pass.backward(policy, d_logp, d_entropy, gradients)?;
+            }
+            (Accumulated::InPlace(_), None) => {}
+            (Accumulated::ByOwner(sums), own) => {
+                let mut round = sums.round(n_microbatches);
+                if let Some((d_logp, d_entropy)) = own {
+                    pass.backward(policy, d_logp, d_entropy, &mut round)?;
+                }
+                round.finish()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the gradient of the micro-batch of the last forward has finite numbers only. Forgets all gradients where
+    /// they are summed in place.
+    pub(crate) fn is_finite_backward(
+        &mut self,
+        pass: &mut Pass,
+        (d_logp, d_entropy): (&[f32], &[f32]),
+    ) -> Result<bool> {
+        let policy = &self.model.policy;
+        match &mut self.gradients {
+            Accumulated::InPlace(gradients) => {
+                gradients.clear();
+                pass.backward(policy, d_logp, d_entropy, gradients)?;
+                Ok(gradients.tensors().all(|(_, values)| values.iter().all(|value| value.is_finite())))
+            }
+            Accumulated::ByOwner(sums) => {
+                let mut probe = sums.probe();
+                pass.backward(policy, d_logp, d_entropy, &mut probe)?;
+                Ok(probe.is_finite())
+            }
+        }
+    }
+
+    /// What this rank has sent to others since the last call, and how long that took.
+    pub fn take_exchanged(&mut self) -> Exchanged {
+        let of_gradients = match &mut self.gradients {
+            Accumulated::InPlace(_) => Exchanged::default(),
+            Accumulated::ByOwner(sums) => sums.take_exchanged(),
+        };
+        let (weight_seconds, weight_bytes) = self.optimizer.take_sent();
+        Exchanged { weight_seconds, weight_bytes, ..of_gradients }
+    }
+
+    /// The squared norm of the gradient of the head.
+    pub(crate) fn head_sum_squares(&mut self) -> Result<f64> {
+        match &mut self.gradients {
+            Accumulated::ByOwner(sums) => Ok(sums.head_sum_squares()?),
+            Accumulated::InPlace(gradients) => Ok(gradients.head_sum_squares()),
+        }
+    }
+
+    /// Tensors whose gradient is 0 everywhere though the policy depends on them.
+    pub(crate) fn unreached(&mut self) -> Result<Vec<String>> {
+        let policy = &self.model.policy;
+        let specs = match &mut self.gradients {
+            Accumulated::ByOwner(sums) => sums.zero_tensors(policy)?,
+            Accumulated::InPlace(gradients) => gradients.zero_tensors(policy),
+        };
+        Ok(specs.into_iter().map(|spec| spec.name.clone()).collect())
+    }
+
+    /// Whether any rank finds its weights changed since it had the fingerprint `before`.
+    pub(crate) fn has_moved(&self, before: u64) -> Result<bool> {
+        let own = [u8::from(self.model.policy.fingerprint() != before)];
+        Ok(self.ranks.all_gather(&own)?.concat().contains(&1))
+    }
+
+    /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before
+    /// clipping. No weight changes where a gradient is not finite.
+    pub(crate) fn step(&mut self, update: Update) -> std::result::Result<f64, StepError> {
+        let policy = &mut self.model.policy;
+        let gradient_norm = match &mut self.gradients {
+            Accumulated::ByOwner(sums) => self.optimizer.step_sums(policy, sums, update)?,
+            Accumulated::InPlace(gradients) => self.optimizer.step(policy, gradients, update)?,
+        };
+        self.counters.n_updates += 1;
+        Ok(gradient_norm)
+    }
+}

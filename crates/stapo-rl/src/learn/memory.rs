@@ -1,0 +1,96 @@
+//! The memory of a run on its device. On a GPU, keys and values lie idle while the policy learns, gradients and
+//! activations while it samples: both use one region in turn.
+
+use crate::error::Result;
+use crate::learn::learner::Accumulated;
+use crate::plan::config::{GradientSum, Plan};
+use crate::plan::memory::{CPU_KV_BYTES, MemoryPlan};
+use crate::ranks::Ranks;
+use stapo_model::decoder::{GradientSums, Gradients, Pass, Policy};
+use stapo_model::generate::EngineMemory;
+use stapo_model::{Region, Tenant};
+
+/// The memory that responses are sampled in.
+pub struct SamplingMemory {
+    pub engine: EngineMemory,
+    /// For keys and values.
+    pub kv_bytes: usize,
+}
+
+impl SamplingMemory {
+    /// Memory outside of any plan, for a few responses at a time.
+    pub fn small() -> Self {
+        Self { engine: EngineMemory::new(), kv_bytes: CPU_KV_BYTES as usize }
+    }
+}
+
+/// What a run uses in turns.
+pub struct RunMemory {
+    pub planned: MemoryPlan,
+    /// `None` on the CPU, where the two have memory of their own.
+    region: Option<Region>,
+    sampling: SamplingMemory,
+    pass: Pass,
+}
+
+impl RunMemory {
+    /// Takes the planned memory of the policy's device. The gradients lie in the region too.
+    pub fn new(
+        plan: &Plan,
+        planned: MemoryPlan,
+        policy: &Policy,
+        ranks: &Ranks,
+    ) -> Result<(Self, Accumulated)> {
+        let device = policy.device();
+        let kv_bytes = planned.kv_bytes as usize;
+        let recompute = planned.recompute;
+        let Some(region) = device.region(planned.region_bytes() as usize)? else {
+            let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes };
+            let pass = Pass::training(policy, recompute)?;
+            let gradients = match plan.sum() {
+                GradientSum::Microbatches => Accumulated::ByOwner(GradientSums::new(policy, device, ranks)?),
+                GradientSum::Tokens => Accumulated::InPlace(Gradients::zeros(policy)?),
+            };
+            return Ok((Self { planned, region: None, sampling, pass }, gradients));
+        };
+        let engine = EngineMemory::new_in(device.in_region(&region, Tenant::Sampling));
+        let memory = device.in_region(&region, Tenant::Updating);
+        region.enter(Tenant::Updating);
+        // A GPU alone adds each micro-batch to the sums as it goes, from zero as well: the same sums.
+        let gradients = match ranks.world() {
+            1 => Accumulated::InPlace(Gradients::by_microbatch_in(policy, &memory)?),
+            _ => Accumulated::ByOwner(GradientSums::new(policy, &memory, ranks)?),
+        };
+        let n_tokens = plan.config.update.microbatch_tokens;
+        let pass = Pass::training_in(policy, &memory, recompute, n_tokens)?;
+        let sampling = SamplingMemory { engine, kv_bytes };
+        Ok((Self { planned, region: Some(region), sampling, pass }, gradients))
+    }
+
+    /// Begins to sample.
+    pub fn sample(&mut self) -> &mut SamplingMemory {
+        self.enter(Tenant::Sampling);
+        &mut self.sampling
+    }
+
+    /// Begins to score responses.
+    pub fn score(&mut self) -> &mut Pass {
+        self.enter(Tenant::Updating);
+        &mut self.pass
+    }
+
+    /// Begins to update: the gradients are zero.
+    pub fn update(&mut self, gradients: &mut Accumulated) -> &mut Pass {
+        self.enter(Tenant::Updating);
+        if self.region.is_some() {
+            gradients.clear();
+        }
+        &mut self.pass
+    }
+
+    fn enter(&self, tenant: Tenant) {
+        if let Some(region) = &self.region {
+            region.enter(tenant);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Supervised next-token training, which makes base models from worked solutions and fine-tunes on given texts.
+
+mod config;
+mod file_rows;
+mod file_texts;
+mod fresh;
+mod rows;
+mod sequence;
+mod spelling;
+mod texts;
+
+pub use config::{LossOn, PretrainConfig, Start};
+pub use file_texts::FileTexts;
+pub use fresh::export_policy;
+pub use spelling::file_kind;
+pub use texts::TextsSpec;
+
+use crate::error::{Error, Result};
+use crate::learn::learner::Learner;
+use crate::learn::memory::SamplingMemory;
+use crate::plan::config::PlanError;
+use crate::policy::loaded::LoadedModel;
+use crate::ranks::Solo;
+use crate::reward::Programs;
+use crate::rollout::Sampler;
+use crate::run::meter::Meter;
+use crate::run::{Counters, Reopening, Run, RunKind, is_due};
+use crate::tasks::Task;
+use crate::tasks::prompting::fit_prompts;
+use sequence::TextSequence;
+use stapo_core::batch::pack_in_order;
+use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
+use stapo_model::Device;
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
+use stapo_model::optimizer::{StepError, Update};
+use std::path::Path;
+use std::time::Instant;
+use texts::Texts;
+
+/// Observes a pretraining run step by step, and may end the run.
+pub trait WatchPretrain {
+    fn stepped(&mut self, metrics: &PretrainMetrics);
+    fn warned(&mut self, text: &str);
+    /// Called after every step; true saves and ends the run.
+    fn wants_stop(&mut self) -> bool;
+    /// Why the observer ended the run, such as the name of a signal.
+    fn stop_reason(&self) -> String {
+        "asked to stop".to_string()
+    }
+}
+
+/// The state of a pretraining run.
+pub struct Pretrainer {
+    pub learner: Learner,
+    /// The task of the held-out evaluation.
+    pub task: Option<Task>,
+    /// What was found about the data at the start.
+    warnings: Vec<String>,
+    texts: Texts,
+    pass: Pass,
+}
+
+impl Pretrainer {
+    /// The state before the first step. A fresh model is written to the folder `start` first.
+    pub fn new(config: &PretrainConfig, start: &Path, device: &Device, programs: Programs) -> Result<Self> {
+        config.check()?;
+        let mut task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
+        let model = match (&config.model, config.model.source()) {
+            (Start::Fresh(shape), _) => {
+                fresh::write(start, shape, config.seed, device)?;
+                LoadedModel::open_path(start, device)?
+            }
+            (_, Some(source)) => {
+                LoadedModel::open_to_train(&source.find()?, config.lora.as_ref(), config.seed, device)?
+            }
+            (_, None) => unreachable!("only a fresh model has no source"),
+        };
+        let mut warnings = Vec::new();
+        if let Some(task) = &mut task {
+            let plan = config.evaluation_plan()?;
+            warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
+        }
+        let max_tokens = config.update.microbatch_tokens.min(model.policy.config().max_positions);
+        let texts = Texts::open(&config.data, &model, max_tokens)?;
+        warnings.extend(texts.warnings());
+        let learner = Learner::new(model, config.optimizer())?;
+        let pass = Pass::training(&learner.model.policy, config.update.recompute)?;
+        Ok(Self { learner, task, warnings, texts, pass })
+    }
+
+    /// The steps of a run: as given, or those of its epochs.
+    pub fn steps(&self, config: &PretrainConfig) -> Result<u64> {
+        let Some(epochs) = config.epochs else { return Ok(config.steps) };
+        let Some(file) = self.texts.file() else {
+            return Err(Error::Misfit {
+                key: "epochs",
+                problem: format!("{epochs}, but the texts are not one file"),
+                remedy: "give steps",
+            });
+        };
+        Ok(file.steps_of_epochs(config.seed, epochs, config.update.batch_tokens))
+    }
+
+    /// Writes a checkpoint and the manifest.
+    pub fn save(&self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
+        self.learner.save(run, config.record.keep_checkpoints)
+    }
+
+    /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
+    pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
+        let start = Instant::now();
+        let (sequences, n_examples) = self.next_sequences(config)?;
+        let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
+        let learner = &mut self.learner;
+        let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
+        let mut loss = 0.0;
+        let mut entropy = 0.0;
+        let mut n_scored = 0usize;
+        for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
+            let mut batch = PackedBatch::new();
+            let mut is_learned: Vec<bool> = Vec::new();
+            for &idx in &microbatch.sequences {
+                let sequence = &sequences[idx];
+                batch.push(&sequence.tokens, sequence.n_given());
+                is_learned.extend(&sequence.is_learned[sequence.n_given()..]);
+            }
+            let scores = self.pass.forward(&learner.model.policy, &batch, options)?;
+            let learned = |values: &[f32]| -> f64 {
+                values
+                    .iter()
+                    .zip(&is_learned)
+                    .filter(|(_, is)| **is)
+                    .map(|(&value, _)| f64::from(value))
+                    .sum()
+            };
+            loss -= learned(&scores.logp);
+            entropy += learned(&scores.entropy);
+            n_scored += is_learned.iter().filter(|&&is_learned| is_learned).count();
+            let d_logp: Vec<f32> =
+                is_learned.iter().map(|&is_learned| if is_learned { -1.0 } else { 0.0 }).collect();
+            let d_entropy = vec![0.0; d_logp.len()];
+            learner.backward(&mut self.pass, Some((&d_logp, &d_entropy)), 1)?;
+        }
+        let step = learner.counters.step + 1;
+        let learning_rate = config.update.learning_rate
+            * config.update.schedule.factor(learner.counters.n_updates, config.steps);
+        let scale = 1.0 / n_scored.max(1) as f64;
+        let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
+        let gradient_norm = learner.step(update).map_err(|error| match error {
+            StepError::Gradient(source) => Error::Gradient { step, microbatch: None, source },
+            StepError::Rank(lost) => lost.into(),
+        })?;
+        let position = learner.counters.position + n_examples;
+        learner.counters = Counters { step, position, ..learner.counters };
+        let n_tokens: usize = lengths.iter().sum();
+        Ok(PretrainMetrics {
+            schema: SCHEMA,
+            step,
+            loss: loss * scale,
+            entropy_mean: entropy * scale,
+            n_tokens,
+            n_scored,
+            learning_rate,
+            gradient_norm,
+            eval_accuracy: None,
+            tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
+            state_sha256: None,
+            extra: Extra::new(),
+        })
+    }
+
+    /// The sequences of the next examples, and the number of examples.
+    fn next_sequences(&self, config: &PretrainConfig) -> Result<(Vec<TextSequence>, u64)> {
+        let mut sequences: Vec<TextSequence> = Vec::new();
+        let mut n_tokens = 0;
+        let mut n_examples = 0;
+        while n_tokens < config.update.batch_tokens {
+            let position = self.learner.counters.position + n_examples;
+            n_examples += 1;
+            for mut sequence in self.texts.sequences(&self.learner.model, config.seed, position)? {
+                let limit = config.update.microbatch_tokens;
+                let own = sequence.tokens.len();
+                if own < 2 || own > limit {
+                    return Err(Error::BadExample { position, n_tokens: own, limit });
+                }
+                if config.loss_on == LossOn::Everything {
+                    sequence.is_learned.fill(true);
+                }
+                n_tokens += own;
+                sequences.push(sequence);
+            }
+        }
+        Ok((sequences, n_examples))
+    }
+}
+
+/// Trains from the pretrainer's step to the config's last step, and records how the run ended.
+pub fn pretrain(
+    config: &PretrainConfig,
+    run: &mut Run,
+    pretrainer: &mut Pretrainer,
+    watch: &mut dyn WatchPretrain,
+) -> Result<()> {
+    let outcome = pretrain_steps(config, run, pretrainer, watch);
+    let is_done = pretrainer.learner.counters.step >= config.steps;
+    // Where the event cannot be written, the caller learns of the error that ended the run.
+    let _ = match &outcome {
+        Ok(()) if is_done => run.record_stop(StopReason::Done, ""),
+        Ok(()) => run.record_stop(StopReason::Signal, &watch.stop_reason()),
+        Err(error) => run.record_stop(StopReason::Error, &error.to_string()),
+    };
+    outcome
+}
+
+fn pretrain_steps(
+    config: &PretrainConfig,
+    run: &mut Run,
+    pretrainer: &mut Pretrainer,
+    watch: &mut dyn WatchPretrain,
+) -> Result<()> {
+    let mut memory = SamplingMemory::small();
+    for text in &pretrainer.warnings {
+        run.record(EventKind::Warning, text)?;
+        watch.warned(text);
+    }
+    pretrainer.save(config, run)?;
+    while pretrainer.learner.counters.step < config.steps {
+        let mut metrics = pretrainer.step(config)?;
+        let step = metrics.step;
+        let is_last = step == config.steps;
+        let is_saved = is_last || is_due(step, config.record.checkpoint_every_steps);
+        let is_evaluated = is_last || is_due(step, config.evaluation.every_steps);
+        if is_saved || is_evaluated {
+            pretrainer.learner.check_finite()?;
+        }
+        if let Some(task) = pretrainer.task.as_ref().filter(|_| is_evaluated) {
+            let plan = config.evaluation_plan()?;
+            let model = &pretrainer.learner.model;
+            let meter = Meter::default();
+            let mut sampler =
+                Sampler { model, memory: &mut memory, task, plan: &plan, ranks: &Solo, meter: &meter };
+            metrics.eval_accuracy = sampler.held_out_accuracy(step)?;
+        }
+        metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
+        run.add_metrics(&metrics)?;
+        watch.stepped(&metrics);
+        let is_stopped = watch.wants_stop();
+        if is_stopped || is_saved {
+            pretrainer.save(config, run)?;
+        }
+        if is_stopped {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// An interrupted run that has been locked and compared; nothing in its folder has changed.
+pub struct InterruptedPretraining {
+    pub config: PretrainConfig,
+    pub reopening: Reopening,
+    identity: Identity,
+}
+
+impl InterruptedPretraining {
+    /// Opens a run to go on with `set` applied to its config. `identity` hashes the files that a config names. What
+    /// changed since the checkpoint is refused by name, unless changes are accepted.
+    pub fn open(
+        folder: &Path,
+        set: &[String],
+        accept_changes: bool,
+        identity: impl FnOnce(&PretrainConfig) -> Result<Identity>,
+    ) -> Result<Self> {
+        RunKind::Supervised.check(folder)?;
+        let read = |text: &str, set: &[String]| -> Result<PretrainConfig> {
+            Ok(PretrainConfig::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?)
+        };
+        let complete = |text: &str| Ok(read(text, &[])?.to_toml());
+        let mut reopening = Reopening::open(folder, &complete)?;
+        let config = read(&reopening.plan_text, set)?;
+        if !set.is_empty() {
+            reopening.set(config.to_toml(), &complete)?;
+        }
+        let identity = identity(&config)?;
+        reopening.compare(&identity, accept_changes)?;
+        reopening.check_steps(config.steps, config.update.schedule, |steps| steps)?;
+        Ok(Self { config, reopening, identity })
+    }
+
+    /// The run and its state at the newest good checkpoint, or at the start where there is none yet. A fresh model is
+    /// written to the folder `start` first.
+    pub fn resume(
+        self,
+        writer: &Writer,
+        start: &Path,
+        device: &Device,
+        programs: Programs,
+    ) -> Result<(PretrainConfig, Run, Pretrainer)> {
+        let InterruptedPretraining { config, reopening, identity } = self;
+        let mut pretrainer = Pretrainer::new(&config, start, device, programs)?;
+        if let Some(checkpoint) = &reopening.checkpoint {
+            pretrainer.learner.restore(checkpoint)?;
+        }
+        let run = reopening.commit::<PretrainMetrics>(identity, writer)?;
+        Ok((config, run, pretrainer))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! The config of a supervised run. Its keys are those of a training run wherever both have a thing.
+
+use super::fresh::Shape;
+use super::spelling;
+use super::texts::TextsSpec;
+use crate::plan::config::refusal::{at_least_one, positive, require};
+use crate::plan::config::{
+    Config, Curve, FileKind, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora,
+};
+use crate::tasks::TaskSpec;
+use serde::{Deserialize, Serialize};
+use stapo_core::settings::{self, SettingsError};
+use stapo_model::DeviceName;
+use stapo_model::optimizer::AdamWSettings;
+use toml::Table;
+
+/// The config of a supervised run. Every key has a default; the defaults make the built-in model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PretrainConfig {
+    pub name: String,
+    pub seed: u64,
+    pub steps: u64,
+    /// Passes over the file, in place of `steps`. A run that starts turns them into steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<u64>,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    pub model: Start,
+    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    pub data: TextsSpec,
+    pub loss_on: LossOn,
+    pub update: PretrainUpdate,
+    pub evaluation: PretrainEvaluation,
+    pub record: PretrainRecord,
+}
+
+/// The model that is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Start {
+    /// Random weights of this shape, with a tokenizer of single characters.
+    Fresh(Shape),
+    /// The small model inside the program.
+    Builtin,
+    /// A Hugging Face folder or a GGUF file.
+    Path { path: String },
+}
+
+impl Start {
+    /// The model on disk; `None` for a fresh one.
+    pub fn source(&self) -> Option<ModelSource> {
+        match self {
+            Start::Fresh(_) => None,
+            Start::Builtin => Some(ModelSource::Builtin),
+            Start::Path { path } => Some(ModelSource::Path { path: path.clone() }),
+        }
+    }
+}
+
+/// Which tokens have a loss.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossOn {
+    /// The tokens of the response; in a conversation, those of every assistant's turn.
+    #[default]
+    Response,
+    Everything,
+}
+
+/// How the model is updated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "struct Update")]
+pub struct PretrainUpdate {
+    /// Tokens of one optimizer step, at least: an optimizer step takes whole examples until this number is reached.
+    pub batch_tokens: usize,
+    /// Tokens of one forward and backward pass.
+    pub microbatch_tokens: usize,
+    pub recompute: Recompute,
+    pub learning_rate: f64,
+    pub schedule: Schedule,
+    pub weight_decay: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    pub max_gradient_norm: f64,
+}
+
+/// Held-out evaluation on the task of the texts, where the texts have a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "struct Evaluation")]
+pub struct PretrainEvaluation {
+    /// 0 evaluates only after the last step.
+    pub every_steps: u64,
+    pub problems: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "struct Record")]
+pub struct PretrainRecord {
+    pub checkpoint_every_steps: u64,
+    pub keep_checkpoints: usize,
+}
+
+impl Default for PretrainConfig {
+    fn default() -> Self {
+        PretrainConfig {
+            name: "base".to_string(),
+            seed: 0,
+            steps: 1500,
+            epochs: None,
+            device: "cpu".to_string(),
+            model: Start::Fresh(Shape::default()),
+            lora: None,
+            data: TextsSpec::default(),
+            loss_on: LossOn::Response,
+            update: PretrainUpdate::default(),
+            evaluation: PretrainEvaluation::default(),
+            record: PretrainRecord::default(),
+        }
+    }
+}
+
+impl Default for PretrainUpdate {
+    fn default() -> Self {
+        PretrainUpdate {
+            batch_tokens: 8192,
+            microbatch_tokens: 8192,
+            recompute: Recompute::Nothing,
+            learning_rate: 2e-3,
+            schedule: Schedule {
+                warmup_steps: Some(50),
+                total_steps: Some(1500),
+                final_factor: Some(0.05),
+                ..Schedule::of(Curve::Cosine)
+            },
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            max_gradient_norm: 1.0,
+        }
+    }
+}
+
+impl Default for PretrainEvaluation {
+    fn default() -> Self {
+        PretrainEvaluation { every_steps: 250, problems: 512 }
+    }
+}
+
+impl Default for PretrainRecord {
+    fn default() -> Self {
+        PretrainRecord { checkpoint_every_steps: 250, keep_checkpoints: 2 }
+    }
+}
+
+impl PretrainConfig {
+    /// The defaults of fine-tuning: values that suit a pretrained model of some billion parameters, one pass over the
+    /// file.
+    pub fn fine_tuning() -> Self {
+        PretrainConfig {
+            name: "sft".to_string(),
+            epochs: Some(1),
+            model: Start::Builtin,
+            update: PretrainUpdate {
+                batch_tokens: 32768,
+                learning_rate: 1e-5,
+                schedule: Schedule::constant(10),
+                weight_decay: 0.0,
+                ..PretrainUpdate::default()
+            },
+            ..PretrainConfig::default()
+        }
+    }
+
+    /// Reads a config over the defaults of pretraining and applies `key=value` overrides.
+    pub fn from_toml<'a>(
+        text: &str,
+        overrides: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, SettingsError> {
+        Self::over(&Self::default(), text, overrides)
+    }
+
+    /// Reads a config over given defaults and applies `key=value` overrides. Keys may have the names of earlier
+    /// programs.
+    pub fn over<'a>(
+        defaults: &Self,
+        text: &str,
+        overrides: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, SettingsError> {
+        let written = settings::parse(text)?;
+        FileKind::Supervised.check("config", &written)?;
+        let mut given = Table::new();
+        spelling::set_all(&mut given, written)?;
+        let overrides: Vec<String> = overrides.into_iter().map(spelling::modern_override).collect();
+        let mut below = settings::to_table(defaults);
+        // A number of steps replaces the default number of epochs.
+        let names = |key: &str| {
+            given.contains_key(key) || overrides.iter().any(|text| text.split('=').next() == Some(key))
+        };
+        if names("steps") && !names("epochs") {
+            below.remove("epochs");
+        }
+        if names("steps") && names("epochs") {
+            return Err(SettingsError::Unreadable {
+                path: "config.epochs".into(),
+                problem: "given together with steps".into(),
+                suggestion: "steps and epochs both say how long to train; give one".into(),
+            });
+        }
+        let mut table = settings::overlay(below, given);
+        // A model that an override names as a whole keeps the adapters of the config.
+        let (whole, keys): (Vec<&str>, Vec<&str>) =
+            overrides.iter().map(String::as_str).partition(|text| text.split('=').next() == Some("model"));
+        let adapters = lora::take(&mut table);
+        settings::set_all(&mut table, whole)?;
+        lora::put_back(&mut table, adapters);
+        settings::set_all(&mut table, keys)?;
+        lora::lift(&mut table);
+        settings::read("config", table)
+    }
+
+    pub fn to_toml(&self) -> String {
+        let mut table = settings::to_table(self);
+        lora::lower(&mut table);
+        table.to_string()
+    }
+
+    /// Checks what can be checked without files.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let update = &self.update;
+        let is_device = self.device.parse::<DeviceName>().is_ok();
+        require(is_device, "device", &self.device, "expected cpu, cuda, or cuda:N", "")?;
+        for (key, value) in [
+            ("update.learning_rate", update.learning_rate),
+            ("update.epsilon", update.epsilon),
+            ("update.max_gradient_norm", update.max_gradient_norm),
+        ] {
+            positive(key, value)?;
+        }
+        for (key, value) in [
+            ("steps", self.steps),
+            ("epochs", self.epochs.unwrap_or(1)),
+            ("update.batch_tokens", update.batch_tokens as u64),
+            ("update.microbatch_tokens", update.microbatch_tokens as u64),
+            ("record.checkpoint_every_steps", self.record.checkpoint_every_steps),
+            ("record.keep_checkpoints", self.record.keep_checkpoints as u64),
+        ] {
+            at_least_one(key, value)?;
+        }
+        if let Some(lora) = &self.lora {
+            lora.check(self.device())?;
+            if let Start::Fresh(_) = self.model {
+                let problem =
+                    "given, but a fresh model has random weights that adapters would freeze".to_string();
+                let remedy = "name a trained model, or leave it out";
+                return Err(PlanError::Refused { key: "model.lora", problem, remedy });
+            }
+        }
+        update.schedule.check()
+    }
+
+    pub fn device(&self) -> DeviceName {
+        self.device.parse().unwrap_or(DeviceName::Cpu)
+    }
+
+    pub(super) fn optimizer(&self) -> AdamWSettings {
+        let update = &self.update;
+        AdamWSettings {
+            beta1: update.beta1,
+            beta2: update.beta2,
+            eps: update.epsilon,
+            weight_decay: update.weight_decay,
+        }
+    }
+
+    /// The task on which progress is measured; `None` where the texts are not from a task.
+    pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+        self.data.task().map(|task| Ok(TaskSpec::read("data.task", task.clone())?)).transpose()
+    }
+
+    /// The plan of the held-out evaluation: that of a training run on the same task.
+    pub(super) fn evaluation_plan(&self) -> Result<Plan, PlanError> {
+        let Some(task) = self.data.task() else { return Plan::resolve(Config::default()) };
+        let mut config = Config { task: task.clone(), seed: self.seed, ..Config::default() };
+        config.evaluation.problems = self.evaluation.problems;
+        Plan::resolve(config)
+    }
+}

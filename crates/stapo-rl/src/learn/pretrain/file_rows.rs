@@ -1,0 +1,195 @@
+//! A file of texts, read and checked before the first step.
+
+use super::file_texts::{FileTexts, LongRows};
+use super::rows::{TextLayout, TextRow};
+use super::sequence::TextEncoder;
+use crate::error::{Error, Result};
+use crate::tasks::TaskError;
+use crate::tasks::rows::{Format, permutation};
+use crate::tasks::unseen::{Unseen, unseen};
+use rayon::prelude::*;
+use serde_json::Value;
+use stapo_core::random::Key;
+
+/// The rows of a file that are learned from.
+pub struct FileRows {
+    pub spec: FileTexts,
+    rows: Vec<TextRow>,
+    /// Tokens of each row, all its sequences together.
+    lengths: Vec<usize>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Rows that one thread renders at a time.
+const CHUNK: usize = 64;
+
+impl FileRows {
+    pub(super) fn open(
+        spec: &FileTexts,
+        is_parquet: bool,
+        encoder: &TextEncoder,
+        max_tokens: usize,
+    ) -> Result<Self> {
+        let (numbers, rows) = read(spec, is_parquet)?;
+        let measured = measure(spec, encoder, &numbers, &rows)?;
+        let warnings = check_characters(spec, encoder, &numbers, &rows)?.into_iter().collect();
+        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), warnings };
+        let n_rows = measured.len();
+        let is_long = |row: &Measured| row.longest > max_tokens;
+        let n_long = measured.iter().filter(|row| is_long(row)).count();
+        // Of several longest rows the first is named.
+        let longest = measured.iter().rev().max_by_key(|row| row.longest).filter(|_| n_long > 0);
+        if let Some(&Measured { number, longest: n_tokens, .. }) = longest {
+            let path = spec.path.clone();
+            if spec.long_rows == LongRows::Refuse || n_long == n_rows {
+                return Err(Error::LongRows { path, n_long, n_rows, number, n_tokens, limit: max_tokens });
+            }
+            file.warnings.push(format!(
+                "{}: {n_long} of {n_rows} rows are left out, because they have more than {max_tokens} tokens; the longest, row {number}, has {n_tokens}",
+                path.display()
+            ));
+        }
+        let mut kept = measured.iter().map(|row| !is_long(row));
+        file.rows.retain(|_| kept.next() == Some(true));
+        file.lengths = measured.iter().filter(|row| !is_long(row)).map(|row| row.n_tokens).collect();
+        Ok(file)
+    }
+
+    /// The row at `position`; each epoch is a permutation of the rows, keyed by `seed`.
+    pub(super) fn row(&self, seed: u64, position: u64) -> &TextRow {
+        &self.rows[self.place(seed, position)]
+    }
+
+    fn place(&self, seed: u64, position: u64) -> usize {
+        let n = self.rows.len() as u64;
+        permutation::image(position % n, n, Key::new(seed).with(position / n)) as usize
+    }
+
+    /// Optimizer steps in which `epochs` passes are complete, each step of at least `batch_tokens` tokens.
+    pub fn steps_of_epochs(&self, seed: u64, epochs: u64, batch_tokens: usize) -> u64 {
+        let n_rows = epochs.saturating_mul(self.rows.len() as u64);
+        let mut n_steps = 0;
+        let mut n_tokens = 0;
+        for position in 0..n_rows {
+            if n_tokens == 0 {
+                n_steps += 1;
+            }
+            n_tokens += self.lengths[self.place(seed, position)];
+            if n_tokens >= batch_tokens {
+                n_tokens = 0;
+            }
+        }
+        n_steps
+    }
+}
+
+/// Refuses a file of which the model sees no row as it is; returns what the user should know of the others.
+fn check_characters(
+    spec: &FileTexts,
+    encoder: &TextEncoder,
+    numbers: &[u64],
+    rows: &[TextRow],
+) -> Result<Option<String>> {
+    let texts: Vec<Vec<&str>> = rows.iter().map(TextRow::parts).collect();
+    let Some(Unseen { n_texts, first, characters }) = unseen(encoder.tokenizer, &texts)? else {
+        return Ok(None);
+    };
+    let (path, n_rows) = (spec.path.clone(), rows.len());
+    if n_texts == n_rows {
+        return Err(Error::UnseenRows { path, characters });
+    }
+    Ok(Some(format!(
+        "{}: {n_texts} of {n_rows} rows have characters that the model's tokenizer has no token for, and the model does not see them: {characters}; row {} is the first",
+        path.display(),
+        numbers[first]
+    )))
+}
+
+/// The numbers of the rows in the file, and the rows.
+fn read(spec: &FileTexts, is_parquet: bool) -> Result<(Vec<u64>, Vec<TextRow>)> {
+    let format = if is_parquet { Format::Parquet } else { Format::Jsonl };
+    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+    let mut layout: Option<TextLayout> = None;
+    let refuse = |number: u64, problem: String| TaskError::Row {
+        path: spec.path.clone(),
+        unit: format.unit(),
+        number,
+        problem,
+        remedy: "name the fields with data.messages_field, or data.prompt_field and data.response_field"
+            .into(),
+    };
+    format.read(&spec.path, &mut |number, row| {
+        let row = Value::Object(row);
+        if layout.is_none() {
+            layout = Some(TextLayout::recognise(spec, &row).map_err(|problem| refuse(number, problem))?);
+        }
+        let Some(layout) = &layout else { return Ok(()) };
+        rows.push(layout.read(spec, &row).map_err(|problem| refuse(number, problem))?);
+        numbers.push(number);
+        Ok(())
+    })?;
+    let is_plain = |row: &TextRow| !matches!(row, TextRow::Conversation(_));
+    if rows.is_empty() {
+        let problem = "no examples: the file is empty".to_string();
+        return Err(refuse(1, problem).into());
+    }
+    if (spec.system.is_some() || !spec.chat_arguments.is_empty()) && rows.iter().all(is_plain) {
+        return Err(Error::Misfit {
+            key: "data.system",
+            problem: "or chat_arguments are given, and the rows are plain texts".into(),
+            remedy: "set data.chat=true, or leave them out",
+        });
+    }
+    Ok((numbers, rows))
+}
+
+/// A row's number and tokens.
+struct Measured {
+    number: u64,
+    /// Of all sequences together.
+    n_tokens: usize,
+    /// Of the longest sequence.
+    longest: usize,
+}
+
+/// Renders every row, on all cores. A row that cannot be rendered or has nothing to learn is refused by its number.
+fn measure(
+    spec: &FileTexts,
+    encoder: &TextEncoder,
+    numbers: &[u64],
+    rows: &[TextRow],
+) -> Result<Vec<Measured>> {
+    let chunks: Vec<Result<Vec<Measured>>> = rows
+        .par_chunks(CHUNK)
+        .zip(numbers.par_chunks(CHUNK))
+        .map(|(rows, numbers)| {
+            let all: Vec<&TextRow> = rows.iter().collect();
+            let sequences = match encoder.sequences(&all) {
+                Ok(sequences) => sequences,
+                // One of the rows is refused; one by one, the error names it.
+                Err(_) => all
+                    .iter()
+                    .zip(numbers)
+                    .map(|(row, &number)| {
+                        let one = encoder.sequences(&[row]);
+                        let path = spec.path.clone();
+                        let named = |source| Error::TextRow { path, number, source: Box::new(source) };
+                        one.map(|sequences| sequences.concat()).map_err(named)
+                    })
+                    .collect::<Result<_>>()?,
+            };
+            let measured = sequences.iter().zip(numbers).map(|(sequences, &number)| {
+                let lengths = || sequences.iter().map(|sequence| sequence.tokens.len());
+                let longest = lengths().max().unwrap_or(0);
+                Measured { number, n_tokens: lengths().sum(), longest }
+            });
+            let measured: Vec<Measured> = measured.collect();
+            match measured.iter().find(|row| row.longest < 2) {
+                Some(row) => Err(Error::EmptyRow { path: spec.path.clone(), number: row.number }),
+                None => Ok(measured),
+            }
+        })
+        .collect();
+    Ok(chunks.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}

@@ -1,0 +1,235 @@
+use super::rows::TextRow;
+use super::sequence::TextEncoder;
+use super::*;
+use crate::testing::{TEMPLATE, chat_model};
+use serde_json::{Map, Value, json};
+use stapo_core::Turn;
+use stapo_model::CpuOptions;
+use std::path::PathBuf;
+
+fn device() -> Device {
+    Device::cpu(CpuOptions { threads: 2, ..CpuOptions::from_env().unwrap() })
+}
+
+fn conversation(turns: &[(&str, &str)]) -> TextRow {
+    let turn = |&(role, content): &(&str, &str)| Turn { role: role.into(), content: content.into() };
+    TextRow::Conversation(turns.iter().map(turn).collect())
+}
+
+/// For each sequence of a row the text of all tokens, and the texts of the runs of learned ones.
+fn learned(model: &LoadedModel, row: &TextRow) -> Vec<(String, Vec<String>)> {
+    let tokenizer = model.tokenizer().unwrap();
+    let template = model.template.as_ref();
+    let encoder = TextEncoder { tokenizer, template, stops: &model.stops, chat_arguments: Map::new() };
+    let shown = |sequence: &TextSequence| {
+        assert_eq!(sequence.tokens.len(), sequence.is_learned.len());
+        let pairs: Vec<(u32, bool)> =
+            sequence.tokens.iter().copied().zip(sequence.is_learned.iter().copied()).collect();
+        let runs = pairs.chunk_by(|a, b| a.1 == b.1).filter(|run| run[0].1);
+        let text = |tokens: Vec<u32>| tokenizer.decode_all(&tokens).unwrap();
+        (
+            text(sequence.tokens.clone()),
+            runs.map(|run| text(run.iter().map(|(token, _)| *token).collect())).collect(),
+        )
+    };
+    encoder.sequences(&[row]).unwrap().concat().iter().map(shown).collect()
+}
+
+#[test]
+fn every_answer_of_a_conversation_is_learned_up_to_its_stop_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = LoadedModel::open_path(&chat_model(folder.path(), TEMPLATE), &device()).unwrap();
+    let turns = [("system", "add"), ("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4")];
+    // The start of an answer ("so ") is in no transcript of this template.
+    let plain = TEMPLATE.replace("so ", "");
+    let other = tempfile::tempdir().unwrap();
+    let whole = LoadedModel::open_path(&chat_model(other.path(), &plain), &device()).unwrap();
+    assert_eq!(
+        learned(&whole, &conversation(&turns)),
+        [(
+            "(add)1+1=2<|end|>:2+2=4<|end|>".to_string(),
+            vec!["2<|end|>".to_string(), "4<|end|>".to_string()]
+        )],
+        "one sequence without the sign that the template writes after its stop token"
+    );
+    let encoder = TextEncoder {
+        tokenizer: model.tokenizer().unwrap(),
+        template: model.template.as_ref(),
+        stops: &model.stops,
+        chat_arguments: Map::new(),
+    };
+    let said = encoder.sequences(&[&conversation(&turns)]).unwrap_err().to_string();
+    assert!(said.contains("asks for the answer with") && said.contains("so "), "{said}");
+    let pair = TextRow::Pair { prompt: "1+1=".into(), response: "2".into() };
+    assert_eq!(learned(&model, &pair), [("1+1=2<|end|>".to_string(), vec!["2<|end|>".to_string()])]);
+    let text = learned(&model, &TextRow::Text("1+1=2".into()));
+    assert_eq!(text, [("1+1=2<|end|>".to_string(), vec!["1+1=2<|end|>".to_string()])]);
+}
+
+#[test]
+fn a_template_that_changes_earlier_turns_gives_each_answer_a_sequence() {
+    // Thinking is kept in the last answer only, as Qwen3's template does.
+    let template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}={% else %}\
+         {{ '(hence)' if loop.last else '' }}{{ m.content }}<|end|>{% endif %}{% endfor %}";
+    let folder = tempfile::tempdir().unwrap();
+    let model = LoadedModel::open_path(&chat_model(folder.path(), template), &device()).unwrap();
+    let turns = [("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4")];
+    let end = |text: &str| vec![format!("(hene){text}<|end|>")];
+    assert_eq!(
+        learned(&model, &conversation(&turns)),
+        [
+            ("1+1=(hene)2<|end|>".to_string(), end("2")),
+            ("1+1=2<|end|>2+2=(hene)4<|end|>".to_string(), end("4"))
+        ],
+        "c is no character of the built-in model"
+    );
+}
+
+fn write(folder: &Path, rows: &[Value]) -> PathBuf {
+    let path = folder.join("rows.jsonl");
+    std::fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<Vec<_>>().concat()).unwrap();
+    path
+}
+
+/// A pretrainer of the built-in model on rows, or the error.
+fn open(folder: &Path, rows: &[Value], settings: &[&str]) -> Result<(PretrainConfig, Pretrainer)> {
+    let data = format!("data={{kind=\"jsonl\",path={:?}}}", write(folder, rows));
+    let set: Vec<&str> = [&[data.as_str(), "update.batch_tokens=64"], settings].concat();
+    let config = PretrainConfig::over(&PretrainConfig::fine_tuning(), "", set).map_err(PlanError::from)?;
+    let pretrainer = Pretrainer::new(&config, Path::new("unused"), &device(), Programs::Never)?;
+    Ok((config, pretrainer))
+}
+
+fn sums(n: usize) -> Vec<Value> {
+    (0..n).map(|i| json!({"prompt": format!("{i}+{i}="), "response": format!("{}", 2 * i)})).collect()
+}
+
+#[test]
+fn epochs_become_the_steps_in_which_every_row_was_learned() {
+    let folder = tempfile::tempdir().unwrap();
+    for epochs in [1, 3] {
+        let (config, mut pretrainer) =
+            open(folder.path(), &sums(40), &[&format!("epochs={epochs}")]).unwrap();
+        let steps = pretrainer.steps(&config).unwrap();
+        let mut position = 0;
+        for step in 1..=steps {
+            assert!(position < 40 * epochs, "step {step} of {steps} begins after the last row");
+            pretrainer.step(&config).unwrap();
+            position = pretrainer.learner.counters.position;
+        }
+        assert!(position >= 40 * epochs, "{steps} steps end at row {position}");
+    }
+    let (config, pretrainer) = open(folder.path(), &sums(4), &["steps=7"]).unwrap();
+    assert_eq!((config.epochs, pretrainer.steps(&config).unwrap()), (None, 7));
+    let said = open(folder.path(), &sums(4), &["steps=7", "epochs=2"]).err().unwrap().to_string();
+    assert!(said.contains("config.epochs: given together with steps"), "{said}");
+}
+
+#[test]
+fn long_rows_are_found_at_the_start_and_refused_or_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows = sums(100);
+    rows[70] = json!({"prompt": "1".repeat(60), "response": "1"});
+    rows[90] = json!({"prompt": "1".repeat(50), "response": "1"});
+    let small = "update.microbatch_tokens=40";
+    let said = open(folder.path(), &rows, &[small]).err().unwrap().to_string();
+    for part in ["2 of 100 rows have more than 40 tokens", "row 71, has 62", "data.long_rows=drop"] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    let (_, pretrainer) = open(folder.path(), &rows, &[small, "data.long_rows=drop"]).unwrap();
+    assert!(pretrainer.warnings[0].contains("2 of 100 rows are left out"), "{:?}", pretrainer.warnings);
+    let seen: std::collections::BTreeSet<Vec<u32>> = (0..98)
+        .flat_map(|at| pretrainer.texts.sequences(&pretrainer.learner.model, 0, at).unwrap())
+        .map(|sequence| sequence.tokens)
+        .collect();
+    assert_eq!(seen.len(), 98, "an epoch has every other row once");
+}
+
+#[test]
+fn bad_rows_are_refused_by_their_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |row: Value| [sums(3), vec![row]].concat();
+    for (rows, expected) in [
+        (vec![json!({"q": "a"})], "line 1: no field is recognised"),
+        (with(json!({"prompt": "1="})), "line 4: no field \"response\""),
+        (with(json!({"prompt": 1, "response": "2"})), "line 4: no text `prompt`"),
+        (with(json!({"prompt": "??", "response": ""})), ""),
+        (vec![json!({"messages": []})], "line 1: a conversation without messages"),
+        (vec![json!({"messages": [{"role": "user", "content": "1"}]})], "without a message of the assistant"),
+        (vec![json!({"messages": [{"role": "assistant", "content": "1"}]})], "begins with the assistant"),
+        (
+            vec![
+                json!({"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}]}),
+            ],
+            "the model has no chat template",
+        ),
+    ] {
+        let said = open(folder.path(), &rows, &[]).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(said.contains(expected), "{expected:?} in {said:?}");
+    }
+    for (set, expected) in [
+        ("data.system=x", "data.system"),
+        ("data.prompt_field=prompt", "prompt_field is given without response_field"),
+        ("update.learning_rate=0", "update.learning_rate: 0, expected a positive number"),
+        ("epochs=0", "epochs: 0, expected at least 1"),
+        ("device=tpu", "device: tpu"),
+    ] {
+        let said = open(folder.path(), &sums(3), &[set]).err().unwrap().to_string();
+        assert!(said.contains(expected), "{expected:?} in {said:?}");
+    }
+}
+
+#[test]
+fn names_of_earlier_programs_mean_the_same() {
+    let earlier = "steps = 5\nlearning_rate = 1e-3\nbatch_tokens = 64\nmicrobatch_tokens = 128\nschedule = { kind = \"constant\", warmup_steps = 1 }\n\
+        weight_decay = 0.2\nbeta1 = 0.8\nbeta2 = 0.9\nmax_gradient_norm = 2.0\nevaluation_every_steps = 3\nevaluation_problems = 4\n\
+        checkpoint_every_steps = 2\nstart = { kind = \"path\", path = \"m\" }\ntexts = { kind = \"jsonl\", path = \"d\", response_field = \"r\" }\n";
+    let today = "steps = 5\nmodel = { path = \"m\" }\ndata = { path = \"d\", response_field = \"r\" }\n\
+        [update]\nlearning_rate = 1e-3\nbatch_tokens = 64\nmicrobatch_tokens = 128\nschedule = { kind = \"constant\", warmup_steps = 1 }\n\
+        weight_decay = 0.2\nbeta1 = 0.8\nbeta2 = 0.9\nmax_gradient_norm = 2.0\n\
+        [evaluation]\nevery_steps = 3\nproblems = 4\n[record]\ncheckpoint_every_steps = 2\n";
+    let read = |text: &str, set: &[&str]| PretrainConfig::from_toml(text, set.iter().copied());
+    let config = read(today, &[]).unwrap();
+    assert_eq!(read(earlier, &[]).unwrap(), config);
+    assert_eq!(read(&config.to_toml(), &[]).unwrap(), config, "a written plan reads as itself");
+    let set = ["learning_rate=0.5", "start.path=x", "texts.path=y", "checkpoint_every_steps=9"];
+    let set_today =
+        ["update.learning_rate=0.5", "model.path=x", "data.path=y", "record.checkpoint_every_steps=9"];
+    assert_eq!(read(earlier, &set).unwrap(), read(today, &set_today).unwrap());
+    let said = read("learning_rate = 1.0\n[update]\nlearning_rate = 2.0", &[]).unwrap_err().to_string();
+    assert!(said.contains("config.learning_rate: an earlier name of update.learning_rate"), "{said}");
+    let said = read("[update]\nlearn_rate = 2.0", &[]).unwrap_err().to_string();
+    assert!(said.contains("learning_rate"), "{said}");
+}
+
+#[test]
+fn the_config_of_the_built_in_model_keeps_its_values() {
+    let config = PretrainConfig::from_toml(include_str!("../../../../../configs/base.toml"), []).unwrap();
+    assert_eq!(
+        (config.steps, config.update.learning_rate, config.record.checkpoint_every_steps),
+        (1500, 2e-3, 300)
+    );
+    assert_eq!(config.model, Start::Fresh(fresh::Shape::default()));
+}
+
+#[test]
+fn larger_base_models_differ_from_the_small_one_in_shape_and_rate_alone() {
+    let read = |text: &str| PretrainConfig::from_toml(text, []).unwrap();
+    let base = read(include_str!("../../../../../configs/base.toml"));
+    let larger = [
+        (include_str!("../../../../../configs/base-5m.toml"), "base-5m", 4_747_264),
+        (include_str!("../../../../../configs/base-14m.toml"), "base-14m", 14_198_784),
+        (include_str!("../../../../../configs/base-40m.toml"), "base-40m", 39_393_280),
+    ];
+    for (text, name, n_matrix_weights) in larger {
+        let config = read(text);
+        config.check().unwrap();
+        let Start::Fresh(shape) = config.model.clone() else { panic!("{name}: not fresh") };
+        let heads = (2 * shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim;
+        let layer = shape.width * (heads + 3 * shape.ffn_width);
+        assert_eq!(shape.n_layers * layer + 112 * shape.width, n_matrix_weights, "{name}");
+        let mut as_base = PretrainConfig { name: base.name.clone(), model: base.model.clone(), ..config };
+        as_base.update.learning_rate = base.update.learning_rate;
+        assert_eq!(as_base, base, "{name}");
+    }
+}

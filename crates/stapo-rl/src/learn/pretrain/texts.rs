@@ -1,0 +1,158 @@
+//! The texts of supervised training: worked solutions of a task, or the rows of a file.
+
+use super::file_rows::FileRows;
+use super::file_texts::FileTexts;
+use super::sequence::{TextEncoder, TextSequence};
+use crate::error::{Error, Result};
+use crate::plan::config::PlanError;
+use crate::policy::loaded::LoadedModel;
+use crate::reward::Programs;
+use crate::tasks::{Mistakes, Split, Task, TaskSpec};
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+use stapo_core::random::Key;
+use toml::{Table, Value};
+
+/// The source of the texts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TextsSpec {
+    /// Worked solutions of generated problems, with mistakes.
+    Solutions {
+        task: Table,
+        #[serde(default)]
+        mistakes: Mistakes,
+    },
+    /// One JSON object per line.
+    Jsonl(FileTexts),
+    Parquet(FileTexts),
+    /// Several sources, each with a share of the examples.
+    Mixture {
+        parts: Vec<PartSpec>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartSpec {
+    /// The part's share of all examples, relative to the shares of the other parts.
+    pub share: f64,
+    pub texts: TextsSpec,
+}
+
+impl Default for TextsSpec {
+    fn default() -> Self {
+        let task = Table::from_iter([("kind".to_string(), Value::String("arithmetic".to_string()))]);
+        TextsSpec::Solutions { task, mistakes: Mistakes::default() }
+    }
+}
+
+impl TextsSpec {
+    /// The task of the texts; in a mixture, that of the first part with a task.
+    pub(super) fn task(&self) -> Option<&Table> {
+        match self {
+            TextsSpec::Solutions { task, .. } => Some(task),
+            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) => None,
+            TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
+        }
+    }
+}
+
+/// The random stream that chooses the part of an example.
+const MIXTURE_STREAM: u64 = 3;
+
+/// Open texts. The sequences of an example are a pure function of seed and position.
+pub enum Texts {
+    Solutions {
+        task: Box<Task>,
+        mistakes: Mistakes,
+    },
+    File(FileRows),
+    /// Each part with the sum of the shares up to and including the part.
+    Mixture(Vec<(f64, Texts)>),
+}
+
+impl Texts {
+    /// Opens the texts. Every row of a file is rendered and counted once: rows of more than `max_tokens` tokens are
+    /// refused or left out.
+    pub fn open(spec: &TextsSpec, model: &LoadedModel, max_tokens: usize) -> Result<Self> {
+        match spec {
+            TextsSpec::Solutions { task, mistakes } => {
+                let task = TaskSpec::read("data.task", task.clone()).map_err(PlanError::from)?;
+                Ok(Texts::Solutions {
+                    task: Box::new(Task::open_with(&task, Programs::Never)?),
+                    mistakes: *mistakes,
+                })
+            }
+            TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => {
+                let is_parquet = matches!(spec, TextsSpec::Parquet(_));
+                let encoder = encoder(model)?.with_arguments(file);
+                Ok(Texts::File(FileRows::open(file, is_parquet, &encoder, max_tokens)?))
+            }
+            TextsSpec::Mixture { parts } => {
+                let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
+                if parts.is_empty() || !parts.iter().all(is_share) {
+                    return Err(Error::Misfit {
+                        key: "data.parts",
+                        problem: "expected at least one part, each with a share above 0".into(),
+                        remedy: "[[data.parts]] with share = 0.5 and texts = { kind = ... }",
+                    });
+                }
+                let mut sum = 0.0;
+                let open = |part: &PartSpec| {
+                    sum += part.share;
+                    Ok((sum, Texts::open(&part.texts, model, max_tokens)?))
+                };
+                Ok(Texts::Mixture(parts.iter().map(open).collect::<Result<_>>()?))
+            }
+        }
+    }
+
+    /// The sequences of the example at `position`. A file repeats in epochs, each in an own order.
+    pub fn sequences(&self, model: &LoadedModel, seed: u64, position: u64) -> Result<Vec<TextSequence>> {
+        match self {
+            Texts::Solutions { task, mistakes } => {
+                let problem = task.problem(seed, Split::Train, position)?;
+                let mistakes = Mistakes { seed: Key::new(mistakes.seed).with(position).bits(), ..*mistakes };
+                let response = task.solution(&problem, &mistakes)?;
+                Ok(vec![encoder(model)?.pair(&problem.prompt, &response)?])
+            }
+            Texts::File(file) => {
+                let encoder = encoder(model)?.with_arguments(&file.spec);
+                Ok(encoder.sequences(&[file.row(seed, position)])?.concat())
+            }
+            Texts::Mixture(parts) => {
+                let whole = parts.last().map_or(0.0, |(sum, _)| *sum);
+                let at = Key::new(seed).with(MIXTURE_STREAM).with(position).uniform() * whole;
+                let part = parts.iter().position(|(sum, _)| at < *sum).unwrap_or(parts.len() - 1);
+                parts[part].1.sequences(model, seed, position)
+            }
+        }
+    }
+
+    /// The file, where the texts are one file.
+    pub fn file(&self) -> Option<&FileRows> {
+        match self {
+            Texts::File(file) => Some(file),
+            Texts::Solutions { .. } | Texts::Mixture(_) => None,
+        }
+    }
+
+    /// What the user should know about the files.
+    pub fn warnings(&self) -> Vec<String> {
+        match self {
+            Texts::Solutions { .. } => Vec::new(),
+            Texts::File(file) => file.warnings.clone(),
+            Texts::Mixture(parts) => parts.iter().flat_map(|(_, part)| part.warnings()).collect(),
+        }
+    }
+}
+
+fn encoder(model: &LoadedModel) -> Result<TextEncoder<'_>> {
+    Ok(TextEncoder {
+        tokenizer: model.tokenizer()?,
+        template: model.template.as_ref(),
+        stops: &model.stops,
+        chat_arguments: Map::new(),
+    })
+}

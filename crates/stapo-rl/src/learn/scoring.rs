@@ -1,0 +1,190 @@
+//! Log-probs and entropies of given responses under a policy.
+
+use crate::error::Result;
+use crate::plan::config::Plan;
+use crate::ranks::wire::{Malformed, Packer, Unpacker};
+use crate::ranks::{RankError, Transport};
+use stapo_core::Rollout;
+use stapo_core::batch::{Microbatch, pack_in_order};
+use stapo_core::objective::EntropyBonus;
+use stapo_model::OutOfMemory;
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores, Policy, TokenScores};
+
+/// A prompt and a response to score.
+#[derive(Debug, Clone, Copy)]
+pub struct Sequence<'a> {
+    pub prompt: &'a [u32],
+    pub tokens: &'a [u32],
+}
+
+impl<'a> Sequence<'a> {
+    pub fn of(rollout: &'a Rollout) -> Self {
+        Sequence { prompt: &rollout.prompt_tokens, tokens: &rollout.tokens }
+    }
+}
+
+/// The scores of one response's tokens. The model's f32 values are widened to the objective's f64, which is exact.
+#[derive(Debug, Clone)]
+pub struct ResponseScores {
+    pub logp: Vec<f64>,
+    pub entropy: Vec<f64>,
+    pub collision: Vec<f64>,
+    pub alternatives: Vec<Vec<(u32, f32)>>,
+}
+
+/// The scores of every sequence, in order, by forward passes over micro-batches, which are dealt out to the ranks.
+pub fn score(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+) -> Result<Vec<ResponseScores>> {
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score(policy, batch, options))
+}
+
+/// As [`score`], under the policy without its adapters.
+pub fn score_base(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+) -> Result<Vec<ResponseScores>> {
+    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score_base(policy, batch, options))
+}
+
+/// The likeliest token in the place of every token of every sequence.
+pub fn preferred(
+    pass: &mut Pass,
+    policy: &Policy,
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+) -> Result<Vec<Vec<u32>>> {
+    let scores =
+        score_by(plan, ranks, sequences, 1, |batch, options| pass.start_score(policy, batch, options))?;
+    let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
+    Ok(scores.into_iter().map(likeliest).collect())
+}
+
+fn score_by(
+    plan: &Plan,
+    ranks: &dyn Transport,
+    sequences: &[Sequence],
+    n_alternatives: usize,
+    mut start: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<PendingScores, OutOfMemory>,
+) -> Result<Vec<ResponseScores>> {
+    let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
+    let options = HeadOptions { n_alternatives, ..head_options(plan) };
+    let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
+    let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+    let read = |(pending, own, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
+        let scores = split(&pending.wait(), &own);
+        microbatch.sequences.iter().copied().zip(scores).collect::<Vec<_>>()
+    };
+    let mut pending = None;
+    for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
+        let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
+        let started = start(&packed(&own), options)?;
+        // A GPU runs a micro-batch while the host reads the one before.
+        if let Some(before) = pending.replace((started, own, microbatch)) {
+            scored.extend(read(before));
+        }
+    }
+    scored.extend(pending.into_iter().flat_map(read));
+    if ranks.world() > 1 {
+        scored = all_scores(ranks, &scored)?;
+        scored.sort_by_key(|(idx, _)| *idx);
+    }
+    Ok(scored.into_iter().map(|(_, scores)| scores).collect())
+}
+
+/// The scores that all ranks have computed, each with the index of its response.
+pub fn all_scores(
+    ranks: &dyn Transport,
+    own: &[(usize, ResponseScores)],
+) -> std::result::Result<Vec<(usize, ResponseScores)>, RankError> {
+    let mut packer = Packer::default();
+    for (idx, scores) in own {
+        packer.number(*idx);
+        scores.pack(&mut packer);
+    }
+    let mut all = Vec::new();
+    for (rank, bytes) in ranks.all_gather(&packer.0)?.iter().enumerate() {
+        let mut read = Unpacker(bytes);
+        while !read.is_empty() {
+            let scores = read.number().and_then(|idx| Ok((idx, ResponseScores::unpack(&mut read)?)));
+            let unreadable =
+                |Malformed| RankError { rank, problem: "sent scores that cannot be read".into() };
+            all.push(scores.map_err(unreadable)?);
+        }
+    }
+    Ok(all)
+}
+
+impl ResponseScores {
+    /// The values were f32, so that nothing is lost.
+    fn pack(&self, packer: &mut Packer) {
+        let narrow = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<f32>>();
+        packer.singles(&narrow(&self.logp));
+        packer.singles(&narrow(&self.entropy));
+        packer.singles(&narrow(&self.collision));
+        packer.number(self.alternatives.len());
+        for listed in &self.alternatives {
+            packer.tokens(&listed.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            packer.singles(&listed.iter().map(|(_, logp)| *logp).collect::<Vec<_>>());
+        }
+    }
+
+    fn unpack(read: &mut Unpacker) -> std::result::Result<Self, Malformed> {
+        let (logp, entropy, collision) =
+            (widen(&read.singles()?), widen(&read.singles()?), widen(&read.singles()?));
+        let n_listed = read.number()?;
+        let mut alternatives = Vec::new();
+        for _ in 0..n_listed {
+            let (ids, logp) = (read.tokens()?, read.singles()?);
+            alternatives.push(ids.into_iter().zip(logp).collect());
+        }
+        Ok(Self { logp, entropy, collision, alternatives })
+    }
+}
+
+pub fn head_options(plan: &Plan) -> HeadOptions {
+    HeadOptions {
+        temperature: plan.config.rollout.temperature,
+        n_alternatives: plan.config.record.alternatives,
+        has_entropy_gradient: plan.objective.entropy_bonus != EntropyBonus::None,
+    }
+}
+
+/// Sequences as the model takes them.
+pub fn packed(sequences: &[Sequence]) -> PackedBatch {
+    let mut batch = PackedBatch::new();
+    for Sequence { prompt, tokens } in sequences {
+        let all: Vec<u32> = prompt.iter().chain(*tokens).copied().collect();
+        batch.push(&all, prompt.len());
+    }
+    batch
+}
+
+/// The scores of a batch, split by sequence.
+fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(sequences.len());
+    for sequence in sequences {
+        let range = start..start + sequence.tokens.len();
+        parts.push(ResponseScores {
+            logp: widen(&scores.logp[range.clone()]),
+            entropy: widen(&scores.entropy[range.clone()]),
+            collision: widen(&scores.collision[range.clone()]),
+            alternatives: scores.alternatives.get(range.clone()).map(<[_]>::to_vec).unwrap_or_default(),
+        });
+        start = range.end;
+    }
+    parts
+}
+
+pub fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().copied().map(f64::from).collect()
+}

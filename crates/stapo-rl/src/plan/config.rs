@@ -1,0 +1,476 @@
+//! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
+
+mod auto;
+mod kind;
+pub(crate) mod lora;
+mod plan;
+pub(crate) mod refusal;
+mod reuse;
+mod rewards;
+mod schedule;
+mod sources;
+mod style;
+
+pub use auto::{KvMemory, RecomputeChoice};
+pub use kind::FileKind;
+pub use lora::{BaseStorage, LoraConfig, Targets};
+pub use plan::Plan;
+pub use refusal::PlanError;
+pub use reuse::{Gate, Reuse};
+pub use rewards::{Reward, RewardSpec};
+pub use schedule::{Curve, Schedule};
+pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
+pub use style::PromptStyle;
+
+pub use stapo_model::decoder::Recompute;
+
+use crate::tasks::TaskSpec;
+use serde::{Deserialize, Serialize};
+use stapo_core::ObjectiveSpec;
+use stapo_core::rollout::OverlongShaping;
+use stapo_core::settings::{self, SettingsError};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// A config as written. Every key has a default; the defaults are the built-in run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Names the run folder.
+    pub name: String,
+    /// Keys all randomness: problems, samples, random masks.
+    pub seed: u64,
+    pub steps: u64,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    pub model: ModelSource,
+    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
+    /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
+    /// adapters, the model without them, which needs no second copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ModelSource>,
+    /// What a distillation learns from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherSource>,
+    /// See `stapo_rl::tasks::TaskSpec`.
+    pub task: Table,
+    /// See `stapo_core::ObjectiveSpec`; `preset` names the preset that the other keys override.
+    pub objective: Table,
+    pub rollout: RolloutConfig,
+    pub reward: RewardConfig,
+    /// Several rewards by name, in place of `reward` and `task.verifier`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rewards: Vec<RewardSpec>,
+    pub update: UpdateConfig,
+    pub evaluation: EvaluationConfig,
+    pub record: RecordConfig,
+    pub canaries: CanaryConfig,
+}
+
+/// How responses are sampled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RolloutConfig {
+    pub problems_per_step: usize,
+    /// Responses per problem.
+    pub group_size: usize,
+    pub temperature: f64,
+    pub max_prompt_tokens: usize,
+    /// What happens to problems whose prompt is longer.
+    pub long_prompts: LongPrompts,
+    pub max_response_tokens: usize,
+    /// Memory for keys and values, MiB.
+    pub kv_mib: KvMemory,
+    /// Renders prompts with the model's chat template.
+    pub chat: bool,
+    /// Further variables of the chat template, such as `enable_thinking`.
+    pub chat_arguments: Table,
+    /// Texts that end a response, beside the model's own stop tokens.
+    pub stop: Vec<String>,
+    /// How the update treats responses that reached the length limit.
+    pub truncated: Truncated,
+    /// How often groups with equal rewards are replaced by groups of other problems, at most.
+    pub max_redraws: usize,
+    /// Reward shaping for long responses; none where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlong: Option<OverlongShaping>,
+    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
+    /// Where the responses of training come from; sampled by the policy where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<RolloutSource>,
+}
+
+/// A log-normal distribution of response lengths, cut at `max_response_tokens`. Stop tokens have no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lengths {
+    /// Tokens, before the cut.
+    pub mean: f64,
+    /// Standard deviation of the logarithm.
+    pub sigma: f64,
+}
+
+/// How problems with a prompt longer than `max_prompt_tokens` are treated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongPrompts {
+    /// The run is refused before its first step, with their number and the longest named.
+    #[default]
+    Refuse,
+    /// Such problems are left out and counted.
+    Drop,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncated {
+    /// Such responses are treated like all others, as in JustRL.
+    #[default]
+    Keep,
+    /// Such responses count for the rewards of their group but take no part in the update.
+    Drop,
+}
+
+/// Rewards by verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RewardConfig {
+    pub right: f64,
+    /// For every other verdict.
+    pub wrong: f64,
+}
+
+/// How the policy is updated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct UpdateConfig {
+    /// Problems in one optimizer step. A rollout batch with more problems gives several optimizer steps.
+    pub problems_per_minibatch: usize,
+    /// Prompt and response tokens in one forward and backward pass.
+    pub microbatch_tokens: usize,
+    /// How gradients are summed; the device's own way where absent. See [`Plan::sum`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sum: Option<GradientSum>,
+    pub recompute: RecomputeChoice,
+    pub states: States,
+    pub learning_rate: f64,
+    pub schedule: Schedule,
+    pub weight_decay: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub epsilon: f64,
+    /// Gradients with a larger global norm are clipped to this norm.
+    pub max_gradient_norm: f64,
+    /// How often a rollout batch is used; once where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reuse: Option<Reuse>,
+}
+
+/// The order in which gradients are summed, on which their last bits depend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSum {
+    /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
+    Tokens,
+    /// Each micro-batch from zero, then micro-batch after micro-batch: the number of processes that share them changes no
+    /// bit. The only way on a GPU.
+    Microbatches,
+}
+
+/// The optimizer's state for each weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum States {
+    /// Two moments in f32, and on a GPU an f32 master copy of the bf16 weight.
+    #[default]
+    #[serde(rename = "f32")]
+    F32,
+    /// On a GPU only: two moments in 8 bits, and bf16 weights with stochastic rounding.
+    #[serde(rename = "8bit")]
+    EightBit,
+}
+
+/// Evaluations during training: held-out problems of the task, and benchmarks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvaluationConfig {
+    /// 0 evaluates only before the first and after the last step.
+    pub every_steps: u64,
+    pub problems: usize,
+    pub samples: usize,
+    /// A held-out accuracy that ends the run early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_accuracy: Option<f64>,
+    /// Benchmarks that are evaluated whenever held-out problems are: names and files as `stapo eval` takes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub benchmarks: Vec<String>,
+    /// Where the files of benchmarks are, as NAME.jsonl or NAME.parquet.
+    pub benchmark_data: PathBuf,
+    /// Only the first so many questions of each benchmark.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_limit: Option<usize>,
+    /// Samples per question; those of `stapo eval` where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_samples: Option<usize>,
+    /// The prompt as a Jinja template over `problem`; that of `stapo eval` where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub benchmark_template: Option<String>,
+    /// The evaluation by which the best checkpoint is kept: `held_out`, the name of a benchmark, or `none`.
+    pub best: String,
+    /// Evaluations in a row without a better one than the best, after which the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+    /// Steps in a row in which every group has equal rewards, after which the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_patience: Option<u64>,
+}
+
+/// The name of the evaluation on held-out problems in `evaluation.best`.
+pub const HELD_OUT: &str = "held_out";
+
+impl EvaluationConfig {
+    /// The names under which records have the benchmarks: a file goes by its name without the extension.
+    pub fn benchmark_names(&self) -> impl Iterator<Item = String> {
+        let stem =
+            |name: &String| Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        self.benchmarks.iter().filter_map(stem)
+    }
+}
+
+/// What a run writes to its folder.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecordConfig {
+    pub checkpoint_every_steps: u64,
+    pub keep_checkpoints: usize,
+    /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
+    /// with a silenced token in addition; 0 records none.
+    pub responses: usize,
+    pub responses_every_steps: u64,
+    /// Likeliest tokens recorded for each position.
+    pub alternatives: usize,
+    /// Steps between hashes of weights and optimizer state, for `stapo verify-run`; 0 writes none.
+    pub state_hash_every_steps: u64,
+}
+
+/// Checks that stop a run or warn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CanaryConfig {
+    pub enabled: bool,
+    /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
+    pub max_unjudged_share: f64,
+    /// Mean entropy relative to the first step's: a step below this factor warns of collapse, a step above
+    /// `entropy_explosion_factor` of explosion.
+    pub entropy_collapse_factor: f64,
+    pub entropy_explosion_factor: f64,
+}
+
+impl CanaryConfig {
+    /// Whether a step's mean entropy has collapsed, given that of the run's first step.
+    pub fn is_collapse(&self, first_entropy: f64, entropy: f64) -> bool {
+        entropy < self.entropy_collapse_factor * first_entropy
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let kind = |kind: &str| Table::from_iter([("kind".to_string(), Value::String(kind.to_string()))]);
+        Config {
+            name: "stapo".to_string(),
+            seed: 0,
+            steps: 80,
+            device: "cpu".to_string(),
+            model: ModelSource::Builtin,
+            lora: None,
+            reference: None,
+            teacher: None,
+            task: kind("arithmetic"),
+            objective: Table::from_iter([("preset".to_string(), Value::String("stapo".to_string()))]),
+            rollout: RolloutConfig::default(),
+            reward: RewardConfig::default(),
+            rewards: Vec::new(),
+            update: UpdateConfig::default(),
+            evaluation: EvaluationConfig::default(),
+            record: RecordConfig::default(),
+            canaries: CanaryConfig::default(),
+        }
+    }
+}
+
+impl Default for RolloutConfig {
+    fn default() -> Self {
+        RolloutConfig {
+            problems_per_step: 32,
+            group_size: 8,
+            temperature: 1.0,
+            max_prompt_tokens: 64,
+            long_prompts: LongPrompts::Refuse,
+            max_response_tokens: 96,
+            kv_mib: KvMemory::Auto,
+            chat: false,
+            chat_arguments: Table::new(),
+            stop: Vec::new(),
+            truncated: Truncated::Keep,
+            max_redraws: 0,
+            overlong: None,
+            lengths: None,
+            source: None,
+        }
+    }
+}
+
+impl Default for RewardConfig {
+    fn default() -> Self {
+        RewardConfig { right: 1.0, wrong: -1.0 }
+    }
+}
+
+impl Default for UpdateConfig {
+    fn default() -> Self {
+        UpdateConfig {
+            problems_per_minibatch: 16,
+            microbatch_tokens: 8192,
+            sum: None,
+            recompute: RecomputeChoice::Auto,
+            states: States::F32,
+            learning_rate: 1e-4,
+            schedule: Schedule::constant(5),
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            max_gradient_norm: 1.0,
+            reuse: None,
+        }
+    }
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> Self {
+        EvaluationConfig {
+            every_steps: 10,
+            problems: 256,
+            samples: 1,
+            target_accuracy: None,
+            benchmarks: Vec::new(),
+            benchmark_data: "data".into(),
+            benchmark_limit: None,
+            benchmark_samples: None,
+            benchmark_template: None,
+            best: HELD_OUT.to_string(),
+            patience: None,
+            idle_patience: None,
+        }
+    }
+}
+
+impl Default for RecordConfig {
+    fn default() -> Self {
+        RecordConfig {
+            checkpoint_every_steps: 20,
+            keep_checkpoints: 2,
+            responses: 32,
+            responses_every_steps: 10,
+            alternatives: 4,
+            state_hash_every_steps: 1,
+        }
+    }
+}
+
+impl Default for CanaryConfig {
+    fn default() -> Self {
+        CanaryConfig {
+            enabled: true,
+            max_unjudged_share: 0.5,
+            entropy_collapse_factor: 0.1,
+            entropy_explosion_factor: 5.0,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a config and applies `key=value` overrides. Absent keys have their defaults; a `task` or `objective` of
+    /// another kind or preset replaces the default table as a whole.
+    pub fn from_toml<'a>(
+        text: &str,
+        overrides: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, SettingsError> {
+        let mut given = settings::parse(text)?;
+        FileKind::Training.check("config", &given)?;
+        sources::spell_out_models(&mut given);
+        let mut table = overlaid(given);
+        let mut overrides: Vec<&str> = overrides.into_iter().collect();
+        overrides.sort_by_key(|text| settings::application_order(text));
+        for text in overrides {
+            spell_out_objective(&mut table, text);
+            sources::make_room_for_path(&mut table, text);
+            spell_out_verifier(&mut table, text);
+            replace_warmup(&mut table, text);
+            settings::set(&mut table, text)?;
+            sources::spell_out_models(&mut table);
+        }
+        lora::lift(&mut table);
+        settings::read("config", table)
+    }
+
+    pub fn to_toml(&self) -> String {
+        let mut table = settings::to_table(self);
+        lora::lower(&mut table);
+        table.to_string()
+    }
+}
+
+/// Replaces a preset's name by the preset's values where an override changes one of these, as in
+/// `objective.masks.0.tau_p=0.001`. An objective that cannot be read stays unchanged, and resolving the plan reports
+/// the error.
+fn spell_out_objective(table: &mut Table, text: &str) {
+    let Some(Value::Table(objective)) = table.get_mut("objective") else { return };
+    let key = text.strip_prefix("objective.").and_then(|rest| rest.split(['.', '=']).next());
+    let is_inside = key.is_some_and(|key| key != "preset" && !objective.contains_key(key));
+    if let Some(spec) = is_inside.then(|| ObjectiveSpec::from_table(objective.clone()).ok()).flatten() {
+        *objective = settings::to_table(&spec);
+    }
+}
+
+/// Writes out the verifier that the task brings where an override changes one of its keys, as in
+/// `task.verifier.mode=exact`.
+fn spell_out_verifier(table: &mut Table, text: &str) {
+    let Some(Value::Table(task)) = table.get_mut("task") else { return };
+    if text.trim_start().starts_with("task.verifier.")
+        && !task.contains_key("verifier")
+        && let Ok(spec) = TaskSpec::read("task", task.clone())
+    {
+        task.insert("verifier".to_string(), Value::Table(settings::to_table(spec.verifier())));
+    }
+}
+
+/// A config over the defaults. A share of warm-up replaces the default number of steps.
+fn overlaid(given: Table) -> Table {
+    let mut defaults = Config::default();
+    let schedule = given.get("update").and_then(|update| update.get("schedule"));
+    if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
+        defaults.update.schedule = Schedule::of(Curve::Constant);
+    }
+    settings::overlay(settings::to_table(&defaults), given)
+}
+
+/// Removes the other key of the warm-up where an override gives one of the two, which exclude each other.
+fn replace_warmup(table: &mut Table, text: &str) {
+    let key = text.split('=').next().unwrap_or_default().trim();
+    let other = match key.strip_prefix("update.schedule.") {
+        Some("warmup_share") => "warmup_steps",
+        Some("warmup_steps") => "warmup_share",
+        _ => return,
+    };
+    let schedule = table.get_mut("update").and_then(|update| update.get_mut("schedule"));
+    if let Some(schedule) = schedule.and_then(Value::as_table_mut) {
+        schedule.remove(other);
+    }
+}
+
+#[cfg(test)]
+mod tests;

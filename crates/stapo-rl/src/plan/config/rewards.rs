@@ -1,0 +1,104 @@
+//! The rewards of a run.
+
+use super::refusal::{PlanError, require};
+use super::{Config, RewardConfig};
+use crate::reward::VerifierSpec;
+use crate::tasks::TaskSpec;
+use serde::{Deserialize, Serialize};
+
+/// One of several rewards, as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RewardSpec {
+    /// Names the reward in records.
+    pub name: String,
+    #[serde(default = "one")]
+    pub weight: f64,
+    /// The verifier that fits the task where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verifier: Option<VerifierSpec>,
+    #[serde(default = "one")]
+    pub right: f64,
+    /// For every other verdict.
+    #[serde(default = "minus_one")]
+    pub wrong: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+fn minus_one() -> f64 {
+    -1.0
+}
+
+/// A reward of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reward {
+    pub name: String,
+    pub weight: f64,
+    pub verifier: VerifierSpec,
+    pub right: f64,
+    pub wrong: f64,
+}
+
+/// The rewards of a run, at least one. The first one's verifier becomes the task's, which decides accuracy.
+pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward>, PlanError> {
+    if config.rewards.is_empty() {
+        let RewardConfig { right, wrong } = config.reward;
+        let verifier = task.verifier().clone();
+        return Ok(vec![Reward { name: "reward".to_string(), weight: 1.0, verifier, right, wrong }]);
+    }
+    let own = default_verifier(config)?;
+    let mut rewards: Vec<Reward> = Vec::new();
+    for spec in &config.rewards {
+        let RewardSpec { name, weight, verifier, right, wrong } = spec.clone();
+        let verifier = verifier.unwrap_or_else(|| own.clone());
+        let is_new = rewards.iter().all(|reward| reward.name != name);
+        require(is_new, "rewards.name", &name, "is there twice", "give each reward a name of its own")?;
+        rewards.push(Reward { name, weight, verifier, right, wrong });
+    }
+    require(
+        config.reward == RewardConfig::default(),
+        "reward",
+        "given together with [[rewards]]:",
+        "one of the two says what a verdict is worth",
+        "leave [reward] out; every entry of [[rewards]] has right and wrong of its own",
+    )?;
+    let given = task.verifier();
+    require(
+        *given == own || *given == rewards[0].verifier,
+        "task.verifier",
+        "given together with [[rewards]]:",
+        "one of the two says how responses are judged",
+        "leave task.verifier out; the first of [[rewards]] decides accuracy",
+    )?;
+    task.verifier_mut().clone_from(&rewards[0].verifier);
+    Ok(rewards)
+}
+
+/// Checks the values of every reward.
+pub(super) fn check(config: &Config, rewards: &[Reward]) -> Result<(), PlanError> {
+    for reward in rewards {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let is_named = !reward.name.is_empty() && reward.name.chars().all(plain);
+        require(is_named, "rewards.name", &reward.name, "expected letters, digits, - _ .", "")?;
+        let is_weight = reward.weight.is_finite() && reward.weight != 0.0;
+        require(is_weight, "rewards.weight", reward.weight, "expected a number other than 0", "")?;
+        let contrast = reward.right.is_finite() && reward.wrong.is_finite() && reward.right > reward.wrong;
+        let (key, expected) = if config.rewards.is_empty() {
+            ("reward.right", "expected a number above reward.wrong")
+        } else {
+            ("rewards.right", "expected a number above wrong")
+        };
+        require(contrast, key, reward.right, expected, "")?;
+    }
+    Ok(())
+}
+
+/// The verifier that the task has where the config names none.
+fn default_verifier(config: &Config) -> Result<VerifierSpec, PlanError> {
+    let mut table = config.task.clone();
+    table.remove("verifier");
+    let task = TaskSpec::read("task", table)?;
+    Ok(task.verifier().clone())
+}

@@ -1,0 +1,57 @@
+//! Overrides of absent tables, and values without effect.
+
+use super::complaint;
+use crate::learn::pretrain::PretrainConfig;
+use crate::plan::config::*;
+
+#[test]
+fn an_override_may_name_a_key_of_an_absent_table() {
+    let set = [
+        "task.verifier.mode=exact",
+        "update.reuse.max=3",
+        "rollout.overlong.max_tokens=90",
+        "rollout.overlong.buffer_tokens=9",
+        "rollout.lengths.mean=20",
+        "rollout.lengths.sigma=0.5",
+        "rollout.chat_arguments.deep.key=1",
+        "model.lora.rank=4",
+    ];
+    let config = Config::from_toml("", set).unwrap();
+    assert_eq!(config.update.reuse, Some(Reuse { max: 3, ..Reuse::default() }));
+    assert_eq!(config.rollout.overlong, Some(OverlongShaping { max_tokens: 90, buffer_tokens: 9 }));
+    assert_eq!(config.rollout.lengths, Some(Lengths { mean: 20.0, sigma: 0.5 }));
+    assert_eq!(config.lora.unwrap().rank, Some(4));
+    assert_eq!(config.task["verifier"]["mode"].as_str(), Some("exact"));
+    let supervised = PretrainConfig::fine_tuning();
+    let rows = ["data={kind=\"jsonl\",path=\"a\"}", "data.chat_arguments.x=1"];
+    assert!(PretrainConfig::over(&supervised, "", rows).is_ok());
+    // Keys that the type does not have are refused beside those that it has.
+    assert!(complaint("", &["update.reus.max=4"]).contains("did you mean `reuse`?"));
+    assert!(complaint("", &["rollout.lengths.mean=20"]).contains("the key `sigma` is missing"));
+    assert!(complaint("", &["rollout.xyzzy.a=1"]).contains("lengths, source"));
+}
+
+#[test]
+fn values_that_have_no_effect_or_always_one_are_refused() {
+    let cases = [
+        ("update.states=8bit", "config.update.states: 8bit is for a GPU; the CPU keeps f32 states"),
+        ("task.held_out_share=1", "config.task.held_out_share: 1 leaves no problem to train on"),
+        ("evaluation.target_accuracy=90", "evaluation.target_accuracy: 90, expected a number from 0 to 1"),
+        ("evaluation.target_accuracy=-1", "evaluation.target_accuracy: -1, expected a number"),
+        ("canaries.max_unjudged_share=5", "canaries.max_unjudged_share: 5, expected"),
+        ("canaries.entropy_collapse_factor=9", "canaries.entropy_collapse_factor: 9, expected"),
+        ("canaries.entropy_explosion_factor=0", "canaries.entropy_explosion_factor: 0, expected at least 1"),
+        ("evaluation.benchmark_limit=3", "evaluation.benchmark_limit: given: has no effect"),
+        ("update.schedule.total_steps=9", "update.schedule.total_steps: 9 has no effect beside"),
+    ];
+    for (set, expected) in cases {
+        let said = complaint("", &[set]);
+        assert!(said.contains(expected), "{set}: {said}");
+    }
+    // The steps of a warm-up by share follow from the total, and the ends of a share are shares.
+    let set = [
+        "update.schedule={kind=\"constant\", warmup_share=0.1, total_steps=9}",
+        "evaluation.target_accuracy=1",
+    ];
+    assert!(Plan::resolve(Config::from_toml("", set).unwrap()).is_ok());
+}

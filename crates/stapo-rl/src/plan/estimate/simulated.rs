@@ -1,0 +1,462 @@
+//! The seconds of a whole run by phase, from the costs of its work.
+
+use super::cost::{Costs, Tokens};
+use super::lengths::Lengths;
+use super::links::World;
+use super::machine::Machine;
+use super::ranks::{RankedStep, Rounds, SharedWork};
+use super::sampling::{self, RankedSampling, SamplingWork};
+use crate::plan::config::{Plan, States};
+use stapo_model::ModelConfig;
+use stapo_model::decoder::{QuantisedBase, Recompute};
+use stapo_model::generate::EngineSettings;
+
+/// A run to be simulated.
+#[derive(Debug, Clone, Copy)]
+pub struct RunShape<'a> {
+    pub plan: &'a Plan,
+    pub model: &'a ModelConfig,
+    /// The frozen models that score every rollout batch, by their roles.
+    pub frozen: &'a [(&'static str, ModelConfig)],
+    /// The layers of the model that stay quantised (`model.lora.base`).
+    pub quantised: Option<QuantisedBase>,
+    pub machine: &'a Machine,
+    pub lengths: Lengths,
+    /// Bytes for keys and values, on each rank.
+    pub kv_bytes: u64,
+    pub recompute: Recompute,
+    pub world: World,
+}
+
+/// A phase of a training step, named as in `metrics.jsonl`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    pub name: &'static str,
+    pub seconds: f64,
+}
+
+/// Seconds of a training step by phase, on average over the run.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Phases {
+    /// Prompts and decoding.
+    pub rollout: f64,
+    /// Scoring passes of frozen models.
+    pub score: f64,
+    /// Texts and verdicts by rules.
+    pub grade: f64,
+    /// Scoring passes from which masks take their thresholds.
+    pub calibrate: f64,
+    /// Forward, backward and optimizer.
+    pub update: f64,
+    /// What ranks send each other; 0 for one rank.
+    pub exchange: f64,
+    /// State hashes.
+    pub record: f64,
+    /// Held-out evaluations.
+    pub evaluate: f64,
+    pub checkpoint: f64,
+}
+
+impl Phases {
+    pub fn list(&self) -> [Phase; 9] {
+        [
+            Phase { name: "rollout", seconds: self.rollout },
+            Phase { name: "score", seconds: self.score },
+            Phase { name: "grade", seconds: self.grade },
+            Phase { name: "calibrate", seconds: self.calibrate },
+            Phase { name: "update", seconds: self.update },
+            Phase { name: "exchange", seconds: self.exchange },
+            Phase { name: "record", seconds: self.record },
+            Phase { name: "evaluate", seconds: self.evaluate },
+            Phase { name: "checkpoint", seconds: self.checkpoint },
+        ]
+    }
+
+    pub fn total(&self) -> f64 {
+        self.list().iter().map(|phase| phase.seconds).sum()
+    }
+
+    /// What [`crate::train::Trainer::roll_out`] does.
+    pub fn rolled_out(&self) -> f64 {
+        self.rollout + self.score + self.grade
+    }
+
+    /// What [`crate::train::Trainer::learn`] does.
+    pub fn learned(&self) -> f64 {
+        self.calibrate + self.update
+    }
+}
+
+/// What a run will take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    pub lengths: Lengths,
+    pub phases: Phases,
+    /// Sampled and trained response tokens of a step.
+    pub n_sampled: f64,
+    pub n_trained: f64,
+    /// The most sequences that run at once.
+    pub most_running: usize,
+    /// Seconds of the first step beyond a later one.
+    pub first_step: f64,
+    pub n_steps: u64,
+    /// How a step falls on several ranks; `None` for one rank.
+    pub ranks: Option<RankedStep>,
+}
+
+impl Prediction {
+    pub fn seconds(&self) -> f64 {
+        self.n_steps as f64 * self.phases.total() + self.first_step
+    }
+
+    /// Response tokens sampled in a second of sampling; `None` for a run that samples none.
+    pub fn sampled_per_second(&self) -> Option<f64> {
+        (self.phases.rollout > 0.0).then(|| self.n_sampled / self.phases.rollout)
+    }
+
+    /// Response tokens trained in a second of calibrating and updating.
+    pub fn trained_per_second(&self) -> f64 {
+        self.n_trained / self.phases.learned()
+    }
+}
+
+/// The share of tokens that wait for the thresholds of their mini-batch. Assumed: 3 % of responses of 290 tokens and 33 % of
+/// those of 4,000 then have one; 5 % and 12 to 42 % were seen.
+const WAITING_TOKENS: f64 = 1e-4;
+
+impl RunShape<'_> {
+    fn costs(&self) -> Costs<'_> {
+        let lora = self.plan.config.lora.as_ref();
+        let n_adapter = lora.map(|lora| lora.spec().n_parameters(self.model));
+        Costs { model: self.model, n_adapter, quantised: self.quantised, machine: self.machine }
+    }
+
+    /// Simulates the run.
+    pub fn simulate(&self) -> Prediction {
+        let rollout = &self.plan.config.rollout;
+        let fixed = &self.machine.fixed;
+        let n_responses = (rollout.problems_per_step * rollout.group_size) as f64;
+        let sampled = self.sample(rollout.problems_per_step, rollout.group_size);
+        let uses = self.n_uses();
+        let shared = self.shared();
+        let rounds = shared.rounds();
+        let n_updates = self.plan.updates_per_step() as f64;
+        let pass = rounds.share * self.pass();
+        let exchange = shared.exchange(rounds, n_updates, pass);
+        let phases = Phases {
+            rollout: if rollout.source.is_none() { sampled.slowest_seconds } else { 0.0 },
+            score: rounds.share * self.score(),
+            grade: n_responses * fixed.response / self.world.ranks(),
+            calibrate: rounds.share * self.calibrate(),
+            update: pass + n_updates * self.optimizer_step(),
+            exchange: exchange.seconds(),
+            record: self.record(),
+            evaluate: self.evaluate(),
+            checkpoint: self.checkpoint(),
+        };
+        let ranks = (self.world.n_ranks > 1).then(|| RankedStep {
+            world: self.world,
+            rollout_mean: sampled.mean_seconds,
+            longest_response: shared.longest_response(),
+            n_microbatches: rounds.n_microbatches,
+            n_rounds: rounds.count,
+            exchange,
+            idle_share: self.idle_share(&phases, sampled, rounds),
+        });
+        Prediction {
+            lengths: self.lengths,
+            phases,
+            n_sampled: n_responses * self.lengths.response_mean,
+            n_trained: uses * n_responses * self.lengths.response_mean,
+            most_running: sampled.most_running,
+            first_step: fixed.first_step,
+            n_steps: self.plan.config.steps,
+            ranks,
+        }
+    }
+
+    fn shared(&self) -> SharedWork<'_> {
+        let config = &self.plan.config;
+        let n_problems = config.rollout.problems_per_step;
+        let group_size = config.rollout.group_size;
+        SharedWork {
+            costs: self.costs(),
+            lengths: self.lengths,
+            world: self.world,
+            n_responses: n_problems * group_size,
+            n_minibatch_responses: config.update.problems_per_minibatch.min(n_problems) * group_size,
+            microbatch_tokens: config.update.microbatch_tokens,
+            recompute: self.recompute,
+        }
+    }
+
+    /// The share of all ranks' time in which a rank waits: for longer responses, for longer micro-batches, and for rank 0,
+    /// which hashes and saves alone.
+    fn idle_share(&self, phases: &Phases, sampled: RankedSampling, rounds: Rounds) -> f64 {
+        let sampling = if phases.rollout > 0.0 { phases.rollout - sampled.mean_seconds } else { 0.0 };
+        let passes = phases.score + phases.calibrate + phases.update;
+        let alone = (phases.record + phases.checkpoint) * (1.0 - 1.0 / self.world.ranks());
+        let waiting = sampling + passes * (1.0 - 1.0 / (self.world.ranks() * rounds.share)) + alone;
+        waiting / phases.total()
+    }
+
+    fn sample(&self, n_groups: usize, group_size: usize) -> RankedSampling {
+        let work = SamplingWork {
+            n_groups,
+            group_size,
+            lengths: self.lengths,
+            kv_bytes: self.kv_bytes,
+            max_sequences: EngineSettings::default().max_sequences,
+        };
+        sampling::simulate_ranks(&self.costs(), &work, self.world.n_ranks)
+    }
+
+    /// The tokens of one rollout batch.
+    fn tokens(&self) -> Tokens {
+        let rollout = &self.plan.config.rollout;
+        let n_responses = (rollout.problems_per_step * rollout.group_size) as f64;
+        Tokens {
+            all: n_responses * self.lengths.sequence_mean(),
+            scored: n_responses * self.lengths.response_mean,
+            length: self.lengths.attention_length(),
+        }
+    }
+
+    /// Passes of the optimizer over a rollout batch, at most.
+    fn n_uses(&self) -> f64 {
+        (self.plan.objective.n_passes() * self.plan.max_uses()) as f64
+    }
+
+    /// Micro-batches of one use of a rollout batch.
+    fn n_microbatches(&self) -> f64 {
+        let config = &self.plan.config;
+        let n_minibatches =
+            config.rollout.problems_per_step.div_ceil(config.update.problems_per_minibatch) as f64;
+        let per_minibatch = self.tokens().all / n_minibatches / config.update.microbatch_tokens as f64;
+        n_minibatches * per_minibatch.ceil()
+    }
+
+    fn score(&self) -> f64 {
+        let pass = |(model, quantised)| {
+            let costs = Costs { model, n_adapter: None, quantised, machine: self.machine };
+            costs.scoring(self.tokens(), self.n_microbatches())
+        };
+        let has_free_reference = self.plan.objective.needs_reference() && self.plan.has_free_reference();
+        let without_adapters = has_free_reference.then_some((self.model, self.quantised));
+        self.frozen.iter().map(|(_, model)| (model, None)).chain(without_adapters).map(pass).sum()
+    }
+
+    /// Of mini-batches whose masks are calibrated on a policy that has changed since it sampled: the scoring passes, or
+    /// forward and backward of the sequences that wait for thresholds, where that is less.
+    fn calibrate(&self) -> f64 {
+        let objective = &self.plan.objective;
+        let n_updates = self.plan.updates_per_step() as f64;
+        let share = if objective.reads_collision() {
+            1.0
+        } else if objective.calibrates_on_current_policy() {
+            let n_on_policy = if self.plan.has_behavior_of_sampler() { 0.0 } else { 1.0 };
+            (n_updates - n_on_policy) / n_updates
+        } else {
+            0.0
+        };
+        let scoring = self.costs().scoring(self.tokens(), self.n_microbatches());
+        let cost = match objective.deferral() {
+            Some(_) if !objective.reads_collision() => {
+                let waiting = 1.0 - (-WAITING_TOKENS * self.lengths.response_mean).exp();
+                let training = self.costs().training(self.tokens(), self.n_microbatches(), self.recompute);
+                scoring.min(waiting * training)
+            }
+            _ => scoring,
+        };
+        share * self.n_uses() * cost
+    }
+
+    /// Forward and backward of all uses of a rollout batch on one rank.
+    fn pass(&self) -> f64 {
+        let tokens = self.tokens();
+        let pass = self.costs().training(tokens, self.n_microbatches(), self.recompute)
+            + tokens.scored * self.machine.fixed.trained_token;
+        self.n_uses() * pass
+    }
+
+    /// One optimizer step; each rank has an equal part of it.
+    fn optimizer_step(&self) -> f64 {
+        self.costs().optimizer_step(self.plan.config.update.states) / self.world.ranks()
+    }
+
+    /// Bytes of the state that is hashed and saved: the weight and two moments, in f32, or in bf16 and 8 bits.
+    fn state_bytes(&self) -> f64 {
+        let is_8bit = self.plan.config.update.states == States::EightBit;
+        let per_weight = if is_8bit { 4.0 } else { 12.0 };
+        per_weight * self.costs().n_trained() as f64
+    }
+
+    /// For a state hash each rank reads what it owns twice, once to check that it is finite.
+    fn record(&self) -> f64 {
+        let every = self.plan.config.record.state_hash_every_steps;
+        if every == 0 {
+            return 0.0;
+        }
+        let Machine { bandwidth, state_hash, .. } = self.machine;
+        let per_byte = 1.0 / bandwidth.per_second + 1.0 / state_hash.per_second;
+        self.state_bytes() * per_byte / self.world.ranks() / every as f64
+    }
+
+    fn evaluate(&self) -> f64 {
+        let config = &self.plan.config;
+        let n_evaluations = match config.evaluation.every_steps {
+            0 => 2,
+            every => 2 + (config.steps - 1) / every,
+        };
+        let n_responses = (config.evaluation.problems * config.evaluation.samples) as f64;
+        let sampled = self.sample(config.evaluation.problems, config.evaluation.samples);
+        let graded = n_responses * self.machine.fixed.response / self.world.ranks();
+        let seconds = sampled.slowest_seconds + graded;
+        n_evaluations as f64 * seconds / config.steps as f64
+    }
+
+    /// A checkpoint is copied to the host, hashed and written by rank 0, each while the next tensors are copied.
+    fn checkpoint(&self) -> f64 {
+        let config = &self.plan.config;
+        let n_checkpoints = 2 + (config.steps - 1) / config.record.checkpoint_every_steps;
+        let Machine { host_copy, hash, disk, .. } = self.machine;
+        let slowest = host_copy.per_second.min(hash.per_second).min(disk.per_second);
+        let seconds = self.state_bytes() / slowest + self.world.gather(self.state_bytes());
+        n_checkpoints as f64 * seconds / config.steps as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::Config;
+
+    fn plan(text: &str) -> Plan {
+        Plan::resolve(Config::from_toml(text, []).unwrap()).unwrap()
+    }
+
+    const KV_BYTES: u64 = 32 << 30;
+
+    fn simulate(plan: &Plan, model: &ModelConfig, machine: &str, lengths: (f64, f64)) -> Prediction {
+        let (prompt_mean, response_mean) = lengths;
+        let response_limit = plan.config.rollout.max_response_tokens;
+        let lengths = Lengths { prompt_mean, response_mean, response_limit, spread: 0.5 };
+        let machine = &Machine::by_name(machine).unwrap();
+        let recompute = Recompute::Nothing;
+        let world = World::one(machine.links);
+        RunShape {
+            plan,
+            model,
+            frozen: &[],
+            quantised: None,
+            machine,
+            lengths,
+            kv_bytes: KV_BYTES,
+            recompute,
+            world,
+        }
+        .simulate()
+    }
+
+    fn near(what: &str, predicted: f64, measured: f64, share: f64) {
+        let error = predicted / measured - 1.0;
+        assert!(
+            error.abs() <= share,
+            "{what}: predicted {predicted:.3}, measured {measured:.3}, {error:+.3}"
+        );
+    }
+
+    /// A run on one H200 by an earlier program: 128 problems x 8 responses of 290 tokens by Qwen2.5-0.5B, of which sampling
+    /// took 1.8 s and the update 4.1 s of a step. The other settings are assumed.
+    const REAL_RUN: &str = r#"
+        steps = 100
+        device = "cuda"
+        rollout = { problems_per_step = 128, group_size = 8, max_prompt_tokens = 512, max_response_tokens = 1024 }
+        update = { problems_per_minibatch = 32, microbatch_tokens = 32768 }
+        evaluation = { every_steps = 10, problems = 256, samples = 1 }
+        record = { state_hash_every_steps = 20, checkpoint_every_steps = 20 }
+    "#;
+
+    #[test]
+    fn a_real_run_on_an_h200_is_predicted_within_a_quarter() {
+        let model = ModelConfig::known("qwen2.5-0.5b").unwrap();
+        let predicted = simulate(&plan(REAL_RUN), &model, "h200", (100.0, 290.0));
+        near("sampling", predicted.phases.rolled_out(), 1.8, 0.25);
+        near("update", predicted.phases.learned(), 4.1, 0.25);
+    }
+
+    /// `bench_gpu update`: 1,024 responses of 287 tokens after prompts of 9, by random weights of Qwen2.5-0.5B.
+    #[test]
+    fn a_measured_step_on_an_h200_is_predicted_within_a_quarter() {
+        let model = ModelConfig::known("qwen2.5-0.5b").unwrap();
+        let text = REAL_RUN.replace("microbatch_tokens = 32768", "microbatch_tokens = 16384");
+        let phases = simulate(&plan(&text), &model, "h200", (9.0, 287.0)).phases;
+        near("sampling", phases.rolled_out(), 2.11, 0.25);
+        near("update", phases.learned(), 2.95, 0.25);
+    }
+
+    /// `bench/train/beside_trl.py`: 0.445 s a step on two quiet cores, evaluations and checkpoints aside.
+    #[test]
+    fn the_built_in_run_is_predicted_within_a_quarter() {
+        let plan = plan("objective = { preset = \"justrl\" }\nsteps = 12\nevaluation = { every_steps = 0 }");
+        let model = crate::unpack_builtin().unwrap();
+        let model = stapo_model::Pretrained::read_config(model.path()).unwrap();
+        let phases = simulate(&plan, &model, "cpu", (9.0, 28.5)).phases;
+        near("step", phases.total() - phases.evaluate - phases.checkpoint, 0.445, 0.25);
+    }
+
+    #[test]
+    fn every_setting_that_costs_is_counted() {
+        let model = ModelConfig::known("qwen3-1.7b").unwrap();
+        let base = plan(REAL_RUN);
+        let at = |plan: &Plan| simulate(plan, &model, "h200", (100.0, 290.0)).phases;
+        let before = at(&base);
+        let changed = |change: &dyn Fn(&mut Config)| {
+            let mut config = base.config.clone();
+            change(&mut config);
+            at(&Plan::resolve(config).unwrap())
+        };
+        let unhashed = changed(&|c| c.record.state_hash_every_steps = 0);
+        assert!(before.record > 0.0 && unhashed.record == 0.0);
+        let hashed_often = changed(&|c| c.record.state_hash_every_steps = 1);
+        near("hashes", hashed_often.record, 20.0 * before.record, 1e-9);
+        let one_minibatch = changed(&|c| c.update.problems_per_minibatch = 128);
+        assert!(before.calibrate > 0.0 && one_minibatch.calibrate == 0.0);
+        let reused = changed(&|c| {
+            c.update.reuse =
+                Some(crate::plan::config::Reuse { max: 2, ..crate::plan::config::Reuse::default() });
+        });
+        near("reuse", reused.update, 2.0 * before.update, 1e-9);
+        let seldom = changed(&|c| c.record.checkpoint_every_steps = 100);
+        assert!(seldom.checkpoint < 0.5 * before.checkpoint);
+        let evaluated = changed(&|c| c.evaluation.samples = 64);
+        assert!(evaluated.evaluate > 3.0 * before.evaluate);
+    }
+
+    #[test]
+    fn a_reference_costs_a_scoring_pass_and_recomputation_a_forward_pass() {
+        let text =
+            format!("objective = {{ preset = \"grpo\", kl = {{ kind = \"k3\", beta = 0.04 }} }}\n{REAL_RUN}");
+        let plan = plan(&text);
+        let model = ModelConfig::known("qwen3-1.7b").unwrap();
+        let lengths = Lengths { prompt_mean: 100.0, response_mean: 290.0, response_limit: 1024, spread: 0.5 };
+        let machine = &Machine::by_name("h200").unwrap();
+        let alone = RunShape {
+            plan: &plan,
+            model: &model,
+            frozen: &[],
+            quantised: None,
+            machine,
+            lengths,
+            kv_bytes: KV_BYTES,
+            recompute: Recompute::Nothing,
+            world: World::one(machine.links),
+        };
+        let both = RunShape { frozen: &[("reference", model.clone())], ..alone }.simulate().phases;
+        assert_eq!(alone.simulate().phases.score, 0.0);
+        // A forward pass has a third of the operations of a training pass.
+        assert!(both.score > 0.2 * both.update && both.score < 0.5 * both.update);
+        let recomputed = RunShape { recompute: Recompute::Layers, ..alone }.simulate().phases;
+        assert!(recomputed.update > 1.15 * both.update && recomputed.rollout == both.rollout);
+    }
+}

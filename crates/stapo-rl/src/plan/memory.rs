@@ -1,0 +1,332 @@
+//! The memory that a run needs, by part, and what the settings left to the program become.
+
+use crate::error::{Error, Result};
+use crate::plan::config::{BaseStorage, GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
+use crate::policy::found::FoundModel;
+use serde::Serialize;
+use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
+use stapo_model::generate::EngineSettings;
+use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
+use std::fmt;
+
+/// A part of a run's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPart {
+    pub name: &'static str,
+    pub bytes: u64,
+}
+
+/// What a run takes of its device's memory. On a GPU, sampling and updating take turns in one region; on the CPU they
+/// have memory of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// From the start to the end of the run.
+    pub held: Vec<MemoryPart>,
+    pub sampling: Vec<MemoryPart>,
+    pub updating: Vec<MemoryPart>,
+    /// Bytes for keys and values.
+    pub kv_bytes: u64,
+    pub recompute: Recompute,
+    is_shared: bool,
+}
+
+impl MemoryPlan {
+    /// The region that sampling and updating use in turn.
+    pub fn region_bytes(&self) -> u64 {
+        sum(&self.sampling).max(sum(&self.updating))
+    }
+
+    /// The largest sum of all parts that exist at one time.
+    pub fn peak_bytes(&self) -> u64 {
+        let in_turns =
+            if self.is_shared { self.region_bytes() } else { sum(&self.sampling) + sum(&self.updating) };
+        sum(&self.held) + in_turns
+    }
+
+    /// What the settings left to the program became, by their keys; `None` on the CPU, where they have fixed values.
+    pub fn chosen(&self) -> Option<Chosen> {
+        self.is_shared.then_some(Chosen { kv_mib: self.kv_bytes >> 20, recompute: self.recompute })
+    }
+
+    /// All parts, those of the region included.
+    pub fn parts(&self) -> impl Iterator<Item = &MemoryPart> {
+        self.held.iter().chain(&self.sampling).chain(&self.updating)
+    }
+}
+
+/// The values of `rollout.kv_mib` and `update.recompute` that a run on a GPU works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Chosen {
+    pub kv_mib: u64,
+    pub recompute: Recompute,
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = match self.recompute {
+            Recompute::Nothing => "all activations are kept",
+            Recompute::Inputs => "the inputs of attention and feed-forward are recomputed",
+            Recompute::Layers => "layers are recomputed",
+        };
+        write!(f, "{} MiB for keys and values; {kept}", self.kv_mib)
+    }
+}
+
+fn sum(parts: &[MemoryPart]) -> u64 {
+    parts.iter().map(|part| part.bytes).sum()
+}
+
+/// The most rows of logits that training holds at once on a GPU.
+const GPU_LOGIT_ROWS: usize = 2048;
+/// Context, kernels and workspace, as measured on an H200.
+const GPU_LIBRARY_BYTES: u64 = 700 << 20;
+/// Rounding of the many buffers in a region, and buffers of a step.
+const GPU_REGION_SLACK: u64 = 64 << 20;
+/// Keys and values on the CPU where `rollout.kv_mib` is `"auto"`.
+pub const CPU_KV_BYTES: u64 = 256 << 20;
+
+/// The model in training, as far as memory is concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainedModel<'a> {
+    pub config: &'a ModelConfig,
+    /// The layers that stay quantised (`model.lora.base`).
+    pub quantised: Option<QuantisedBase>,
+}
+
+impl<'a> From<&'a ModelConfig> for TrainedModel<'a> {
+    fn from(config: &'a ModelConfig) -> Self {
+        Self { config, quantised: None }
+    }
+}
+
+impl<'a> TrainedModel<'a> {
+    /// The model of a plan, which was found with the shape `config`.
+    pub fn of(plan: &Plan, found: &FoundModel, config: &'a ModelConfig) -> Result<Self> {
+        let lora = plan.config.lora.as_ref();
+        let lora = lora.filter(|lora| lora.base_storage() == BaseStorage::Quantised);
+        let quantised = lora.map(|lora| found.quantised_base(&lora.spec())).transpose()?;
+        Ok(Self { config, quantised })
+    }
+}
+
+/// The memory of a run on the plan's device, of which `free` bytes are free; `None` where that is unknown or, as on the
+/// CPU, no limit. `frozen` are the models beside the one in training, by their roles.
+pub fn resolve<'a>(
+    plan: &Plan,
+    model: impl Into<TrainedModel<'a>>,
+    frozen: &[(&'static str, ModelConfig)],
+    free: Option<u64>,
+) -> MemoryPlan {
+    resolve_for(plan, model, frozen, free, 1)
+}
+
+/// As [`resolve`], for one of `n_ranks` ranks, each on a device of its own.
+pub fn resolve_for<'a>(
+    plan: &Plan,
+    model: impl Into<TrainedModel<'a>>,
+    frozen: &[(&'static str, ModelConfig)],
+    free: Option<u64>,
+    n_ranks: usize,
+) -> MemoryPlan {
+    let lora = plan.config.lora.as_ref().map(LoraConfig::spec);
+    let TrainedModel { config: model, quantised } = model.into();
+    let quantised = quantised.unwrap_or_default();
+    let needs = Needs { plan, model, lora, quantised, device: plan.device(), n_ranks: n_ranks.max(1) };
+    let is_shared = needs.device != DeviceName::Cpu;
+    let held = needs.held(frozen);
+    // A little is left free: the driver rounds allocations up, and other programs may ask for some.
+    let left = free.map(|free| (free - free / 64).saturating_sub(sum(&held)));
+    let updating = |recompute| needs.updating(frozen, recompute);
+    let candidates = plan.config.update.recompute.candidates();
+    let fits = |recompute: &&Recompute| left.is_none_or(|left| sum(&updating(**recompute)) <= left);
+    let recompute = candidates.iter().find(fits).or(candidates.last()).copied().unwrap_or_default();
+    let kv_bytes = match plan.config.rollout.kv_mib {
+        KvMemory::Mib(mib) => (mib as u64) << 20,
+        KvMemory::Auto if !is_shared => CPU_KV_BYTES,
+        KvMemory::Auto => {
+            let useful = needs.useful_kv_bytes();
+            let left = left.unwrap_or(u64::MAX).saturating_sub(needs.engine_bytes());
+            useful.min(left.max(needs.sequence_kv_bytes()))
+        }
+    };
+    let sampling = vec![MemoryPart { name: "keys, values", bytes: kv_bytes + needs.engine_bytes() }];
+    MemoryPlan { held, sampling, updating: updating(recompute), kv_bytes, recompute, is_shared }
+}
+
+/// Refuses a run that does not fit the free memory of a GPU. Host memory is not checked, because the system may swap.
+pub fn check(planned: &MemoryPlan, device: &Device) -> Result<()> {
+    let Some((free, _)) = device.memory() else { return Ok(()) };
+    let needed = planned.peak_bytes();
+    if needed <= free as u64 {
+        return Ok(());
+    }
+    Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free as u64 >> 20 })
+}
+
+/// The configurations of the models beside the one in training, by their roles.
+pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
+    let reference = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
+    let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
+    let reference = needs_copy.then(|| reference.clone());
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    let roles = [("reference", reference), ("teacher", teacher)];
+    let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
+    named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
+}
+
+/// The memory of a run's parts.
+struct Needs<'a> {
+    plan: &'a Plan,
+    model: &'a ModelConfig,
+    lora: Option<LoraSpec>,
+    /// Zero where no layer stays quantised.
+    quantised: QuantisedBase,
+    device: DeviceName,
+    n_ranks: usize,
+}
+
+/// Whether a device keeps what an optimizer needs beside the weights that ops read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    /// Of the model in training: every rank holds what its optimizer updates.
+    Trained,
+    /// Of a model that no optimizer updates.
+    Frozen,
+}
+
+impl Needs<'_> {
+    fn is_8bit(&self) -> bool {
+        self.plan.config.update.states == States::EightBit
+    }
+
+    fn held(&self, frozen: &[(&'static str, ModelConfig)]) -> Vec<MemoryPart> {
+        let n = self.n_trained();
+        let moments = if self.is_8bit() { 2 * n + n / 32 } else { 8 * n };
+        let weights = match &self.lora {
+            Some(_) => {
+                self.policy_bytes(self.model, Weights::Frozen) - 2 * self.quantised.n_weights
+                    + self.quantised.n_bytes
+            }
+            None => self.policy_bytes(self.model, Weights::Trained),
+        };
+        let mut parts = vec![MemoryPart { name: "weights", bytes: weights }];
+        if let Some(lora) = &self.lora {
+            let padded = if self.device == DeviceName::Cpu {
+                0
+            } else {
+                let n_joined = lora.n_joined(self.model) - self.quantised.n_joined;
+                2 * (lora.n_padded(self.model) + n_joined)
+            };
+            let bytes = self.bytes_of(n, n, Weights::Trained) + padded;
+            parts.push(MemoryPart { name: "adapters", bytes });
+        }
+        if self.quantised.n_unpacked > 0 {
+            parts.push(MemoryPart { name: "unpacked", bytes: 2 * self.quantised.n_unpacked });
+        }
+        parts.push(MemoryPart { name: "optimizer", bytes: moments.div_ceil(self.n_ranks as u64) });
+        let of_frozen = |(name, model): &(&'static str, ModelConfig)| MemoryPart {
+            name,
+            bytes: self.policy_bytes(model, Weights::Frozen),
+        };
+        parts.extend(frozen.iter().map(of_frozen));
+        if self.device != DeviceName::Cpu {
+            // Rows of logits and of their gradient, 6 bytes per entry.
+            let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
+            let logits = (6 * rows * self.model.vocabulary) as u64;
+            parts.push(MemoryPart { name: "logits", bytes: logits });
+            parts.push(MemoryPart { name: "libraries", bytes: GPU_LIBRARY_BYTES });
+        }
+        parts
+    }
+
+    /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
+    fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
+        let tokens = self.plan.config.update.microbatch_tokens;
+        let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
+        let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
+        vec![
+            MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
+            MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
+        ]
+    }
+
+    /// Numbers in all gradients and sums of gradients.
+    fn n_gradients(&self) -> u64 {
+        let is_gpu = self.device != DeviceName::Cpu;
+        if self.n_ranks > 1 || (!is_gpu && self.plan.sum() == GradientSum::Microbatches) {
+            return SumsLayout::new(self.model, self.lora.as_ref(), self.n_ranks).most_elements() as u64;
+        }
+        // Beside adapters the embedding is frozen.
+        let embedding = (self.model.vocabulary * self.model.width) as u64;
+        let embedding = if self.lora.is_some() { 0 } else { embedding };
+        // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
+        let tied = if self.model.tied_embeddings { embedding } else { 0 };
+        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        let apart = if is_gpu { embedding } else { 0 };
+        self.n_trained() + tied + apart
+    }
+
+    /// What an engine takes beside its keys and values.
+    fn engine_bytes(&self) -> u64 {
+        let rows = EngineSettings::default().max_rows;
+        // A CPU's threads have scratch memory for logits.
+        let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * self.model.vocabulary };
+        let arena = self.arena(self.model, self.lora.as_ref(), rows, Purpose::Inference);
+        arena + logits as u64 + self.slack()
+    }
+
+    fn slack(&self) -> u64 {
+        if self.device == DeviceName::Cpu { 0 } else { GPU_REGION_SLACK }
+    }
+
+    fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
+        // Counted as a Hopper GPU lays it out.
+        let adapters = lora.map(|lora| lora.hidden_layout(self.device != DeviceName::Cpu));
+        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters);
+        layout.bytes(self.device.compute_bytes()) as u64
+    }
+
+    /// Numbers that training changes.
+    fn n_trained(&self) -> u64 {
+        self.lora.as_ref().map_or(self.model.n_parameters(), |lora| lora.n_parameters(self.model))
+    }
+
+    /// Keys and values of one sequence of the greatest length, with the block that its last tokens begin.
+    fn sequence_kv_bytes(&self) -> u64 {
+        let rollout = &self.plan.config.rollout;
+        let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
+        let per_token = 2 * self.model.n_kv_heads * self.model.head_dim * self.model.n_layers;
+        (n_tokens * per_token * self.device.compute_bytes()) as u64
+    }
+
+    /// Keys and values of all sequences that can run at once; more would never be used.
+    fn useful_kv_bytes(&self) -> u64 {
+        let config = &self.plan.config;
+        let rollouts = config.rollout.problems_per_step * config.rollout.group_size;
+        let evaluated = config.evaluation.problems * config.evaluation.samples;
+        let n_sequences = rollouts.max(evaluated).div_ceil(self.n_ranks);
+        let n_sequences = n_sequences.min(EngineSettings::default().max_sequences);
+        n_sequences as u64 * self.sequence_kv_bytes()
+    }
+
+    /// Bytes of a model's weights.
+    fn policy_bytes(&self, model: &ModelConfig, weights: Weights) -> u64 {
+        let matrices: usize =
+            model.tensors().iter().filter(|spec| spec.shape.len() == 2).map(TensorSpec::n_elements).sum();
+        self.bytes_of(model.n_parameters(), matrices as u64, weights)
+    }
+
+    /// Bytes of `n` weights, of which `n_matrix` are in matrices. The CPU holds matrices a second time in the panel order
+    /// that its kernels read; a GPU holds trained weights a second time in f32 for the optimizer, unless states have 8
+    /// bits; of several ranks, each those that it owns.
+    fn bytes_of(&self, n: u64, n_matrix: u64, weights: Weights) -> u64 {
+        match self.device {
+            DeviceName::Cpu => 4 * (n + n_matrix),
+            DeviceName::Cuda { .. } if self.is_8bit() || weights == Weights::Frozen => 2 * n,
+            DeviceName::Cuda { .. } => 2 * n + (4 * n).div_ceil(self.n_ranks as u64),
+        }
+    }
+}
+
+/// Positions in a block of a GPU's cache.
+const GPU_BLOCK_TOKENS: usize = 32;

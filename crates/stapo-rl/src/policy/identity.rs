@@ -1,0 +1,99 @@
+//! The identity of a run: hashes of every file that its bits depend on.
+
+use crate::error::Result;
+use crate::learn::pretrain::{PretrainConfig, TextsSpec};
+use crate::plan::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
+use crate::policy::hashes::{of_adapter, of_source};
+use crate::ranks::Fact;
+use crate::reward::{VerifierSpec, fingerprint};
+use crate::run::{hash_file, plan_values};
+use crate::tasks::{TaskError, TaskSpec};
+use stapo_core::record::{FileHash, Identity};
+use stapo_model::DeviceName;
+
+/// The identity of a training run.
+pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
+    let mut inputs = of_source(&plan.config.model)?;
+    inputs.extend(of_lora(plan.config.lora.as_ref())?);
+    let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
+    for (role, source) in [("reference", plan.config.reference.as_ref()), ("teacher", teacher.as_ref())] {
+        let hashes = source.map_or(Ok(Vec::new()), of_source)?.into_iter();
+        inputs.extend(hashes.map(|input| FileHash { name: format!("{role} {}", input.name), ..input }));
+    }
+    inputs.extend(of_task(&plan.task)?);
+    for reward in plan.rewards.iter().skip(1) {
+        inputs.extend(of_verifier(&format!("verifier of {}", reward.name), &reward.verifier)?);
+    }
+    if let Some(RolloutSource::Jsonl { path, .. }) = &plan.config.rollout.source {
+        inputs.push(hash_file("rollouts", path)?);
+    }
+    Ok(Identity { program: program.to_string(), device: String::new(), inputs })
+}
+
+/// What ranks compare before they open a model: the program, and every key of the plan. The number of a GPU may differ.
+pub fn facts_of_plan(plan: &Plan, program: &str) -> Vec<Fact> {
+    let keys = plan_values(&plan.to_toml()).into_iter().map(|(key, value)| {
+        let value = if key == "device" { device_kind(plan.device()) } else { value };
+        (format!("plan key {key}"), value)
+    });
+    std::iter::once(("program".to_string(), program.to_string())).chain(keys).collect()
+}
+
+/// The identity of a supervised run.
+pub fn of_pretraining(config: &PretrainConfig, program: &str) -> Result<Identity> {
+    let mut inputs = config.model.source().map_or(Ok(Vec::new()), |source| of_source(&source))?;
+    inputs.extend(of_lora(config.lora.as_ref())?);
+    inputs.extend(of_texts("data", &config.data)?);
+    Ok(Identity { program: program.to_string(), device: device_kind(config.device()), inputs })
+}
+
+/// The hashes of the adapter that a run starts from.
+fn of_lora(lora: Option<&LoraConfig>) -> Result<Vec<FileHash>> {
+    of_adapter(lora.and_then(|lora| lora.adapter.as_deref()))
+}
+
+/// `cpu` or `cuda`: the number of a GPU changes no bit.
+pub fn device_kind(device: DeviceName) -> String {
+    match device {
+        DeviceName::Cpu => "cpu".to_string(),
+        DeviceName::Cuda { .. } => "cuda".to_string(),
+    }
+}
+
+fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
+    match texts {
+        TextsSpec::Solutions { task, .. } => {
+            let task =
+                TaskSpec::read("data.task", task.clone()).map_err(crate::plan::config::PlanError::from)?;
+            of_task(&task)
+        }
+        TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => Ok(vec![hash_file(name, &file.path)?]),
+        TextsSpec::Mixture { parts } => {
+            let parts = parts.iter().enumerate();
+            let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));
+            Ok(hashes.collect::<Result<Vec<_>>>()?.concat())
+        }
+    }
+}
+
+/// The hashes of a task's data and of its verifier's program.
+pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
+    let mut inputs = Vec::new();
+    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
+        inputs.push(hash_file("data", &rows.path)?);
+    }
+    inputs.extend(of_verifier("verifier", task.verifier())?);
+    Ok(inputs)
+}
+
+/// The hash of a verifier's program; `None` for a verifier that is none.
+pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
+    let Some(command) = verifier.program() else { return Ok(None) };
+    let sha256 = fingerprint(&command).map_err(|error| TaskError::Verifier {
+        program: command.program.display().to_string(),
+        place: format!("program of the {name}"),
+        problem: error.to_string(),
+        remedy: "verifier.program: a path to an executable file, or a name on the PATH".into(),
+    })?;
+    Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
+}

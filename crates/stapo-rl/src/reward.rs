@@ -1,0 +1,12 @@
+//! Verdicts on responses, and the rewards that verdicts give.
+
+pub(crate) mod judged;
+pub mod launcher;
+mod permission;
+pub(crate) mod spec;
+pub(crate) mod verdict;
+
+pub use judged::Judged;
+pub use permission::{Programs, fingerprint, is_program, record_program};
+pub use spec::{CommandSpec, CountdownRule, NumberUse, PythonSpec, RuleSpec, VerifierSpec};
+pub use verdict::{left_to_grader, show_prints};

@@ -1,0 +1,134 @@
+//! A user namespace of its own for the verifier's command: no network, a private `/tmp`, no privileges.
+
+use crate::reward::spec::CommandSpec;
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{CWD, FileType, fstat};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
+    open_tree,
+};
+use rustix::process::{getgid, getuid};
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// How far the command is kept apart.
+pub(super) struct Isolation {
+    pub has_private_tmp: bool,
+    /// What could not be kept apart.
+    pub shared: Vec<String>,
+}
+
+/// Moves this process, which must have one thread, to namespaces of its own. An error means that the process is in a
+/// state in which the command must not run.
+pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
+    let mut isolation = Isolation { has_private_tmp: false, shared: Vec::new() };
+    if command.network && command.shared_tmp {
+        return Ok(isolation);
+    }
+    let (user, group) = (getuid().as_raw(), getgid().as_raw());
+    let mut namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS;
+    if !command.network {
+        namespaces |= CloneFlags::CLONE_NEWNET;
+    }
+    unshare(namespaces).map_err(|error| format!("namespaces: {error}"))?;
+    // The user and the group stay the same inside. A group can be mapped only once `setgroups` is denied.
+    for (file, text) in [
+        ("setgroups", "deny".to_string()),
+        ("uid_map", format!("{user} {user} 1")),
+        ("gid_map", format!("{group} {group} 1")),
+    ] {
+        fs::write(Path::new("/proc/self").join(file), text).map_err(|error| format!("{file}: {error}"))?;
+    }
+    if !command.shared_tmp {
+        match cover_tmp(command) {
+            Ok(kept) => {
+                isolation.has_private_tmp = true;
+                kept.show()?;
+            }
+            Err(problem) => isolation.shared.push(format!("/tmp ({problem})")),
+        }
+    }
+    drop_capabilities().map_err(|error| format!("capabilities: {error}"))?;
+    Ok(isolation)
+}
+
+/// Folders and files below a covered `/tmp` that the command still needs.
+struct Kept {
+    working: PathBuf,
+    /// Each place with what was there before `/tmp` was covered.
+    places: Vec<(PathBuf, OwnedFd)>,
+}
+
+impl Kept {
+    /// Makes the places visible again where they were, and enters the working folder anew: the process still stands in
+    /// the covered one.
+    fn show(self) -> Result<(), String> {
+        for (place, tree) in &self.places {
+            let show = || -> io::Result<()> {
+                if FileType::from_raw_mode(fstat(tree)?.st_mode).is_dir() {
+                    fs::create_dir_all(place)?;
+                } else {
+                    fs::write(place, "")?;
+                }
+                Ok(move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+            };
+            show().map_err(|error| format!("{}: {error}", place.display()))?;
+        }
+        std::env::set_current_dir(&self.working)
+            .map_err(|error| format!("{}: {error}", self.working.display()))
+    }
+}
+
+/// Covers `/tmp` with an empty file system that vanishes with the command. An error means that `/tmp` is as before.
+fn cover_tmp(command: &CommandSpec) -> Result<Kept, String> {
+    let cover = || -> io::Result<Kept> {
+        let tmp = Path::new("/tmp").canonicalize()?;
+        let working = std::env::current_dir()?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        let whole =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        let mut places = Vec::new();
+        for place in kept_places(&tmp, command, &working)? {
+            let tree = open_tree(CWD, &place, whole)?;
+            places.push((place, tree));
+        }
+        mount("tmpfs", &tmp, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777,size=1g")?;
+        Ok(Kept { working, places })
+    };
+    cover().map_err(|error| error.to_string())
+}
+
+/// The places below `tmp` that the command needs, none inside another: the working folder, folders that the command
+/// line names, and the folders of files that it names.
+fn kept_places(tmp: &Path, command: &CommandSpec, working: &Path) -> io::Result<Vec<PathBuf>> {
+    let named = command.args.iter().map(Path::new).chain([command.program.as_path(), working]);
+    let mut places = Vec::new();
+    for path in named.filter_map(|path| path.canonicalize().ok()) {
+        if path == tmp {
+            return Err(io::Error::other("the working folder, or an argument"));
+        }
+        let folder = path.parent().filter(|parent| path.is_file() && *parent != tmp);
+        let place = folder.map_or(path.clone(), Path::to_owned);
+        if place.starts_with(tmp) {
+            places.push(place);
+        }
+    }
+    places.sort();
+    places.dedup_by(|inner, outer| inner.starts_with(&*outer));
+    Ok(places)
+}
+
+/// Takes from whatever the command starts the privileges that a user namespace gives to its first process.
+fn drop_capabilities() -> rustix::io::Result<()> {
+    for capability in CapabilitySet::all().iter() {
+        match remove_capability_from_bounding_set(capability) {
+            // An older kernel does not know the newest capabilities.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Verifiers, which turn responses into verdicts.
+
+mod command;
+mod countdown;
+mod lines;
+mod python;
+
+use super::judged::Judged;
+use super::permission::{self, Programs};
+use crate::reward::spec::CountdownRule;
+use crate::reward::spec::VerifierSpec;
+use crate::tasks::countdown::Puzzle;
+use crate::tasks::error::TaskError;
+use command::External;
+use lines::RowOf;
+pub use python::show_prints;
+use rayon::prelude::*;
+use stapo_core::{Problem, Verdict};
+use stapo_verify::{Form, Graded, Mode, Rules, grade, grade_answer};
+
+pub(crate) enum Verifier {
+    Rule(Rules),
+    Countdown(CountdownRule),
+    External(Box<External>),
+    /// An external program that was not to be started.
+    NotStarted,
+}
+
+impl Verifier {
+    /// Opens a verifier. An external program is started here, so that a failure to start is found before sampling.
+    pub(crate) fn open(spec: &VerifierSpec, programs: Programs) -> Result<Self, TaskError> {
+        Ok(match spec {
+            VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
+            VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
+            VerifierSpec::Command(_) | VerifierSpec::Python(_) if programs == Programs::Never => {
+                Self::NotStarted
+            }
+            VerifierSpec::Command(command) => {
+                permission::check(command, programs)?;
+                Self::External(Box::new(External::start(command)?))
+            }
+            VerifierSpec::Python(python) => {
+                permission::check(&python.command(), programs)?;
+                Self::External(Box::new(External::start_python(python)?))
+            }
+        })
+    }
+
+    /// Whether judging needs the rows of a data file.
+    pub(crate) fn reads_rows(&self) -> bool {
+        matches!(self, Self::External(external) if external.reads_rows())
+    }
+
+    /// One result per sample, in the order of the samples. Rules run on all cores.
+    pub(crate) fn judge(
+        &self,
+        samples: &[(&Problem, &str)],
+        row_of: &RowOf,
+    ) -> Result<Vec<Judged>, TaskError> {
+        match self {
+            Self::Rule(rules) => {
+                Ok(samples.par_iter().map(|&(problem, text)| by_rule(problem, text, *rules)).collect())
+            }
+            Self::Countdown(rule) => Ok(samples
+                .par_iter()
+                .map(|&(problem, text)| countdown::judge(text, &problem.reference, *rule))
+                .collect()),
+            Self::External(external) => external.judge(samples, row_of),
+            Self::NotStarted => Err(TaskError::setting(
+                "verifier",
+                "the program was not started, so nothing can be judged",
+                "open the task with Programs::Allowed or Programs::Recorded",
+            )),
+        }
+    }
+
+    /// Checks that the verifier can read the reference; the error is the reason why not.
+    pub(crate) fn check_reference(&self, reference: &str) -> Result<(), String> {
+        match self {
+            Self::Rule(rules) => {
+                let unlike = |reason| Err(format!("reference {reference:?}: {reason}"));
+                let own = grade_answer(reference, reference, rules.mode);
+                if own.verdict != stapo_verify::Verdict::Right {
+                    return unlike(own.reason);
+                }
+                // A formula that is written as the reference is right even where neither can be read: a number tells.
+                let other = grade_answer("0", reference, rules.mode);
+                let is_unread =
+                    rules.mode == Mode::Math && other.verdict == stapo_verify::Verdict::Unparsable;
+                if is_unread { unlike(other.reason) } else { Ok(()) }
+            }
+            Self::Countdown(_) => Puzzle::parse(reference)
+                .map(drop)
+                .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
+            Self::External(_) | Self::NotStarted => Ok(()),
+        }
+    }
+
+    /// What an external program shares with this machine because the machine cannot keep it apart.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        match self {
+            Self::External(external) => external.warnings(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
+    let graded = grade(response, &problem.reference, rules);
+    Judged {
+        canonical: graded.answer,
+        ..Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
+    }
+}
+
+/// The answer of a response that the rules take for right only because the grader does the calculation which the answer
+/// leaves to it: `60 + 180` beside 240. `None` for any other response.
+pub fn left_to_grader(response: &str, reference: &str, rules: Rules) -> Option<String> {
+    if rules.mode != Mode::Math || rules.form != Form::Any {
+        return None;
+    }
+    let graded = |form| grade(response, reference, Rules { form, ..rules });
+    let is_right = |graded: &Graded| graded.verdict == stapo_verify::Verdict::Right;
+    if is_right(&graded(Form::WorkedOut)) {
+        return None;
+    }
+    Some(graded(Form::Any)).filter(is_right)?.extracted
+}
+
+/// The grader's verdict, as records name verdicts.
+fn verdict(found: stapo_verify::Verdict) -> Verdict {
+    match found {
+        stapo_verify::Verdict::Right => Verdict::Right,
+        stapo_verify::Verdict::Wrong => Verdict::Wrong,
+        stapo_verify::Verdict::NoAnswer => Verdict::NoAnswer,
+        stapo_verify::Verdict::Unparsable => Verdict::Unparsable,
+        stapo_verify::Verdict::OverBudget => Verdict::OverBudget,
+    }
+}

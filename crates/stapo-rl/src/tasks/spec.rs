@@ -1,0 +1,185 @@
+//! The keys of a task in a config.
+
+use super::arithmetic::{ArithmeticSpec, spell_out_level};
+use super::countdown::CountdownSpec;
+use crate::reward::spec::VerifierSpec;
+use serde::{Deserialize, Serialize};
+use stapo_core::settings::{self, SettingsError};
+use std::path::PathBuf;
+use toml::{Table, Value};
+
+const PLAIN_TEMPLATE: &str = "{{ problem }}";
+const BOXED_TEMPLATE: &str =
+    "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
+
+/// The source of problems and the verifier of answers: `kind` and the keys of that kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TaskSpec {
+    Arithmetic(ArithmeticSpec),
+    Countdown(CountdownSpec),
+    /// One JSON object per line.
+    Jsonl(RowsSpec),
+    Parquet(RowsSpec),
+}
+
+impl TaskSpec {
+    /// Reads a table; `root` begins every path in messages. The `level` of an arithmetic task stands for the values that
+    /// the level sets.
+    pub fn read(root: &str, table: Table) -> Result<Self, SettingsError> {
+        let mut keys = table.clone();
+        // A kind is read by itself, because serde loses the key of an error inside an enum.
+        match keys.remove("kind").as_ref().and_then(Value::as_str) {
+            Some("arithmetic") => Ok(Self::Arithmetic(settings::read(root, spell_out_level(root, keys)?)?)),
+            Some("countdown") => Ok(Self::Countdown(settings::read(root, keys)?)),
+            Some("jsonl") => Ok(Self::Jsonl(settings::read(root, keys)?)),
+            Some("parquet") => Ok(Self::Parquet(settings::read(root, keys)?)),
+            _ => settings::read(root, table),
+        }
+    }
+
+    /// The spec of a file; `None` for a generated task.
+    pub fn rows(&self) -> Option<&RowsSpec> {
+        match self {
+            Self::Jsonl(rows) | Self::Parquet(rows) => Some(rows),
+            Self::Arithmetic(_) | Self::Countdown(_) => None,
+        }
+    }
+
+    /// The spec of a file with the template written out.
+    pub(crate) fn with_template(mut self) -> Self {
+        if let Self::Jsonl(rows) | Self::Parquet(rows) = &mut self {
+            rows.template = Some(rows.template().to_string());
+        }
+        self
+    }
+
+    /// The system message that the task adds to its prompts.
+    pub fn system(&self) -> Option<&str> {
+        match self {
+            Self::Arithmetic(spec) => spec.system.as_deref(),
+            Self::Countdown(spec) => spec.system.as_deref(),
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.system.as_deref(),
+        }
+    }
+
+    pub fn verifier(&self) -> &VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &spec.verifier,
+            Self::Countdown(spec) => &spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &spec.verifier,
+        }
+    }
+
+    pub(crate) fn verifier_mut(&mut self) -> &mut VerifierSpec {
+        match self {
+            Self::Arithmetic(spec) => &mut spec.verifier,
+            Self::Countdown(spec) => &mut spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) => &mut spec.verifier,
+        }
+    }
+
+    /// The share of the problems that is not trained on.
+    pub fn held_out_share(&self) -> f64 {
+        match self {
+            Self::Arithmetic(spec) => spec.held_out_share,
+            Self::Countdown(spec) => spec.held_out_share,
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.held_out_share,
+        }
+    }
+
+    /// True where every problem has a worked solution.
+    pub fn has_solutions(&self) -> bool {
+        match self {
+            Self::Arithmetic(_) | Self::Countdown(_) => true,
+            Self::Jsonl(spec) | Self::Parquet(spec) => spec.solution_field.is_some(),
+        }
+    }
+}
+
+impl Default for TaskSpec {
+    fn default() -> Self {
+        Self::Arithmetic(ArithmeticSpec::default())
+    }
+}
+
+/// A file of problems. Fields are names, or paths such as `reward_model.ground_truth`, `prompt[].content` (the one
+/// message of the user, or the only element) and `choices[0]`. Fields not given are recognised by the names that
+/// GSM8K, MATH, DAPO-Math-17k and verl's files use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowsSpec {
+    pub path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem_field: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_field: Option<String>,
+    /// The field of a worked solution, which a teacher reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub solution_field: Option<String>,
+    /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id_field: Option<String>,
+    #[serde(default)]
+    pub missing_answers: MissingAnswers,
+    /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
+    #[serde(default = "default_held_out_share")]
+    pub held_out_share: f64,
+    /// A Jinja template over `problem`, `id` and the row's fields. Where absent, the problem as it is, with an
+    /// instruction added for verifiers that read `\boxed{}`, see [`RowsSpec::template`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// The system message of conversations whose row has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    #[serde(default)]
+    pub verifier: VerifierSpec,
+}
+
+impl RowsSpec {
+    /// A file with the default of every other key.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            problem_field: None,
+            answer_field: None,
+            solution_field: None,
+            id_field: None,
+            missing_answers: MissingAnswers::default(),
+            held_out_share: default_held_out_share(),
+            template: None,
+            system: None,
+            verifier: VerifierSpec::default(),
+        }
+    }
+
+    /// Whether the template is the default that adds an instruction.
+    pub(crate) fn has_instruction(&self) -> bool {
+        self.template() == BOXED_TEMPLATE
+    }
+
+    /// The template, as given or by default. The default is the problem as it is; where the verifier is a rule that
+    /// reads `\boxed{}`, the instruction of the STAPO paper, which asks for the box, follows the problem.
+    pub fn template(&self) -> &str {
+        match (&self.template, &self.verifier) {
+            (Some(template), _) => template,
+            (None, VerifierSpec::Rule(_)) => BOXED_TEMPLATE,
+            (None, _) => PLAIN_TEMPLATE,
+        }
+    }
+}
+
+/// How rows without a reference are treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingAnswers {
+    /// The file is refused with an error that names the first such row.
+    #[default]
+    Refuse,
+    /// Such rows are left out and counted.
+    Drop,
+}
+
+fn default_held_out_share() -> f64 {
+    0.05
+}
