@@ -11,8 +11,8 @@ pub use expression::Operator;
 pub(super) use level::spell_out_level;
 pub use solution::Mistakes;
 
-use super::TaskError;
 use super::drawn::DrawnProblem;
+use super::error::TaskError;
 use super::split::check_share;
 use crate::reward::spec::VerifierSpec;
 use expression::{Expression, Symbol};

@@ -3,9 +3,10 @@
 
 mod play;
 
+use super::arithmetic::{Mistakes, Operator};
 use super::drawn::DrawnProblem;
+use super::error::TaskError;
 use super::split::check_share;
-use super::{Mistakes, Operator, TaskError};
 use crate::reward::spec::{CountdownRule, VerifierSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};

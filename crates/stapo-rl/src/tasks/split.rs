@@ -1,6 +1,6 @@
 //! The split into training and held-out problems, a function of the problem's text alone.
 
-use super::TaskError;
+use super::error::TaskError;
 use stapo_core::random::Key;
 
 /// The two sides of the split.

@@ -1,6 +1,6 @@
 //! Prompt templates: Jinja with the variables `problem`, `id` and the fields of the row.
 
-use super::TaskError;
+use super::error::TaskError;
 use minijinja::value::{Serde, Value};
 use rayon::prelude::*;
 use serde_json::Map;

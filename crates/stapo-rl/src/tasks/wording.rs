@@ -1,6 +1,6 @@
 //! How a problem becomes a prompt: the task's template and system message.
 
-use super::TaskError;
+use super::error::TaskError;
 use super::template::{Question, Template};
 use serde_json::{Map, Value};
 use stapo_core::Turn;

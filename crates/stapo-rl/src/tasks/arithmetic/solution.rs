@@ -1,7 +1,7 @@
 //! Worked solutions with mistakes.
 
 use super::expression::{Expression, Operation};
-use crate::tasks::TaskError;
+use crate::tasks::error::TaskError;
 use crate::tasks::split::check_share;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;

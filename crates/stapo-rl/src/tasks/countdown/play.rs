@@ -1,7 +1,7 @@
 //! Worked solutions of countdown, found by search, with mistakes.
 
 use super::{Puzzle, operators_from};
-use crate::tasks::{Mistakes, Operator};
+use crate::tasks::arithmetic::{Mistakes, Operator};
 use stapo_core::random::Key;
 
 /// A number that is available for the next move, with the expression that it is the value of.
