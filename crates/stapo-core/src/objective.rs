@@ -42,7 +42,7 @@ pub use surrogate::Surrogate;
 
 use serde::{Deserialize, Serialize};
 
-/// An algorithm of the family as a value. Every axis is a closed set, tagged by `kind`; [`preset`] gives the published
+/// An algorithm of the family as a value. Every axis is a closed set, tagged by `kind`; [`preset()`] gives the published
 /// values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

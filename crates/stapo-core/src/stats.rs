@@ -8,11 +8,11 @@
 //! |---|---|
 //! | how good is it | [`avg_at_k`], [`pass_at_k`], [`maj_at_k`] |
 //! | ... for scores that are not right-or-wrong | [`clustered_mean`], [`mean_estimate`] |
-//! | ... without the normal approximation | [`bootstrap`], [`paired_bootstrap`], [`wilson`] |
-//! | is B better than A on the same questions | [`compare_paired`], then [`holm`] over benchmarks |
+//! | ... without the normal approximation | [`bootstrap()`], [`paired_bootstrap`], [`wilson`] |
+//! | is B better than A on the same questions | [`compare_paired`], then [`holm()`] over benchmarks |
 //! | could this benchmark have shown it | [`PairedDesign`] |
 //! | how long until an event, and do groups differ in it | [`kaplan_meier`], [`log_rank`] |
-//! | do two quantities rise together | [`spearman`] |
+//! | do two quantities rise together | [`spearman()`] |
 
 mod at_k;
 mod bootstrap;

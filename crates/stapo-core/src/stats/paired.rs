@@ -27,7 +27,7 @@ pub struct PairedComparison {
     /// Student's t with `n_questions - 1` degrees of freedom.
     pub interval: Interval,
     pub bootstrap_interval: Interval,
-    /// The p value to report, and to adjust over benchmarks with [`holm`](super::holm).
+    /// The p value to report, and to adjust over benchmarks with [`holm`](super::holm()).
     pub p_permutation: f64,
     pub permutation_method: Method,
     pub p_wilcoxon: f64,
