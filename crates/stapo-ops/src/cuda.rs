@@ -6,30 +6,18 @@ mod blas;
 mod context;
 mod error;
 mod event;
-#[cfg(test)]
-mod exact;
-#[cfg(test)]
-mod exact_few_rows;
-#[cfg(test)]
-mod exact_lora;
 mod graph;
 mod grid;
 pub mod kernels;
 mod launch;
 mod libraries;
-#[cfg(test)]
-mod lora_case;
 mod memory;
 mod module;
 mod nccl;
 mod nccl_library;
-#[cfg(test)]
-mod parity;
 mod pinned;
 mod probe;
 mod product;
-#[cfg(test)]
-mod shared_out;
 mod signal;
 mod slice;
 mod table;

@@ -40,6 +40,18 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
+// The tests on a GPU look at private items, so they are built with the library. Their files stand with the other tests.
+#[cfg(test)]
+#[path = "../tests/cuda"]
+mod cuda_tests {
+    mod exact;
+    mod exact_few_rows;
+    mod exact_lora;
+    mod lora_case;
+    mod parity;
+    mod shared_out;
+}
+
 pub use buffer::{Buffer, Form, Moment, PendingDownload, Stored, View, ViewMut};
 pub use cpu::peak;
 pub use cpu::simd::{Simd, SimdError};
