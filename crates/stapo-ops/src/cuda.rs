@@ -27,9 +27,9 @@ mod tests;
 mod transfer;
 
 pub use allocation::Tenant;
-pub(crate) use allocation::{Lender, Region};
+pub(crate) use allocation::{Lender, RegionMemory};
 pub(crate) use arguments::Fields;
-pub(crate) use blas::{Batch, Columns};
+pub(crate) use blas::{Columns, StridedBatch};
 pub(crate) use context::Cuda;
 pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};

@@ -204,8 +204,8 @@ pub fn project<T: Float>(device: &Device, tokens: usize, adapter: &Adapter<'_, T
         Backend::Cpu(cpu) => {
             let Input::Apart { x, hidden } = input else { panic!("{op}: joined adapters on the CPU") };
             check(op, "x", x.len(), tokens * adapter.inputs());
-            let of = (adapter.scale(), adapter.pitch());
-            T::lora_project(cpu, (tokens, adapter.a), x.host(), of, hidden.host_mut());
+            let scale_and_pitch = (adapter.scale(), adapter.pitch());
+            T::lora_project(cpu, (tokens, adapter.a), x.host(), scale_and_pitch, hidden.host_mut());
         }
         Backend::Cuda(cuda) => {
             let hidden = input.hidden(adapter.inputs()).placed(tokens);
@@ -330,11 +330,11 @@ pub fn backward_factors<T: Float>(
             let d_b: Vec<_> = to.b.iter().map(|(d_b, write)| (d_b.cuda(), *write)).collect();
             let d_a = to.a.as_ref().map(|(d_a, write)| (d_a.cuda(), *write));
             let (hidden, d_hidden) = (hidden.placed(tokens), d_hidden.placed(tokens));
-            let of = cuda_backward::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
+            let saved = cuda_backward::Backward { x: x.cuda(), d_y: d_y.cuda(), hidden, d_hidden };
             if cuda::fits(cuda, adapter) {
-                cuda_backward::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
+                cuda_backward::backward_factors(cuda, tokens, adapter, &saved, &d_b, d_a);
             } else {
-                cuda_plain::backward_factors(cuda, tokens, adapter, &of, &d_b, d_a);
+                cuda_plain::backward_factors(cuda, tokens, adapter, &saved, &d_b, d_a);
             }
         }
     }
@@ -353,8 +353,8 @@ pub fn backward_input<T: Float>(
     check(op, "d_x", d_x.len(), tokens * adapter.inputs());
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let of = (tokens, adapter.pitch());
-            T::lora_backward_input(cpu, of, d_hidden.host(), adapter.a, d_x.into_host());
+            let tokens_and_pitch = (tokens, adapter.pitch());
+            T::lora_backward_input(cpu, tokens_and_pitch, d_hidden.host(), adapter.a, d_x.into_host());
         }
         Backend::Cuda(cuda) if cuda::fits(cuda, adapter) => {
             cuda_backward::backward_input(cuda, tokens, adapter, d_hidden.cuda(), d_x.cuda());

@@ -9,7 +9,7 @@ mod cuda;
 
 use crate::cuda::Cuda;
 use crate::{Buffer, Device, Float, OutOfMemory, View, check};
-pub(crate) use cuda::{Factors, RowParts};
+pub(crate) use cuda::{RowParts, UnpackFactors};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -150,7 +150,7 @@ impl<T: Float> Quantised<T> {
     }
 
     /// Unpacks the weight, and copies the factors of its adapters to their places beside it.
-    pub(crate) fn unpack(&self, cuda: &Cuda, parts: RowParts, factors: Option<&Factors>) {
+    pub(crate) fn unpack(&self, cuda: &Cuda, parts: RowParts, factors: Option<&UnpackFactors>) {
         self.unpacking.holder.store(self.number, Ordering::Relaxed);
         let to = self.view().cuda();
         cuda::unpack(cuda, (self.inputs, &self.modules), self.blocks.view().cuda(), parts, factors, to);

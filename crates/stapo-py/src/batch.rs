@@ -199,16 +199,16 @@ impl<'a> Table<'a> {
         ] = self.columns;
         let required = [logp, behavior_logp, entropy].map(Option::unwrap_or_default);
         ranges(self.offsets).map(move |range| {
-            let of = |column: Option<&'a [f64]>| column.map(|column| &column[range.clone()]);
+            let part = |column: Option<&'a [f64]>| column.map(|column| &column[range.clone()]);
             ResponseColumns {
                 logp: &required[0][range.clone()],
                 behavior_logp: &required[1][range.clone()],
                 entropy: &required[2][range.clone()],
-                reference_logp: of(reference_logp),
-                behavior_entropy: of(behavior_entropy),
-                sampler_logp: of(sampler_logp),
-                collision: of(collision),
-                teacher_logp: of(teacher_logp),
+                reference_logp: part(reference_logp),
+                behavior_entropy: part(behavior_entropy),
+                sampler_logp: part(sampler_logp),
+                collision: part(collision),
+                teacher_logp: part(teacher_logp),
             }
         })
     }
@@ -244,9 +244,9 @@ impl<'a> Table<'a> {
         let (Some(idx), Some((is_in_loss, offsets))) = (error.response_idx(), self.mask) else {
             return error;
         };
-        let own = &is_in_loss[offsets[idx]..offsets[idx + 1]];
+        let is_in_loss = &is_in_loss[offsets[idx]..offsets[idx + 1]];
         error.map_token_idx(|token_idx| {
-            let mut places = (0..own.len()).filter(|&place| own[place]);
+            let mut places = (0..is_in_loss.len()).filter(|&place| is_in_loss[place]);
             places.nth(token_idx).unwrap_or(token_idx)
         })
     }

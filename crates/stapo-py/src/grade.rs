@@ -118,7 +118,7 @@ pub fn grade(
 ) -> PyResult<Verdict> {
     let rules = rules(mode, order, fallback, rounding, form)?;
     let py = response.py();
-    let (response, reference) = (Text::of(response), Text::of(reference));
+    let (response, reference) = (Text::from_python(response), Text::from_python(reference));
     let graded = without_lock(py, || stapo_verify::grade(response.as_str(), reference.as_str(), rules))?;
     Ok(graded.into())
 }
@@ -243,7 +243,7 @@ enum Text {
 }
 
 impl Text {
-    fn of(text: &Bound<'_, PyString>) -> Self {
+    fn from_python(text: &Bound<'_, PyString>) -> Self {
         match PyBackedStr::try_from(text.clone()) {
             Ok(shared) => Text::Shared(shared),
             Err(_) => Text::Repaired(text.to_string_lossy().into_owned()),
@@ -260,7 +260,7 @@ impl Text {
                 let kind = item.get_type();
                 PyTypeError::new_err(format!("{name}[{idx}]: {kind}, expected a string"))
             })?;
-            Ok(Text::of(text))
+            Ok(Text::from_python(text))
         };
         texts.try_iter()?.enumerate().map(text).collect()
     }

@@ -115,7 +115,7 @@ impl Objective {
             Stopped::Refused(error) => refused(table.placed(error)),
             Stopped::Signal(signal) => signal,
         })?;
-        Effects::of(py, effects, &totals)
+        Effects::new(py, effects, &totals)
     }
 }
 
@@ -157,7 +157,7 @@ impl Effects {
 }
 
 impl Effects {
-    fn of(py: Python<'_>, effects: EffectColumns, totals: &Totals) -> PyResult<Self> {
+    fn new(py: Python<'_>, effects: EffectColumns, totals: &Totals) -> PyResult<Self> {
         Ok(Self {
             kept: effects.kept.into_pyarray(py).unbind(),
             silenced_by: effects.silenced_by.into_pyarray(py).unbind(),

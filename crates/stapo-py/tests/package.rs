@@ -60,8 +60,8 @@ fn the_package_passes_its_tests() {
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    println!("{said}");
-    assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
-    assert!(said.contains("\nRan "), "no tests were found: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    println!("{message}");
+    assert!(output.status.success(), "{}{message}", String::from_utf8_lossy(&output.stdout));
+    assert!(message.contains("\nRan "), "no tests were found: {message}");
 }

@@ -26,7 +26,7 @@ pub(crate) const HIDDEN_WHOLE: Stop =
     Stop::OverBudget("a whole number too large for its last digits to be known");
 
 /// Where an expression is evaluated.
-pub(crate) struct Point<'a> {
+pub(crate) struct SamplePoint<'a> {
     pub(crate) values: &'a [(&'a str, RBig)],
     pub(crate) log_base: LogBase,
     pub(crate) bits: usize,
@@ -42,7 +42,7 @@ pub(crate) enum Domain {
 }
 
 /// The value of `expr` at `point`; the principal value where there are several.
-pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+pub(crate) fn evaluate(expr: &Expr, point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let value = evaluate_node(expr, point, budget)?;
     if point.domain == Domain::Real && !value.is_real() {
         return Err(Stop::Undefined("a complex value on the way"));
@@ -50,7 +50,7 @@ pub(crate) fn evaluate(expr: &Expr, point: &Point, budget: &mut Budget) -> Bound
     Ok(value)
 }
 
-fn evaluate_node(expr: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+fn evaluate_node(expr: &Expr, point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     budget.spend(15 + bits as u64 / 32)?;
     match expr {
@@ -123,7 +123,7 @@ fn spend_series(budget: &mut Budget, bits: usize) -> Bounded<()> {
     budget.spend(bits as u64 * bits as u64 / 64)
 }
 
-fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+fn raise(base: &Complex, power: &Expr, point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     let ratio = if power.any(|node| matches!(node, Expr::Var(_))) { None } else { ratio_of(power, budget)? };
     if let Some(ratio) = ratio.as_ref().and_then(small_power) {
@@ -159,7 +159,7 @@ fn raise(base: &Complex, power: &Expr, point: &Point, budget: &mut Budget) -> Bo
     base.pow(&power, bits)
 }
 
-fn call(func: Func, args: &[Complex], point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+fn call(func: Func, args: &[Complex], point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let bits = point.bits;
     let one = Complex::int(1, bits)?;
     let two = Complex::int(2, bits)?;

@@ -52,8 +52,8 @@ impl Tree {
             Answer::List(items) => self.answers(depth, "a list, in any order, of", items),
             Answer::Set(items) => self.answers(depth, "a set of", items),
             Answer::Region(region) => {
-                let of = region.variable.as_ref().map_or(String::new(), |name| format!(" of {name}"));
-                self.line(depth, &format!("the part of the real line{of} made of"));
+                let variable = region.variable.as_ref().map_or(String::new(), |name| format!(" of {name}"));
+                self.line(depth, &format!("the part of the real line{variable} made of"));
                 for piece in &region.pieces {
                     self.interval(depth + 1, piece);
                 }

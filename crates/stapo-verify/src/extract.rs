@@ -179,7 +179,10 @@ pub(crate) fn boxes_of_last_line(text: &str) -> Option<Vec<&str>> {
 /// An answer stated in words: between answer tags, in an `Answer:` or `####` line, behind "the answer is" or its
 /// Chinese words.
 fn stated(text: &str) -> Option<&str> {
-    tagged(text).or_else(|| marked_line(text)).or_else(|| said(text)).or_else(|| said_in_chinese(text))
+    tagged(text)
+        .or_else(|| marked_line(text))
+        .or_else(|| stated_answer(text))
+        .or_else(|| said_in_chinese(text))
 }
 
 /// What the last `<answer>` or `<Answer>` holds.
@@ -196,7 +199,7 @@ fn tagged(text: &str) -> Option<&str> {
 /// correct.", counts by what it says.
 fn marked_line(text: &str) -> Option<&str> {
     let line = answer_line(text)?;
-    if ends_of(line, "answer is").next().is_some() { said(line) } else { Some(stated_in(line)) }
+    if ends_of(line, "answer is").next().is_some() { stated_answer(line) } else { Some(stated_in(line)) }
 }
 
 /// What follows the last Chinese mark of an answer, up to the end of the sentence.
@@ -249,7 +252,7 @@ fn last_line_mark(text: &str) -> Option<usize> {
 }
 
 /// What follows the last "answer is" or "correct option is", up to the end of the sentence.
-fn said(text: &str) -> Option<&str> {
+fn stated_answer(text: &str) -> Option<&str> {
     let found = ["answer is", "correct option is", "correct choice is"]
         .into_iter()
         .find_map(|phrase| ends_of(text, phrase).next().map(|end| (end - phrase.len(), end)));

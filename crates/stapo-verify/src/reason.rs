@@ -2,7 +2,7 @@
 
 use crate::answer::Answer;
 use crate::answer::quantity::Quantity;
-use crate::approx::{Domain, LogBase, Point, evaluate};
+use crate::approx::{Domain, LogBase, SamplePoint, evaluate};
 use crate::budget::Budget;
 use crate::equal::value::{Match, compare};
 use crate::exact_form::ratio_of;
@@ -74,7 +74,7 @@ fn decimal(quantity: &Quantity, shown: &str) -> String {
 
 /// Twelve significant digits of a real constant.
 fn approximate(expr: &Expr, budget: &mut Budget) -> Option<String> {
-    let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
+    let point = SamplePoint { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
     let value = evaluate(expr, &point, budget).ok().filter(Complex::is_real)?;
     value.re.to_decimal(12)
 }

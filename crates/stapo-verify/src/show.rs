@@ -209,20 +209,22 @@ fn tree(value: &Expr) -> String {
 
 /// The factors over the divisors among them.
 fn quotient(factors: &[Expr]) -> String {
-    let mut over = Vec::new();
+    let mut denominator = Vec::new();
     let mut under = Vec::new();
     for factor in factors {
         match factor {
             Expr::Inv(x) => under.push(tree(x)),
             x if *x == Expr::int(1) => {}
-            x => over.push(tree(x)),
+            x => denominator.push(tree(x)),
         }
     }
-    let over = if over.is_empty() { "1".into() } else { over.join("*") };
+    let denominator = if denominator.is_empty() { "1".into() } else { denominator.join("*") };
     match under.as_slice() {
-        [] => over,
-        [one] if one.chars().all(char::is_alphanumeric) || one.starts_with('(') => format!("{over}/{one}"),
-        _ => format!("{over}/({})", under.join("*")),
+        [] => denominator,
+        [one] if one.chars().all(char::is_alphanumeric) || one.starts_with('(') => {
+            format!("{denominator}/{one}")
+        }
+        _ => format!("{denominator}/({})", under.join("*")),
     }
 }
 

@@ -64,7 +64,7 @@ impl Census {
 
     pub fn add(&mut self, token: &Observed) {
         let norm_squared = token.gradient_norm_squared();
-        let quadrant = Quadrant::of(token.logp, token.entropy, self.thresholds);
+        let quadrant = Quadrant::at(token.logp, token.entropy, self.thresholds);
         self.quadrants[quadrant as usize].add(norm_squared);
         if !token.effect.kept {
             self.silenced.add(norm_squared);

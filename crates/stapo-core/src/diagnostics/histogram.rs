@@ -20,10 +20,10 @@ impl Histogram {
     }
 
     pub fn add(&mut self, value: f64) {
-        let place = (value - self.low) / (self.high - self.low) * self.counts.len() as f64;
-        if place < 0.0 {
+        let bin = (value - self.low) / (self.high - self.low) * self.counts.len() as f64;
+        if bin < 0.0 {
             self.n_below += 1;
-        } else if let Some(count) = self.counts.get_mut(place as usize).filter(|_| value < self.high) {
+        } else if let Some(count) = self.counts.get_mut(bin as usize).filter(|_| value < self.high) {
             *count += 1;
         } else {
             self.n_above += 1;

@@ -111,7 +111,7 @@ fn rewarding_an_improbable_token_raises_entropy_and_a_probable_one_lowers_it() {
 #[test]
 fn quadrants_follow_the_table_of_the_paper() {
     let thresholds = Thresholds { tau_p: 0.002, tau_h: 1.0 };
-    let at = |p: f64, h| Quadrant::of(libm::log(p), h, thresholds);
+    let at = |p: f64, h| Quadrant::at(libm::log(p), h, thresholds);
     assert_eq!(at(0.002, 1.0), Quadrant::ProbableHighEntropy, "both thresholds are strict");
     assert_eq!(at(0.5, 0.2), Quadrant::ProbableLowEntropy);
     assert_eq!(at(0.001, 1.0), Quadrant::ImprobableHighEntropy);

@@ -90,7 +90,7 @@ impl Quadrant {
     ];
 
     /// Both comparisons are strict, as in the S2T mask.
-    pub fn of(logp: f64, entropy: f64, thresholds: Thresholds) -> Self {
+    pub fn at(logp: f64, entropy: f64, thresholds: Thresholds) -> Self {
         match (is_improbable(logp, logp_below(thresholds.tau_p)), entropy < thresholds.tau_h) {
             (false, false) => Quadrant::ProbableHighEntropy,
             (false, true) => Quadrant::ProbableLowEntropy,

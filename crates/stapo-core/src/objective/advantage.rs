@@ -138,22 +138,22 @@ impl Advantage {
         };
         let mut advantages = vec![0.0; rewards.len()];
         for group in groups {
-            let own: Vec<f64> = group.iter().map(|&idx| rewards[idx]).collect();
-            if let Some(reward_idx) = own.iter().position(|reward| !reward.is_finite()) {
-                return Err(ObjectiveError::Reward { reward_idx, value: own[reward_idx] });
+            let group_rewards: Vec<f64> = group.iter().map(|&idx| rewards[idx]).collect();
+            if let Some(reward_idx) = group_rewards.iter().position(|reward| !reward.is_finite()) {
+                return Err(ObjectiveError::Reward { reward_idx, value: group_rewards[reward_idx] });
             }
             let named = |error: ObjectiveError| error.of_group(group[0]);
             let of_group = match self {
                 Advantage::GroupZScore { ddof, epsilon } => {
-                    group_z_score(&own, ddof, epsilon).map_err(named)?
+                    group_z_score(&group_rewards, ddof, epsilon).map_err(named)?
                 }
-                Advantage::GroupMean => centred(&own),
-                Advantage::LeaveOneOut => left_out(&own).map_err(named)?,
+                Advantage::GroupMean => centred(&group_rewards),
+                Advantage::LeaveOneOut => left_out(&group_rewards).map_err(named)?,
                 Advantage::GroupMeanBatchStd { epsilon, .. } => {
                     let scaled = |d: f64| if std > 0.0 { d / (std + epsilon) } else { 0.0 };
-                    centred(&own).into_iter().map(scaled).collect()
+                    centred(&group_rewards).into_iter().map(scaled).collect()
                 }
-                Advantage::Return { .. } => own,
+                Advantage::Return { .. } => group_rewards,
             };
             for (&idx, advantage) in group.iter().zip(of_group) {
                 advantages[idx] = advantage;

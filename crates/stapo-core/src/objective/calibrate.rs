@@ -122,7 +122,7 @@ pub(super) struct Covariance {
 }
 
 impl Covariance {
-    pub(super) fn of(self, advantage: f64, logp: f64) -> f64 {
+    pub(super) fn at(self, advantage: f64, logp: f64) -> f64 {
         (advantage - self.mean_advantage) * (logp - self.mean_logp)
     }
 }
@@ -138,8 +138,8 @@ pub(super) struct CovCut {
 impl CovCut {
     pub(super) fn contains(&self, advantage: f64, logp: f64, response_idx: usize, token_idx: usize) -> bool {
         let (cov, response, token) = self.last;
-        let own = self.cov.of(advantage, logp);
-        own > cov || (own == cov && (response_idx, token_idx) <= (response, token))
+        let covariance = self.cov.at(advantage, logp);
+        covariance > cov || (covariance == cov && (response_idx, token_idx) <= (response, token))
     }
 }
 
@@ -369,11 +369,11 @@ impl ObjectiveSpec {
         let logp = self.columns(response).logp[token_idx];
         let behavior_logp = response.behavior_logp[token_idx];
         let advantage = response.advantage.at(token_idx);
-        let c = cov.of(advantage, logp);
+        let c = cov.at(advantage, logp);
         if !(bounds.start < c && c < bounds.end) {
             return false;
         }
-        let point = super::surrogate::Point {
+        let point = super::surrogate::SurrogatePoint {
             ratio: libm::exp(logp - behavior_logp),
             advantage,
             logp,
@@ -389,7 +389,7 @@ impl ObjectiveSpec {
             .map(|(response_idx, token_idx)| {
                 let response = &minibatch[response_idx];
                 let logp = self.columns(response).logp[token_idx];
-                (cov.of(response.advantage.at(token_idx), logp), response_idx, token_idx)
+                (cov.at(response.advantage.at(token_idx), logp), response_idx, token_idx)
             })
             .collect();
         let n_chosen = at_least_one(share, ranked.len()).min(ranked.len());

@@ -1,7 +1,7 @@
 //! The effect of the objective on each token of a response.
 
 use super::calibrate::Calibration;
-use super::surrogate::{Point, Valued};
+use super::surrogate::{SurrogatePoint, Valued};
 use super::{
     Aggregate, Denominator, MaskKind, ObjectiveError, ObjectiveSpec, OffPolicy, Ratio, ResponseSignals,
     SilencedResponses, SilencedTokens, WeightLevel,
@@ -149,7 +149,8 @@ impl ObjectiveSpec {
             let penalised = calibration
                 .penalised
                 .is_some_and(|cut| cut.contains(advantage, signal_logp[token_idx], response_idx, token_idx));
-            let valued = self.surrogate.at(Point { ratio, advantage, logp, behavior_logp, penalised });
+            let valued =
+                self.surrogate.at(SurrogatePoint { ratio, advantage, logp, behavior_logp, penalised });
             let off_policy = self.off_policy_weight(response, token_idx, log_weight);
             let push = record(effect, ratio, valued, off_policy, tally);
             effect.d_logp = -push;
@@ -172,15 +173,16 @@ impl ObjectiveSpec {
         for (token_idx, effect) in effects.iter_mut().enumerate() {
             let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
             let advantage = response.advantage.at(token_idx);
-            let point = Point { ratio: ratio.value, advantage, logp, behavior_logp, penalised: false };
+            let point =
+                SurrogatePoint { ratio: ratio.value, advantage, logp, behavior_logp, penalised: false };
             let mut valued = self.surrogate.at(point);
             valued.clipped |= self.geometric_bound(logp - behavior_logp, advantage).is_some();
             let off_policy = self.off_policy_weight(response, token_idx, log_weight);
-            let own = record(effect, ratio.value, valued, off_policy, tally);
+            let contribution = record(effect, ratio.value, valued, off_policy, tally);
             if holds_ratio {
-                effect.d_logp = -own;
+                effect.d_logp = -contribution;
             }
-            push += own;
+            push += contribution;
         }
         if holds_ratio {
             return;

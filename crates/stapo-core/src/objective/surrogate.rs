@@ -68,7 +68,7 @@ impl Valued {
 
 /// What a surrogate reads of one token.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Point {
+pub(crate) struct SurrogatePoint {
     pub ratio: f64,
     pub advantage: f64,
     pub logp: f64,
@@ -85,8 +85,8 @@ impl Surrogate {
         reason = "this function runs once per token, and a call costs more than the body"
     )]
     #[inline(always)]
-    pub(crate) fn at(&self, point: Point) -> Valued {
-        let Point { ratio, advantage, logp, behavior_logp, penalised } = point;
+    pub(crate) fn at(&self, point: SurrogatePoint) -> Valued {
+        let SurrogatePoint { ratio, advantage, logp, behavior_logp, penalised } = point;
         let linear = Valued { value: ratio * advantage, slope: ratio * advantage, clipped: false };
         match *self {
             Surrogate::Clip { low, high, dual } => clip(ratio, advantage, low, high, dual),

@@ -121,9 +121,9 @@ pub(crate) fn run(
     let mut tallies = Vec::new();
     let mut effects = Vec::new();
     for (idx, response) in responses.iter().enumerate() {
-        let mut own = vec![TokenEffect::default(); response.logp.len()];
-        tallies.push(spec.evaluate(&calibration, idx, response, &mut own)?);
-        effects.push(own);
+        let mut effects_of_response = vec![TokenEffect::default(); response.logp.len()];
+        tallies.push(spec.evaluate(&calibration, idx, response, &mut effects_of_response)?);
+        effects.push(effects_of_response);
     }
     let tally = spec.total(&tallies);
     for own in &mut effects {

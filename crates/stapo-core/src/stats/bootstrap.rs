@@ -141,7 +141,7 @@ pub fn bca_interval(
     let sorted = sorted_replicates(replicates)?;
     let z0 = bias_correction(value, &sorted);
     let a = acceleration(jackknife);
-    let place = |p: f64| {
+    let adjusted = |p: f64| {
         let z = z0 + normal_quantile(p);
         let shrink = 1.0 - a * z;
         // At and past its pole the transformation is replaced by its limit, probability 0 or 1.
@@ -149,8 +149,8 @@ pub fn bca_interval(
     };
     let tail = 0.5 * (1.0 - level);
     Ok(Interval {
-        low: quantile_sorted(&sorted, place(tail)),
-        high: quantile_sorted(&sorted, place(1.0 - tail)),
+        low: quantile_sorted(&sorted, adjusted(tail)),
+        high: quantile_sorted(&sorted, adjusted(1.0 - tail)),
         level,
     })
 }

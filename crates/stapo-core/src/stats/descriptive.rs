@@ -30,11 +30,11 @@ pub fn quantile(values: &[f64], q: f64) -> Result<f64, StatsError> {
 pub fn quantile_sorted<T: Copy + Into<f64>>(sorted: &[T], q: f64) -> f64 {
     assert!(!sorted.is_empty(), "quantile_sorted: no values, expected at least one");
     assert!((0.0..=1.0).contains(&q), "quantile_sorted: q = {q}, expected 0 to 1");
-    let place = q * (sorted.len() - 1) as f64;
-    let below = place.floor();
+    let rank = q * (sorted.len() - 1) as f64;
+    let below = rank.floor();
     let low: f64 = sorted[below as usize].into();
-    let high: f64 = sorted[place.ceil() as usize].into();
-    between(low, high, place - below)
+    let high: f64 = sorted[rank.ceil() as usize].into();
+    between(low, high, rank - below)
 }
 
 /// [`quantile`] without sorting, in linear time: `values` are reordered. `None` for an empty slice.
@@ -43,11 +43,11 @@ pub fn quantile_sorted<T: Copy + Into<f64>>(sorted: &[T], q: f64) -> f64 {
 /// When `q` is outside 0..=1.
 pub fn quantile_in_place(values: &mut [f64], q: f64) -> Option<f64> {
     assert!((0.0..=1.0).contains(&q), "quantile_in_place: q = {q}, expected 0 to 1");
-    let place = q * values.len().checked_sub(1)? as f64;
-    let below = place.floor();
+    let rank = q * values.len().checked_sub(1)? as f64;
+    let below = rank.floor();
     let (_, &mut low, above) = values.select_nth_unstable_by(below as usize, f64::total_cmp);
     let next = above.iter().copied().min_by(f64::total_cmp).unwrap_or(low);
-    let fraction = place - below;
+    let fraction = rank - below;
     Some(if fraction == 0.0 { low } else { between(low, next, fraction) })
 }
 

@@ -100,9 +100,9 @@ pub fn log_rank(subjects: &[Subject], resampling: &Resampling) -> Result<LogRank
     let mut n_hits = 0;
     for round in 0..resampling.n_resamples as u64 {
         for (number, members) in strata.iter().enumerate() {
-            let mut own: Vec<usize> = members.iter().map(|&idx| groups[idx]).collect();
-            draw.with(round).with(number as u64).shuffle(&mut own);
-            members.iter().zip(own).for_each(|(&idx, group)| groups[idx] = group);
+            let mut stratum_groups: Vec<usize> = members.iter().map(|&idx| groups[idx]).collect();
+            draw.with(round).with(number as u64).shuffle(&mut stratum_groups);
+            members.iter().zip(stratum_groups).for_each(|(&idx, group)| groups[idx] = group);
         }
         // Equal statistics may differ in their last bits, since sums run in another order.
         let (excess, covariance) = self::excess(&tables, &groups, n_groups);
@@ -182,8 +182,8 @@ fn excess(tables: &[EventTable], groups: &[usize], n_groups: usize) -> (Vec<f64>
         for a in 0..n_groups {
             excess[a] -= d * share[a];
             for b in 0..n_groups {
-                let own = if a == b { share[a] } else { 0.0 };
-                covariance[a][b] += spread * (own - share[a] * share[b]);
+                let diagonal = if a == b { share[a] } else { 0.0 };
+                covariance[a][b] += spread * (diagonal - share[a] * share[b]);
             }
         }
     }

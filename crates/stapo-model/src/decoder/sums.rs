@@ -85,7 +85,7 @@ impl GradientSums {
         let is_queued = ranks.is_queued();
         Ok(Self {
             device: device.clone(),
-            side: if is_queued { device.beside() } else { device.clone() },
+            side: if is_queued { device.second_stream() } else { device.clone() },
             is_queued,
             ranks: Ranks::clone(ranks),
             microbatch: Microbatch::new(policy, memory, stages.blocks)?,

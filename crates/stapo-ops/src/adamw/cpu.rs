@@ -13,7 +13,7 @@ pub(crate) fn step<E: Float>(
     v: &mut [E],
 ) {
     let steps = rule.step as f64;
-    let factors = Factors {
+    let factors = StepFactors {
         grad_scale: E::from_f64(grad_scale),
         beta1: E::from_f64(rule.beta1),
         beta2: E::from_f64(rule.beta2),
@@ -36,7 +36,7 @@ pub(crate) fn step<E: Float>(
 }
 
 #[derive(Clone, Copy)]
-struct Factors<E> {
+struct StepFactors<E> {
     grad_scale: E,
     beta1: E,
     beta2: E,
@@ -54,7 +54,7 @@ struct Factors<E> {
 }
 
 struct Step<'a, E> {
-    factors: Factors<E>,
+    factors: StepFactors<E>,
     param: &'a mut [E],
     grad: &'a [E],
     m: &'a mut [E],

@@ -34,11 +34,11 @@ fn overlapping_parts_are_refused() {
 #[test]
 fn memory_that_cannot_be_had_is_an_error_not_a_crash() {
     let error = device().zeros::<f32>(usize::MAX / 2).unwrap_err();
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.starts_with("out of memory: ")
-            && said.contains(" MiB could not be allocated on the host\nhint: "),
-        "{said}"
+        message.starts_with("out of memory: ")
+            && message.contains(" MiB could not be allocated on the host\nhint: "),
+        "{message}"
     );
     assert!(device().zeros::<f64>(1 << 58).is_err());
 }

@@ -151,7 +151,7 @@ const ALIGN: usize = 512;
 
 /// Memory that each tenant divides as if it had the memory alone. Only buffers of the present tenant may be used: those
 /// of the other tenant lie in the same bytes and hold anything when their turn comes.
-pub(crate) struct Region {
+pub(crate) struct RegionMemory {
     memory: Allocation,
     n_bytes: usize,
     present: AtomicUsize,
@@ -168,14 +168,14 @@ struct Lent {
 /// A tenant's claim on a region: long-lived allocations that are made with a lender come from its region.
 #[derive(Clone)]
 pub(crate) struct Lender {
-    pub region: Arc<Region>,
+    pub region: Arc<RegionMemory>,
     pub tenant: Tenant,
 }
 
-impl Region {
-    pub(crate) fn new(cuda: &Arc<Cuda>, n_bytes: usize) -> Result<Arc<Region>, OutOfMemory> {
+impl RegionMemory {
+    pub(crate) fn new(cuda: &Arc<Cuda>, n_bytes: usize) -> Result<Arc<RegionMemory>, OutOfMemory> {
         let memory = Allocation::new(cuda, n_bytes)?;
-        Ok(Arc::new(Region {
+        Ok(Arc::new(RegionMemory {
             memory,
             n_bytes,
             present: AtomicUsize::new(Tenant::Sampling as usize),
@@ -207,25 +207,25 @@ impl Lender {
     /// The address of `n_bytes` behind the tenant's last range.
     pub(super) fn lend(&self, n_bytes: usize) -> Result<u64, OutOfMemory> {
         self.check();
-        let own = &mut lock(&self.region.lent)[self.tenant as usize];
-        let start = own.last().map_or(0, |last| last.end);
+        let lent = &mut lock(&self.region.lent)[self.tenant as usize];
+        let start = lent.last().map_or(0, |last| last.end);
         let end = start.saturating_add(n_bytes).next_multiple_of(ALIGN);
         if end > self.region.n_bytes {
             return Err(OutOfMemory { bytes: n_bytes as u128, device: "the region of the GPU" });
         }
-        own.push(Lent { start, end, is_free: false });
+        lent.push(Lent { start, end, is_free: false });
         Ok(self.region.memory.address + start as u64)
     }
 
     /// Takes a range back. Its bytes can be lent again when every range behind it is free too.
     pub(super) fn take_back(&self, address: u64) {
         let start = (address - self.region.memory.address) as usize;
-        let own = &mut lock(&self.region.lent)[self.tenant as usize];
-        if let Some(range) = own.iter_mut().find(|range| range.start == start && !range.is_free) {
+        let lent = &mut lock(&self.region.lent)[self.tenant as usize];
+        if let Some(range) = lent.iter_mut().find(|range| range.start == start && !range.is_free) {
             range.is_free = true;
         }
-        while own.last().is_some_and(|last| last.is_free) {
-            own.pop();
+        while lent.last().is_some_and(|last| last.is_free) {
+            lent.pop();
         }
     }
 }

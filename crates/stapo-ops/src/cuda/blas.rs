@@ -23,7 +23,7 @@ pub(crate) enum Columns {
 
 /// Several products of one shape.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Batch {
+pub(crate) struct StridedBatch {
     pub n: usize,
     /// Elements from one product to the next of a, b and c.
     pub apart: [usize; 3],
@@ -41,7 +41,7 @@ pub(super) struct ProductShape {
     pub kinds: (ElementType, ElementType, ElementType),
     pub has_bias: bool,
     pub adds: bool,
-    pub batch: Option<Batch>,
+    pub batch: Option<StridedBatch>,
     /// Elements from one stored row to the next of a, b and c.
     pub strides: [usize; 3],
     /// Elements of which every row of a, b and c begins at a multiple.
@@ -145,7 +145,7 @@ impl Blas {
 
 /// Fails with cuBLASLt's error. After the device was lost every call ends here.
 pub(super) fn refuse<T>(what: impl Display, error: result::CublasError) -> T {
-    error::fail(CudaError::told(what, format_args!("cuBLASLt: {error}"), Code::Other))
+    error::fail(CudaError::reported(what, format_args!("cuBLASLt: {error}"), Code::Other))
 }
 
 fn fail<T>(error: result::CublasError) -> T {
@@ -208,7 +208,7 @@ impl Prepared {
                 unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
                     .unwrap_or_else(fail);
             };
-            if let Some(Batch { n, apart }) = shape.batch {
+            if let Some(StridedBatch { n, apart }) = shape.batch {
                 let (n, apart) = (n as i32, apart[operand] as i64);
                 set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const n).cast(), 4);
                 set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const apart).cast(), 8);

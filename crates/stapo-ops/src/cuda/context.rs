@@ -97,7 +97,7 @@ impl Cuda {
     }
 
     /// The same GPU with a stream of its own. Its kernels are loaded when they are first used.
-    pub(crate) fn beside(&self) -> Arc<Cuda> {
+    pub(crate) fn second_stream(&self) -> Arc<Cuda> {
         Arc::new(Self::open(self.options).or_panic("opening a second stream of the GPU"))
     }
 

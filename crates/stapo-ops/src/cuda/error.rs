@@ -48,7 +48,7 @@ fn remedy(code: Code) -> &'static str {
 
 impl CudaError {
     /// A failure that a library describes in its own words.
-    pub(crate) fn told(what: impl Display, error: impl Display, code: Code) -> Self {
+    pub(crate) fn reported(what: impl Display, error: impl Display, code: Code) -> Self {
         CudaError::Failed { what: what.to_string(), error: error.to_string(), code }
     }
 
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_fails_in_the_midst_of_work_is_an_error_and_other_panics_go_on() {
-        let lost = || CudaError::told("waiting for the GPU", "illegal address", Code::Lost);
+        let lost = || CudaError::reported("waiting for the GPU", "illegal address", Code::Lost);
         let caught = guard(|| fail(lost())).unwrap_err();
         assert_eq!(caught, lost());
         assert!(caught.to_string().contains("goes on from its last checkpoint"), "{caught}");

@@ -211,7 +211,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 fn write(path: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&beside, [Sha256::digest(code).as_slice(), code].concat())?;
-    std::fs::rename(&beside, path)
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&temporary, [Sha256::digest(code).as_slice(), code].concat())?;
+    std::fs::rename(&temporary, path)
 }

@@ -80,14 +80,15 @@ impl Memory {
         let n_bytes = len * kind.n_bytes();
         let elements = Allocation::scratch(cuda, n_bytes);
         let elements = elements
-            .unwrap_or_else(|error| fail(CudaError::told("scratch memory", error, Code::OutOfMemory)));
+            .unwrap_or_else(|error| fail(CudaError::reported("scratch memory", error, Code::OutOfMemory)));
         Memory { elements, kind, len, masters: None, scales: None }
     }
 
     /// As [`Memory::compute`], for large copies that no pool should keep.
     pub(crate) fn temporary<T: Element>(cuda: &Arc<Cuda>, len: usize) -> Memory {
         let memory = Self::compute::<T>(cuda, None, len);
-        memory.unwrap_or_else(|error| fail(CudaError::told("a copy of weights", error, Code::OutOfMemory)))
+        memory
+            .unwrap_or_else(|error| fail(CudaError::reported("a copy of weights", error, Code::OutOfMemory)))
     }
 
     fn zeros(

@@ -23,7 +23,7 @@ impl Functions {
         }
         // SAFETY: the library returns a constant string for every code.
         let text = unsafe { CStr::from_ptr((self.error_text)(code)) }.to_string_lossy();
-        Err(CudaError::told(what, format!("NCCL: {text}"), Code::Other))
+        Err(CudaError::reported(what, format!("NCCL: {text}"), Code::Other))
     }
 }
 
@@ -89,7 +89,7 @@ impl Communicator {
         let Backend::Cuda(cuda) = device.backend() else { panic!("exchange: views of a CPU") };
         let what = "moving numbers between GPUs";
         if *lock(&self.is_aborted) {
-            return Err(CudaError::told(what, "a rank has failed", Code::Other));
+            return Err(CudaError::reported(what, "a rank has failed", Code::Other));
         }
         cuda.make_current();
         let stream: Stream = cuda.stream.cast();

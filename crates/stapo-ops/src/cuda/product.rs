@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::cublaslt::result;
 
 use super::allocation::Allocation;
-use super::blas::{Batch, Columns, ProductShape, WORKSPACE_BYTES, refuse, set_bias};
+use super::blas::{Columns, ProductShape, StridedBatch, WORKSPACE_BYTES, refuse, set_bias};
 use super::context::{Cuda, lock};
 use super::error::{self, Code, CudaError};
 use super::kernels::ELEMENTWISE;
@@ -28,7 +28,7 @@ pub(crate) struct MatrixProduct {
     pub bias: Option<Slice>,
     pub columns: Columns,
     /// `None`: one product.
-    pub batch: Option<Batch>,
+    pub batch: Option<StridedBatch>,
     pub alpha: f32,
     /// `None`: each operand is a matrix of its own.
     pub placement: Option<Placement>,
@@ -168,6 +168,6 @@ fn allocate_workspace(cuda: &Arc<Cuda>, n_bytes: usize) -> u64 {
 
 fn or_fail(memory: Result<Allocation, OutOfMemory>) -> Allocation {
     memory.unwrap_or_else(|error| {
-        error::fail(CudaError::told("workspace of products", error, Code::OutOfMemory))
+        error::fail(CudaError::reported("workspace of products", error, Code::OutOfMemory))
     })
 }

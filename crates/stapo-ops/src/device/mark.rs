@@ -8,10 +8,10 @@ use crate::cuda::Event;
 
 /// A point in the work of a device.
 #[derive(Debug)]
-pub struct Mark(Point);
+pub struct Mark(MarkPoint);
 
 #[derive(Debug)]
-enum Point {
+enum MarkPoint {
     Cpu(Instant),
     Cuda(Event),
 }
@@ -23,8 +23,8 @@ impl Mark {
     /// If one is of a CPU and the other of a GPU.
     pub fn seconds_until(&self, later: &Mark) -> f64 {
         match (&self.0, &later.0) {
-            (Point::Cpu(from), Point::Cpu(to)) => to.duration_since(*from).as_secs_f64(),
-            (Point::Cuda(from), Point::Cuda(to)) => from.seconds_until(to),
+            (MarkPoint::Cpu(from), MarkPoint::Cpu(to)) => to.duration_since(*from).as_secs_f64(),
+            (MarkPoint::Cuda(from), MarkPoint::Cuda(to)) => from.seconds_until(to),
             _ => panic!("seconds_until: marks of different devices"),
         }
     }
@@ -34,24 +34,26 @@ impl Device {
     /// The same device with a queue of its own: a GPU runs its work beside that of this one, and only
     /// [`Device::wait_for`] orders the two. A CPU runs what is called when it is called.
     #[must_use]
-    pub fn beside(&self) -> Device {
+    pub fn second_stream(&self) -> Device {
         match self.backend() {
             Backend::Cpu(_) => self.clone(),
-            Backend::Cuda(cuda) => Device { backend: Arc::new(Backend::Cuda(cuda.beside())), ..self.clone() },
+            Backend::Cuda(cuda) => {
+                Device { backend: Arc::new(Backend::Cuda(cuda.second_stream())), ..self.clone() }
+            }
         }
     }
 
     /// The end of what is queued now.
     pub fn mark(&self) -> Mark {
         Mark(match self.backend() {
-            Backend::Cpu(_) => Point::Cpu(Instant::now()),
-            Backend::Cuda(cuda) => Point::Cuda(cuda.mark()),
+            Backend::Cpu(_) => MarkPoint::Cpu(Instant::now()),
+            Backend::Cuda(cuda) => MarkPoint::Cuda(cuda.mark()),
         })
     }
 
     /// What is queued from here on begins after `mark`. The host does not wait.
     pub fn wait_for(&self, mark: &Mark) {
-        if let (Backend::Cuda(cuda), Point::Cuda(event)) = (self.backend(), &mark.0) {
+        if let (Backend::Cuda(cuda), MarkPoint::Cuda(event)) = (self.backend(), &mark.0) {
             cuda.wait_for(event);
         }
     }

@@ -10,7 +10,7 @@ use crate::memory::OutOfMemory;
 /// Memory of a GPU that two tenants use in turn, each as if it had the memory alone. Buffers stay at their addresses, so
 /// recorded CUDA graphs stay valid; their contents are lost while the other tenant has its turn.
 #[derive(Clone)]
-pub struct Region(Arc<cuda::Region>);
+pub struct Region(Arc<cuda::RegionMemory>);
 
 impl Region {
     /// Begins the turn of a tenant. Its buffers hold anything. Using a buffer of the other tenant panics from here on.
@@ -29,7 +29,7 @@ impl Device {
     pub fn region(&self, n_bytes: usize) -> Result<Option<Region>, OutOfMemory> {
         match self.backend() {
             Backend::Cpu(_) => Ok(None),
-            Backend::Cuda(cuda) => Ok(Some(Region(cuda::Region::new(cuda, n_bytes)?))),
+            Backend::Cuda(cuda) => Ok(Some(Region(cuda::RegionMemory::new(cuda, n_bytes)?))),
         }
     }
 

@@ -41,7 +41,7 @@ impl<T: Float> Product<'_, T> {
     }
 
     /// The layer as the kernels that run beside `x A^T` take it, on a GPU.
-    fn beside(&self, tokens: usize) -> Layer<'_, T> {
+    fn overlapped_layer(&self, tokens: usize) -> Layer<'_, T> {
         Layer { d: self.dims(tokens), x: self.input.x().cuda(), weight: self.weight, adapter: self.adapter }
     }
 
@@ -64,7 +64,7 @@ pub fn forward<T: Float>(device: &Device, tokens: usize, product: Product<'_, T>
         && tokens > 0
     {
         let (d, weight) = (product.dims(tokens), product.weight.view().cuda());
-        let layer = product.beside(tokens);
+        let layer = product.overlapped_layer(tokens);
         let is_one_chain = product.bias.is_none() && !uses_split_k(d, weight);
         if is_one_chain && layer.fits(Output::Product, cuda, y.cuda()) {
             return layer.run(Output::Product, cuda, y.cuda());
@@ -116,9 +116,9 @@ pub fn forward_swiglu<T: Float>(
     if let Backend::Cuda(cuda) = device.backend()
         && product.bias.is_none()
         && kept == GateUp::Dropped
-        && product.beside(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
+        && product.overlapped_layer(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
     {
-        return product.beside(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
+        return product.overlapped_layer(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);
@@ -154,7 +154,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     {
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
-        if let Some(partials) = partials_of_few_rows(cuda, &product.beside(dims.tokens)) {
+        if let Some(partials) = partials_of_few_rows(cuda, &product.overlapped_layer(dims.tokens)) {
             let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
             return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }

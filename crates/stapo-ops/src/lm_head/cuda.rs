@@ -88,9 +88,9 @@ pub(super) fn forward<T: Float>(
         launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], ROW_THREADS, 0);
         if let Some((slopes, d_logits)) = &slopes {
             let [_, entropy, _, lse] = numbers.map(|x| x.part(start, n));
-            let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
+            let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };
             let numbers = [Some(lse), Some(entropy), None, None];
-            backward_chunk(cuda, dims, weight, targets, &numbers, of, *slopes);
+            backward_chunk(cuda, dims, weight, targets, &numbers, chunk, *slopes);
         }
     });
     slopes.is_none().then_some(memory)
@@ -172,9 +172,9 @@ pub(super) fn backward<T: Float>(
             logits(cuda, start, n, hidden, weight, memory.slice())
         };
         let numbers = numbers.map(|x| Some(x.part(start, n)));
-        let of = Chunk { start, n, logits, d_logits: d_logits.slice() };
+        let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };
         let targets = grads.targets.cuda();
-        let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, of, to.d_hidden.cuda());
+        let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, chunk, to.d_hidden.cuda());
         if let Some((d_weight, write)) = &mut d_weight {
             let write = std::mem::replace(write, Write::Add);
             let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };

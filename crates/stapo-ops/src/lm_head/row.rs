@@ -74,15 +74,15 @@ pub(crate) fn best<E: Real>(
         if filled == n && x.partial_cmp(&logp[n - 1]) != Some(Ordering::Greater) {
             continue;
         }
-        let place = logp[..filled].partition_point(|y| *y >= *x);
-        if place == n {
+        let rank = logp[..filled].partition_point(|y| *y >= *x);
+        if rank == n {
             continue;
         }
         filled = (filled + 1).min(n);
-        logp.copy_within(place..filled - 1, place + 1);
-        ids.copy_within(place..filled - 1, place + 1);
-        logp[place] = *x;
-        ids[place] = id as u32;
+        logp.copy_within(rank..filled - 1, rank + 1);
+        ids.copy_within(rank..filled - 1, rank + 1);
+        logp[rank] = *x;
+        ids[rank] = id as u32;
     }
     for x in &mut logp[..filled] {
         *x = stats.logp(*x, inv_temperature);

@@ -150,7 +150,7 @@ struct Projection {
 impl Projection {
     /// Tiles that are fetched at once, where they fit; else tiles by way of a ring, of many rows without clusters. No bit depends
     /// on the choice.
-    fn of(tokens: usize, n_columns: usize, inputs: usize) -> Self {
+    fn for_shape(tokens: usize, n_columns: usize, inputs: usize) -> Self {
         let at_once = || Self::at_once(tokens, n_columns, split(inputs).div_ceil(TILE_COLUMNS));
         let n_rows = tokens.div_ceil(ROWS);
         if 4 * n_rows >= 3 * MULTIPROCESSORS {
@@ -229,7 +229,7 @@ pub(super) fn project<T: Float>(
     signals: Option<Signals>,
 ) -> Fields {
     let (columns, inputs) = (n_columns(adapter), adapter.inputs());
-    let tiling = Projection::of(tokens, columns, inputs);
+    let tiling = Projection::for_shape(tokens, columns, inputs);
     let grid = [tiling.parts * tokens.div_ceil(tiling.rows), columns.div_ceil(tiling.columns)];
     let fields = signals.unwrap_or(Signals::NONE).fields(grid[0] * grid[1]);
     if tokens == 0 {

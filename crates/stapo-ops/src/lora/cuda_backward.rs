@@ -55,11 +55,11 @@ fn maps_of_outputs<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, y: Slice) 
 }
 
 pub(super) fn maps_of_b<T: Float>(adapter: &Adapter<'_, T>, tile_rows: usize) -> Vec<TensorMap> {
-    let of = |b: &&Weight<T>| {
+    let columns_of = |b: &&Weight<T>| {
         let (rows, shape) = b.padded();
         TensorMap::of_columns(rows.cuda(), shape.outputs, (0, shape.inputs, shape.inputs), tile_rows)
     };
-    adapter.b.iter().map(of).collect()
+    adapter.b.iter().map(columns_of).collect()
 }
 
 /// Shared memory of a multiprocessor.

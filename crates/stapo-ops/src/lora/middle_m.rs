@@ -41,7 +41,7 @@ const PRODUCT: [Tiling; 3] = [
 
 impl Tiling {
     /// The one whose blocks end first.
-    fn of(d: Dims) -> Self {
+    fn fastest(d: Dims) -> Self {
         let [first, others @ ..] = PRODUCT;
         let time = |t: Self| (t.time * t.n_in_turn(d), Reverse(t.columns));
         others.into_iter().fold(first, |best, t| if time(t) < time(best) { t } else { best })
@@ -82,13 +82,13 @@ impl Tiling {
 pub(super) fn fits<T: Float>(layer: &Layer<'_, T>) -> bool {
     layer.d.tokens <= MAX_ROWS
         && n_columns(layer.adapter) <= PROJECTED[PROJECTED.len() - 1]
-        && Tiling::of(layer.d).wasted(layer.d) <= MOST_WASTED
+        && Tiling::fastest(layer.d).wasted(layer.d) <= MOST_WASTED
 }
 
 /// `lora::project` and the product, in one kernel.
 pub(super) fn run<T: Float>(layer: &Layer<'_, T>, cuda: &Arc<Cuda>, y: Slice) {
     let Layer { d, x, weight, adapter } = layer;
-    let tiling = Tiling::of(*d);
+    let tiling = Tiling::fastest(*d);
     let columns = n_columns(adapter);
     let of_a = PROJECTED.into_iter().find(|n| columns <= *n).expect("lora::middle_m: ranks that fit");
     let flat = weight.view().cuda();
@@ -114,7 +114,7 @@ mod tests {
     fn tilings_are_those_that_were_measured() {
         let tiling = |tokens, outputs| {
             let d = Dims { tokens, inputs: 2048, outputs };
-            let tiling = Tiling::of(d);
+            let tiling = Tiling::fastest(d);
             (tiling.columns, tiling.grid(d), tiling.wasted(d) <= MOST_WASTED)
         };
         assert_eq!(tiling(512, 4096), (128, [4, 33], true));
@@ -125,9 +125,9 @@ mod tests {
         for outputs in [64, 2048, 4096, 12288] {
             for tokens in 1..=MAX_ROWS {
                 let d = Dims { tokens, inputs: 2048, outputs };
-                let [rows, blocks] = Tiling::of(d).grid(d);
+                let [rows, blocks] = Tiling::fastest(d).grid(d);
                 assert!(rows * ROWS >= tokens && rows * blocks <= MULTIPROCESSORS, "{tokens} {outputs}");
-                assert!(Tiling::of(d).shared_bytes() <= 232_448);
+                assert!(Tiling::fastest(d).shared_bytes() <= 232_448);
             }
         }
     }

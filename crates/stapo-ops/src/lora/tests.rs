@@ -72,8 +72,8 @@ fn backward_of<T: Float>(device: &Device, tokens: usize, inputs: &Tensors<T>, d_
         a: Some((d_a.view_mut(), Write::Add)),
     };
     let [hidden, of_hidden] = [hidden.view(), d_hidden.view()].map(Hidden::apart);
-    let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
-    backward_factors(device, tokens, &adapter, of, to);
+    let saved = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
+    backward_factors(device, tokens, &adapter, saved, to);
     let mut d_x = device.zeros(tokens * INPUTS).unwrap();
     backward_input(device, tokens, &adapter, d_hidden.view(), d_x.view_mut());
     let [first, second] = d_b;

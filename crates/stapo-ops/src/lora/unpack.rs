@@ -3,7 +3,7 @@
 use super::Adapter;
 use super::cuda::module_columns;
 use crate::device::Backend;
-use crate::quantised::Factors;
+use crate::quantised::UnpackFactors;
 use crate::{Device, Float, Weight};
 
 /// Unpacks a quantised weight for the op that follows, with the factors of the adapters that are joined to it. Nothing for
@@ -12,7 +12,7 @@ pub fn unpack<T: Float>(device: &Device, weight: &Weight<T>, adapter: Option<&Ad
     if let Backend::Cuda(_) = device.backend()
         && weight.is_quantised()
     {
-        let factors = adapter.filter(|_| weight.is_joined()).map(|adapter| Factors {
+        let factors = adapter.filter(|_| weight.is_joined()).map(|adapter| UnpackFactors {
             rank: adapter.rank(),
             apart: module_columns(adapter),
             b: adapter

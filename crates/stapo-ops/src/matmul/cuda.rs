@@ -8,7 +8,7 @@ use super::{Dims, Shape};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
-    Batch, Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice,
+    Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, StridedBatch,
     TILE_COLUMNS, add_column_sums, parts_for, upload_table,
 };
 
@@ -61,7 +61,7 @@ struct RowLayout {
 }
 
 impl RowLayout {
-    fn of(d: Dims, weight: Slice) -> Self {
+    fn for_weight(d: Dims, weight: Slice) -> Self {
         let pitch = weight.len / d.outputs.max(1);
         let is_split = pitch > d.inputs && uses_split_k(d, weight);
         Self { pitch, n_parts: if is_split { SPLIT_K } else { 1 } }
@@ -70,7 +70,7 @@ impl RowLayout {
 
 /// `y = x W^T`.
 pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProduct {
-    let strides = [RowLayout::of(d, weight).pitch, x.len / d.tokens.max(1), d.outputs];
+    let strides = [RowLayout::for_weight(d, weight).pitch, x.len / d.tokens.max(1), d.outputs];
     MatrixProduct {
         m: d.outputs,
         n: d.tokens,
@@ -117,7 +117,7 @@ impl DeepProduct {
         let at_once = SPLIT_K_BYTES / (4 * SPLIT_K * d.outputs);
         assert!(at_once > 0, "matmul::forward: {} outputs of a deep product", d.outputs);
         let x_pitch = self.x.len / d.tokens.max(1);
-        let row = RowLayout::of(d, weight);
+        let row = RowLayout::for_weight(d, weight);
         for start in (0..d.tokens).step_by(at_once) {
             let n = at_once.min(d.tokens - start);
             let x = self.x.part(start * x_pitch, n * x_pitch);
@@ -128,7 +128,7 @@ impl DeepProduct {
                 small_m::run(output, cuda, d, x, weight, partials);
             } else {
                 let apart = [row.pitch / SPLIT_K, d.inputs / SPLIT_K, n * d.outputs];
-                let batch = Some(Batch { n: SPLIT_K, apart });
+                let batch = Some(StridedBatch { n: SPLIT_K, apart });
                 let whole = product(d, x, weight, partials);
                 cuda.product(&MatrixProduct { k: d.inputs / SPLIT_K + n_further, batch, ..whole });
             }
@@ -138,9 +138,9 @@ impl DeepProduct {
 }
 
 pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slice, write: Write, d_x: Slice) {
-    let RowLayout { pitch, n_parts } = RowLayout::of(d, weight);
+    let RowLayout { pitch, n_parts } = RowLayout::for_weight(d, weight);
     let m = d.inputs / n_parts;
-    let batch = (n_parts > 1).then_some(Batch { n: n_parts, apart: [pitch / n_parts, 0, m] });
+    let batch = (n_parts > 1).then_some(StridedBatch { n: n_parts, apart: [pitch / n_parts, 0, m] });
     let placement = Some(Placement { strides: [pitch, d.outputs, d.inputs], starts: [0; 3] });
     let whole = input_gradient(d, d_y, weight, write, d_x);
     cuda.product(&MatrixProduct { m, batch, placement, ..whole });
@@ -240,7 +240,7 @@ pub(crate) struct Padding {
 }
 
 impl Padding {
-    pub(crate) fn of(shape: Shape, n_groups: usize) -> Self {
+    pub(crate) fn for_shape(shape: Shape, n_groups: usize) -> Self {
         let rows = (shape.outputs / n_groups.max(1)).next_multiple_of(GROUP_ROWS);
         Self { n_groups, rows, columns: shape.inputs.next_multiple_of(TILE_COLUMNS) }
     }
@@ -285,7 +285,7 @@ pub(crate) struct Joined {
 
 impl Joined {
     /// Of a layer of this shape.
-    pub(super) fn of(shape: Shape, columns: usize) -> Self {
+    pub(super) fn for_shape(shape: Shape, columns: usize) -> Self {
         let Shape { outputs, inputs } = shape;
         let is_deep = is_deep(Dims { tokens: 0, inputs, outputs });
         Self { n_parts: if is_deep { SPLIT_K } else { 1 }, columns }

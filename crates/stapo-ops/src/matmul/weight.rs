@@ -2,7 +2,7 @@ use super::cuda::{Joined, Pad, Padding};
 use crate::cpu::gemm::panels_len;
 use crate::cuda::ElementType;
 use crate::device::Backend;
-use crate::quantised::{Factors, ModuleRows, Quantised, RowParts, Unpacking};
+use crate::quantised::{ModuleRows, Quantised, RowParts, UnpackFactors, Unpacking};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ impl<T: Float> Weight<T> {
     /// not read the first: columns are filled up with zeros to whole tiles, and the rows of each module to multiples of 8.
     pub fn factor_zeros(device: &Device, shape: Shape, n_modules: usize) -> Result<Self, OutOfMemory> {
         let mut weight = Self::zeros(device, shape)?;
-        let padding = Padding::of(shape, n_modules);
+        let padding = Padding::for_shape(shape, n_modules);
         if let Backend::Cuda(_) = device.backend()
             && weight.view().cuda().kind == ElementType::Bf16
             && padding.shape() != shape
@@ -101,7 +101,7 @@ impl<T: Float> Weight<T> {
         if columns == 0 || !device.joins_adapters() {
             return Self::frozen_zeros(device, shape);
         }
-        let joined = Some(Joined::of(shape, columns));
+        let joined = Some(Joined::for_shape(shape, columns));
         let flat = device.compute_zeros(shape.len() + Self::n_joined(shape, columns))?;
         Ok(Weight { joined, ..Self::with_flat(device, shape, flat)? })
     }
@@ -118,7 +118,7 @@ impl<T: Float> Weight<T> {
         let columns = if device.joins_adapters() { columns } else { 0 };
         let len = Self::n_unpacked(shape, columns);
         let quantised = Quantised::zeros(device, shape.inputs, modules, (unpacking, len))?;
-        let joined = (columns > 0).then(|| Joined::of(shape, columns));
+        let joined = (columns > 0).then(|| Joined::for_shape(shape, columns));
         let weight = Self::with_flat(device, shape, device.compute_zeros(0)?)?;
         Ok(Weight { joined, quantised: Some(quantised), ..weight })
     }
@@ -143,7 +143,7 @@ impl<T: Float> Weight<T> {
 
     /// Unpacks a quantised weight for the ops that follow, with the factors of the adapters that are joined to it. Nothing
     /// for other weights.
-    pub(crate) fn unpack(&self, device: &Device, factors: Option<&Factors>) {
+    pub(crate) fn unpack(&self, device: &Device, factors: Option<&UnpackFactors>) {
         if let (Backend::Cuda(cuda), Some(quantised)) = (device.backend(), &self.quantised) {
             let joined = self.joined.unwrap_or(Joined { n_parts: 1, columns: 0 });
             let parts = RowParts { n_parts: joined.n_parts, columns: joined.columns };
@@ -162,7 +162,7 @@ impl<T: Float> Weight<T> {
 
     /// Elements that [`Weight::joined_zeros`] takes beside those of the weight.
     pub fn n_joined(shape: Shape, columns: usize) -> usize {
-        let joined = Joined::of(shape, columns);
+        let joined = Joined::for_shape(shape, columns);
         joined.n_rows(shape) * joined.pitch(shape) - shape.len()
     }
 

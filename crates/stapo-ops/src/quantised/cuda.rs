@@ -17,7 +17,7 @@ pub(crate) struct RowParts {
 }
 
 /// The factors of adapters that are joined to a weight.
-pub(crate) struct Factors {
+pub(crate) struct UnpackFactors {
     pub rank: usize,
     /// Columns, or rows, of a module: the rank with what fills it up.
     pub apart: usize,
@@ -39,7 +39,7 @@ pub(super) fn unpack(
     (inputs, modules): (usize, &[ModuleRows]),
     blocks: Slice,
     RowParts { n_parts, columns }: RowParts,
-    factors: Option<&Factors>,
+    factors: Option<&UnpackFactors>,
     to: Slice,
 ) {
     assert!(to.kind == ElementType::Bf16, "quantised: weights are unpacked to bf16, not to {:?}", to.kind);
@@ -73,7 +73,7 @@ pub(super) fn unpack(
 }
 
 /// The fields of `Unpacked` from b on.
-fn of_factors(fields: Fields, factors: Option<&Factors>) -> Fields {
+fn of_factors(fields: Fields, factors: Option<&UnpackFactors>) -> Fields {
     let b = |place: usize| factors.and_then(|factors| factors.b.get(place));
     let places = 0..MODULES;
     let fields = places.clone().fold(fields, |fields, i| fields.eight_bytes(b(i).map(|b| b.0)));

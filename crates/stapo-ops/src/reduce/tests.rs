@@ -56,24 +56,24 @@ fn large_finite_elements_are_finite() {
 #[test]
 fn a_fingerprint_tells_a_changed_bit_and_a_moved_element_but_not_the_sign_of_zero() {
     let device = device();
-    let of = |x: &[f32]| {
+    let sums = |x: &[f32]| {
         let (a, b) = x.split_at(x.len() / 3);
         fingerprint(&device, [upload(&device, a).view(), upload(&device, b).view()])
     };
     for n in [3, 33, 4097, 100_003] {
         let mut x = values::<f32>(1, n);
         x[0] = 0.0;
-        let before = of(&x);
+        let before = sums(&x);
         x[0] = -0.0;
-        assert_eq!(of(&x), before);
+        assert_eq!(sums(&x), before);
         for at in [n - 1, n / 2, n / 3] {
             let kept = x[at];
             x[at] = f32::from_bits(kept.to_bits() ^ 1);
-            assert_ne!(of(&x), before, "{n} {at}");
+            assert_ne!(sums(&x), before, "{n} {at}");
             x[at] = kept;
         }
         x.swap(1, n - 1);
-        assert_ne!(of(&x), before, "{n}");
+        assert_ne!(sums(&x), before, "{n}");
     }
 }
 

@@ -27,7 +27,7 @@ impl<'a, E: Float> Rotations<'a, E> {
     }
 
     #[inline(always)]
-    fn of(&self, token: usize) -> Rotation<'a, E> {
+    fn at(&self, token: usize) -> Rotation<'a, E> {
         let at = self.positions[token] as usize * self.half;
         Rotation { cos: &self.cos[at..at + self.half], sin: &self.sin[at..at + self.half] }
     }
@@ -56,7 +56,7 @@ pub(crate) fn forward<E: Float>(
                 let norm = norm.map(|(norm, inv_rms)| (norm, inv_rms.range(heads)));
                 (out.range(row.clone()), norm)
             };
-            cpu.dispatch(Forward { d, rotation: rotations.of(token), norm, raw: &raw[row], out });
+            cpu.dispatch(Forward { d, rotation: rotations.at(token), norm, raw: &raw[row], out });
         }
     });
 }
@@ -164,7 +164,7 @@ pub(crate) fn backward<E: Float>(
             });
             // SAFETY: each task has its own tokens.
             let d_raw = unsafe { d_raw.range(row.clone()) };
-            cpu.dispatch(Backward { d, rotation: rotations.of(token), norm, d_out: &d_out[row], d_raw });
+            cpu.dispatch(Backward { d, rotation: rotations.at(token), norm, d_out: &d_out[row], d_raw });
         }
     });
     if let Some(HeadNormGrad { raw, inv_rms, to: Some(to), .. }) = norm {
@@ -245,7 +245,7 @@ impl<E: Float> Kernel<E> for BackwardWeight<'_, E> {
         let zero = E::ZERO;
         let (mut low, mut high) = (l.get(self.low, 0, zero), l.get(self.high, 0, zero));
         for token in 0..self.d.tokens {
-            let rotation = self.rotations.of(token);
+            let rotation = self.rotations.at(token);
             for head in self.heads.clone() {
                 let start = token * heads.qkv_width() + head * heads.dim;
                 let (d_low, d_high) =

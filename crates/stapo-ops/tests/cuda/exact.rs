@@ -42,8 +42,8 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
             let mut start = 0;
             let partials = Partials::new(device, heads, 3).unwrap();
             for asked in chunks {
-                let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
-                let slots: Vec<u32> = (start..start + asked).map(place).collect();
+                let slot = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
+                let slots: Vec<u32> = (start..start + asked).map(slot).collect();
                 let width = heads.qkv_width();
                 let qkv = compute(device, &all[start * width..(start + asked) * width]);
                 let slots = upload(device, &slots);
@@ -146,13 +146,13 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
         let (mut tables, mut last, mut last_slots, mut expected) = (vec![], vec![], vec![], vec![]);
         let mut cache = paged::Cache::zeros(device, dims).unwrap();
         for (s, &len) in lens.iter().enumerate() {
-            let own = numbers(20 + s as u64, (len - n_common) * width);
-            let all = [common.clone(), own].concat();
+            let rows = numbers(20 + s as u64, (len - n_common) * width);
+            let all = [common.clone(), rows].concat();
             let own_block = |b: usize| (n_common_blocks + s * per_sequence + b) as u32;
             let block = |b: usize| if b < n_common_blocks { b as u32 } else { own_block(b) };
             let table: Vec<u32> = (0..per_sequence).map(block).collect();
-            let place = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
-            let slots: Vec<u32> = (0..len).map(place).collect();
+            let slot = |p: usize| table[p / block_size] * block_size as u32 + (p % block_size) as u32;
+            let slots: Vec<u32> = (0..len).map(slot).collect();
             let before = len - 1;
             let rows = compute(device, &all[..before * width]);
             let places = upload(device, &slots[..before]);
@@ -223,11 +223,11 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         });
         let dims = paged::CacheDims { blocks: n * per_sequence, block_size, kv_heads: kv, head_dim: dim };
         let tables: Vec<u32> = (0..(n * per_sequence) as u32).rev().collect();
-        let place = |s: usize, p: usize| {
+        let slot = |s: usize, p: usize| {
             tables[s * per_sequence + p / block_size] * block_size as u32 + (p % block_size) as u32
         };
-        let before: Vec<u32> = (0..n).flat_map(|s| (0..contexts[s] - 1).map(move |p| place(s, p))).collect();
-        let last: Vec<u32> = (0..n).map(|s| place(s, contexts[s] - 1)).collect();
+        let before: Vec<u32> = (0..n).flat_map(|s| (0..contexts[s] - 1).map(move |p| slot(s, p))).collect();
+        let last: Vec<u32> = (0..n).map(|s| slot(s, contexts[s] - 1)).collect();
         let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
         let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
         let offsets: Vec<u32> = (0..=n as u32).collect();
@@ -437,10 +437,10 @@ fn a_product_that_adds_gives_the_bits_of_a_product_and_an_addition() {
             let before = numbers(3, inputs * outputs);
             let mut added = upload(device, &before);
             matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Add, added.view_mut());
-            let mut own = upload(device, &before);
-            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Set, own.view_mut());
+            let mut alone = upload(device, &before);
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Set, alone.view_mut());
             let mut sum = upload(device, &before);
-            residual::add(device, sum.view_mut(), own.view());
+            residual::add(device, sum.view_mut(), alone.view());
             assert_eq!(bits(&added.view().to_vec()), bits(&sum.view().to_vec()), "{dims:?}");
         }
     }

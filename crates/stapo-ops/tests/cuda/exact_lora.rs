@@ -44,8 +44,8 @@ fn adapters_on_cuda_agree_with_the_cpu() {
                 a: Some((d_a.view_mut(), Write::Add)),
             };
             let [hidden, of_hidden] = [hidden.view(), d_hidden.view()].map(Hidden::apart);
-            let of = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
-            lora::backward_factors(device, tokens, adapter, of, to);
+            let saved = Backward { x: x.view(), d_y: d_y.view(), hidden, d_hidden: of_hidden };
+            lora::backward_factors(device, tokens, adapter, saved, to);
             let mut d_x = compute(device, &numbers(9, tokens * inputs));
             lora::backward_input(device, tokens, adapter, d_hidden.view(), d_x.view_mut());
             d_b.extend([y, d_a, d_x]);
@@ -278,9 +278,9 @@ fn the_gradient_of_a_factor_beside_swiglu_on_cuda_agrees_with_its_own_product() 
             swiglu::forward(device, dims, gates.view(), activated.view_mut());
             let d_y = compute(device, &numbers(3, tokens * outputs));
             let hidden = Hidden::apart(d_hidden.view());
-            let of = Backward { x: activated.view(), d_y: d_y.view(), hidden, d_hidden: hidden };
+            let saved = Backward { x: activated.view(), d_y: d_y.view(), hidden, d_hidden: hidden };
             let to = FactorGradients { b: Vec::new(), a: Some((own.view_mut(), write)) };
-            lora::backward_factors(device, tokens, adapter, of, to);
+            lora::backward_factors(device, tokens, adapter, saved, to);
             let off = distance(&beside.view().to_vec(), &own.view().to_vec());
             assert!(off < 1e-5, "{name}: off by {off}");
         }
@@ -320,8 +320,9 @@ fn the_joined_backward_on_cuda_agrees_with_one_by_one() {
                 a: Some((d_a.view_mut(), Write::Set)),
             };
             let hidden = Hidden::joined(x.view(), case.inputs);
-            let of = Backward { x: x.view(), d_y: d_output.x(), hidden, d_hidden: d_output.hidden(outputs) };
-            lora::backward_factors(device, tokens, adapter, of, to);
+            let saved =
+                Backward { x: x.view(), d_y: d_output.x(), hidden, d_hidden: d_output.hidden(outputs) };
+            lora::backward_factors(device, tokens, adapter, saved, to);
             d_b.push(d_a);
             d_b.iter().map(|d| bits(&d.view().to_vec())).collect::<Vec<_>>()
         };

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 
 use super::parity::{compute, empty, numbers};
-use crate::cuda::{Batch, MatrixProduct};
+use crate::cuda::{MatrixProduct, StridedBatch};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::lora::{self, Adapter, Band, Input, Join, Module, pitch};
 use crate::testing::weight;
@@ -22,7 +22,7 @@ pub(super) struct Case {
 }
 
 /// The factors of a case on a device.
-pub(super) struct Factors {
+pub(super) struct CaseFactors {
     pub(super) a: Weight<f32>,
     pub(super) b: Vec<Weight<f32>>,
     modules: Vec<Module>,
@@ -52,7 +52,7 @@ impl Case {
         format!("{inputs} to {widths:?}, rank {rank} on {adapted:?}")
     }
 
-    pub(super) fn factors(&self, device: &Device) -> Factors {
+    pub(super) fn factors(&self, device: &Device) -> CaseFactors {
         let (inputs, rank) = (self.inputs, self.rank);
         let n_first = self.adapted.len() * rank;
         let first = scaled(2, n_first * inputs, 1.0 / (inputs as f32).sqrt());
@@ -74,7 +74,7 @@ impl Case {
             let width = self.widths[*of];
             factor(width, rank, 1, &scaled(5 + *of as u64, width * rank, 0.3))
         };
-        Factors {
+        CaseFactors {
             a: factor(n_first, inputs, self.adapted.len(), &first),
             b: self.adapted.iter().map(second).collect(),
             modules: self.adapted.iter().enumerate().map(module).collect(),
@@ -82,7 +82,7 @@ impl Case {
     }
 
     /// The weight that the adapter stands beside, and in bf16 on a Hopper GPU is joined to.
-    pub(super) fn base(&self, device: &Device, factors: &Factors) -> Weight<f32> {
+    pub(super) fn base(&self, device: &Device, factors: &CaseFactors) -> Weight<f32> {
         let shape = Shape { outputs: self.outputs(), inputs: self.inputs };
         let columns = lora::joined_columns(self.inputs, &factors.modules);
         let mut base = Weight::joined_zeros(device, shape, columns).unwrap();
@@ -130,7 +130,7 @@ impl Case {
         &self,
         device: &Device,
         base: &Weight<f32>,
-        factors: &Factors,
+        factors: &CaseFactors,
         n: usize,
     ) -> Vec<f32> {
         let (alone, adapter) = (self.base_alone(device), factors.adapter());
@@ -190,7 +190,7 @@ fn sum_of_parts(device: &Device, x: &Buffer<f32>, w: &Weight<f32>, n: usize) -> 
     let parts: Buffer<f32> = device.zeros(4 * n * outputs).unwrap();
     let d = matmul::Dims { tokens: n, inputs, outputs };
     let whole = matmul::cuda::product(d, x.view().cuda(), w.view().cuda(), parts.view().cuda());
-    let batch = Some(Batch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
+    let batch = Some(StridedBatch { n: 4, apart: [inputs / 4, inputs / 4, n * outputs] });
     cuda.product(&MatrixProduct { k: inputs / 4, batch, ..whole });
     let parts = parts.view().to_vec();
     let sum = |i: usize| (1..4).fold(parts[i], |sum, part| sum + parts[part * n * outputs + i]);
@@ -220,7 +220,7 @@ impl Memory {
     }
 }
 
-impl Factors {
+impl CaseFactors {
     pub(super) fn adapter(&self) -> Adapter<'_, f32> {
         Adapter { a: &self.a, b: self.b.iter().collect(), modules: &self.modules }
     }

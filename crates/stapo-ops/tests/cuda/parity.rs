@@ -294,9 +294,9 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         slopes: None,
     };
     let alternatives = lm_head::Alternatives { n, ids: best_ids.view_mut(), logp: best.view_mut() };
-    let of = targets.view();
+    let target_ids = targets.view();
     let to = Some(alternatives);
-    let last = lm_head::forward(device, dims, hidden.view(), &w, of, numbers_out, to);
+    let last = lm_head::forward(device, dims, hidden.view(), &w, target_ids, numbers_out, to);
     let (d_logp, d_entropy) = (upload(device, &numbers(4, tokens)), upload(device, &numbers(5, tokens)));
     let mut d_hidden = empty(device, tokens * width);
     let mut d_w = upload(device, &vec![0.0; vocab * width]);
@@ -319,7 +319,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
         lse: lse.view_mut(),
         slopes: Some(slopes.view_mut()),
     };
-    lm_head::forward(device, dims, hidden.view(), &w, of, frozen, None);
+    lm_head::forward(device, dims, hidden.view(), &w, target_ids, frozen, None);
     lm_head::backward_frozen(device, d_logp.view(), slopes.view_mut());
     let mut all: Tensors<f32> = out.iter().map(|b| b.view().to_vec()).collect();
     all.extend([best.view().to_vec(), d_hidden.view().to_vec(), d_w.view().to_vec(), slopes.view().to_vec()]);

@@ -42,7 +42,7 @@ fn a_rank_keeps_the_masters_that_it_owns_and_all_rounded_weights() {
 #[test]
 fn streams_wait_for_marks_of_each_other() {
     let Some(device) = gpu(Precision::Bf16) else { return };
-    let side = device.beside();
+    let side = device.second_stream();
     let n = 1 << 24;
     let ones = device.upload(&vec![1.0_f32; n]).unwrap();
     let mut sum = device.zeros::<f32>(n).unwrap();

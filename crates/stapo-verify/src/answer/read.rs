@@ -81,10 +81,10 @@ fn restated(
     if !opens || !(0..colon).filter(top).any(is_order) {
         return Ok(None);
     }
-    let said = answer(inequality, nesting + 1, budget)?;
+    let stated = answer(inequality, nesting + 1, budget)?;
     let shown = as_region(&answer(interval, nesting + 1, budget)?);
-    match (&said, shown) {
-        (Answer::Region(a), Some(b)) if same_region(a, &b, budget)? => Ok(Some(said)),
+    match (&stated, shown) {
+        (Answer::Region(a), Some(b)) if same_region(a, &b, budget)? => Ok(Some(stated)),
         _ => unreadable("an inequality beside another interval"),
     }
 }

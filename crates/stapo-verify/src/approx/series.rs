@@ -1,6 +1,6 @@
 //! The value of a sum or product over an index, with a proven error.
 
-use super::{Point, evaluate};
+use super::{SamplePoint, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::{affordable_form, ratio_of};
 use crate::expr::{Expr, Func};
@@ -24,7 +24,7 @@ pub(crate) fn finite(
     index: &str,
     (from, to): (&Expr, &Expr),
     is_sum: bool,
-    point: &Point,
+    point: &SamplePoint,
     budget: &mut Budget,
 ) -> Bounded<Complex> {
     let from = whole(from, point, budget)?;
@@ -52,7 +52,7 @@ pub(crate) fn infinite(
     term: &Expr,
     index: &str,
     from: &Expr,
-    point: &Point,
+    point: &SamplePoint,
     budget: &mut Budget,
 ) -> Bounded<Complex> {
     let from = whole(from, point, budget)?;
@@ -77,7 +77,7 @@ pub(crate) fn infinite(
 }
 
 /// Refuses terms that do not shrink in the end: their powers grow, or neither powers nor factorials make them shrink.
-fn check_convergence(shrinking: &[Factor], point: &Point, budget: &mut Budget) -> Bounded<()> {
+fn check_convergence(shrinking: &[Factor], point: &SamplePoint, budget: &mut Budget) -> Bounded<()> {
     if shrinking.iter().any(|factor| matches!(factor, Factor::InverseFactorial { .. })) {
         return Ok(());
     }
@@ -96,7 +96,7 @@ fn check_convergence(shrinking: &[Factor], point: &Point, budget: &mut Budget) -
 }
 
 /// `|base| ^ slope`
-fn size_of_power(base: &Expr, slope: &RBig, point: &Point, budget: &mut Budget) -> Bounded<Real> {
+fn size_of_power(base: &Expr, slope: &RBig, point: &SamplePoint, budget: &mut Budget) -> Bounded<Real> {
     let power = Expr::Num { value: slope.clone(), is_decimal: false };
     let base = Expr::Call(Func::Abs, vec![base.clone()]);
     evaluate(&Expr::Pow(Box::new(base), Box::new(power)), point, budget)?.abs(BOUND_BITS)
@@ -114,13 +114,13 @@ fn total(terms: &[Complex], bits: usize) -> Bounded<Complex> {
     }
 }
 
-fn at_index(term: &Expr, index: &str, k: i64, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+fn at_index(term: &Expr, index: &str, k: i64, point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let mut values = vec![(index, RBig::from(k))];
     values.extend(point.values.iter().cloned());
-    evaluate(term, &Point { values: &values, ..*point }, budget)
+    evaluate(term, &SamplePoint { values: &values, ..*point }, budget)
 }
 
-fn whole(bound: &Expr, point: &Point, budget: &mut Budget) -> Bounded<i64> {
+fn whole(bound: &Expr, point: &SamplePoint, budget: &mut Budget) -> Bounded<i64> {
     let value = evaluate(bound, point, budget)?;
     let value = if value.is_real() { value.re.as_whole() } else { None };
     value
@@ -195,7 +195,7 @@ fn rest_bound(
     size: &Real,
     shrinking: &[Factor],
     k: i64,
-    point: &Point,
+    point: &SamplePoint,
     budget: &mut Budget,
 ) -> Bounded<Option<i64>> {
     let one = Real::from_ratio(&RBig::ONE, BOUND_BITS)?;

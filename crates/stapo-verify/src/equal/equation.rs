@@ -2,7 +2,7 @@
 
 use super::sample::{SampleKind, points, sample};
 use super::value::{Match, compare};
-use crate::approx::{Domain, LogBase, Point, evaluate};
+use crate::approx::{Domain, LogBase, SamplePoint, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::Expr;
@@ -84,7 +84,7 @@ fn cleared(form: &Poly, budget: &mut Budget) -> Bounded<Option<Poly>> {
 }
 
 /// `a / b` at `point`. A number beyond 2^128 counts as no value, because its last digits are lost.
-fn quotient(a: &Expr, b: &Expr, point: &Point, budget: &mut Budget) -> Bounded<Complex> {
+fn quotient(a: &Expr, b: &Expr, point: &SamplePoint, budget: &mut Budget) -> Bounded<Complex> {
     let a = evaluate(a, point, budget)?;
     let b = evaluate(b, point, budget)?;
     if a.abs(LOW_BITS)?.bound().max(b.abs(LOW_BITS)?.bound()) > LOW_BITS as i64 / 2 {
@@ -108,7 +108,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
         let values = sample(&names, k, kind);
         let is_far = kind == SampleKind::Far;
         let domain = if is_far { Domain::Real } else { Domain::Complex };
-        let point = Point { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain };
+        let point = SamplePoint { values: &values, log_base: LogBase::Ten, bits: LOW_BITS, domain };
         let quotient = match budget.attempt(|budget| quotient(a, b, &point, budget)) {
             Ok(quotient) => quotient,
             Err(Stop::Undefined(_) | Stop::OverBudget(_)) if is_far => continue,

@@ -1,7 +1,7 @@
 //! Whether two expressions have the same value: exactly, up to rounding, or at every sample point.
 
 use super::sample::{SampleKind, points, sample};
-use crate::approx::{Domain, HIDDEN_WHOLE, LogBase, Point, evaluate};
+use crate::approx::{Domain, HIDDEN_WHOLE, LogBase, SamplePoint, evaluate};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::exact_form::affordable_form;
 use crate::expr::{Expr, Func};
@@ -116,7 +116,7 @@ pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Orderi
     if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));
     }
-    let point = Point { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
+    let point = SamplePoint { values: &[], log_base: LogBase::Ten, bits: LOW_BITS, domain: Domain::Complex };
     match evaluate(expr, &point, budget) {
         Ok(value) if value.is_real() => Ok(value.re.sign().or_else(|| {
             // A value known to be below 2^-AGREEING_BITS counts as zero.
@@ -138,7 +138,7 @@ fn at_points(
     names.sort_unstable();
     names.dedup();
     if names.is_empty() {
-        let point = Point { values: &[], log_base, bits: LOW_BITS, domain: Domain::Complex };
+        let point = SamplePoint { values: &[], log_base, bits: LOW_BITS, domain: Domain::Complex };
         return at_point(a, b, &point, has_decimal, budget)?
             .ok_or(Stop::Undefined("an expression without a value"));
     }
@@ -148,7 +148,7 @@ fn at_points(
     let mut is_rounded = false;
     for (kind, k) in points(a, b) {
         let values = sample(&names, k, kind);
-        let point = Point { values: &values, log_base, bits: LOW_BITS, domain: kind.domain() };
+        let point = SamplePoint { values: &values, log_base, bits: LOW_BITS, domain: kind.domain() };
         let found = if kind == SampleKind::Far {
             // Far away a power or an exponential may be too large to evaluate.
             match budget.attempt(|budget| at_point(a, b, &point, has_decimal, budget)) {
@@ -194,12 +194,12 @@ fn at_points(
 fn at_point(
     a: &Expr,
     b: &Expr,
-    point: &Point,
+    point: &SamplePoint,
     has_decimal: bool,
     budget: &mut Budget,
 ) -> Bounded<Option<Match>> {
     for bits in [point.bits, HIGH_BITS] {
-        let point = Point { bits, ..*point };
+        let point = SamplePoint { bits, ..*point };
         let (x, y) = match (evaluate(a, &point, budget), evaluate(b, &point, budget)) {
             (Ok(x), Ok(y)) => (x, y),
             (Err(HIDDEN_WHOLE), _) | (_, Err(HIDDEN_WHOLE)) if bits < HIGH_BITS => continue,

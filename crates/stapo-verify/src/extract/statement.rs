@@ -273,25 +273,25 @@ pub(super) fn is_retracted(behind: &str) -> bool {
     for text in sentences.take(4) {
         let words: Vec<&str> = text.split(' ').collect();
         let n_calls = words.iter().take_while(|word| is_in(INTERJECTIONS, word)).count();
-        let said = &words[n_calls..];
+        let statement = &words[n_calls..];
         // "Actually, 6.": another number corrects the answer.
         let is_correction = words[..n_calls].iter().any(|word| is_in("no wait hmm actually sorry", word))
             || matches!(
-                said,
+                statement,
                 ["correction" | "rather" | "instead", ..]
                     | ["i", "mean", ..]
                     | ["make", "that", ..]
                     | ["second", "thought", ..]
             )
-            || said.iter().any(|word| is_in("reconsider reconsidering", word));
-        let has_number = said.iter().any(|word| word.contains(|c: char| c.is_ascii_digit()));
-        if is_correction && (has_number || said.iter().any(|word| word.starts_with("reconsider"))) {
+            || statement.iter().any(|word| is_in("reconsider reconsidering", word));
+        let has_number = statement.iter().any(|word| word.contains(|c: char| c.is_ascii_digit()));
+        if is_correction && (has_number || statement.iter().any(|word| word.starts_with("reconsider"))) {
             return true;
         }
-        if said.is_empty() && !words.contains(&"no") {
+        if statement.is_empty() && !words.contains(&"no") {
             continue;
         }
-        return said.is_empty() || takes_back(said);
+        return statement.is_empty() || takes_back(statement);
     }
     false
 }
@@ -306,10 +306,10 @@ pub(super) fn goes_on(behind: &str) -> bool {
         .trim_start_matches([' ', ','])
         .strip_prefix("and ")
         .is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '$' | '\\')));
-    let said = if words[0] == "but" { &words[1..] } else { &words[..] };
+    let statement = if words[0] == "but" { &words[1..] } else { &words[..] };
     joins
         || (!is_apart && words[0] != "but" && bends(words[0]))
-        || (!said.is_empty() && (is_in(FALSEHOODS, said[0]) || takes_back(said)))
+        || (!statement.is_empty() && (is_in(FALSEHOODS, statement[0]) || takes_back(statement)))
 }
 
 /// Whether the words of a sentence say that what was said before it is untrue.

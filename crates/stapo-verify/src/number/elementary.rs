@@ -50,8 +50,9 @@ pub(crate) fn exp(x: &Real, bits: usize) -> Bounded<Real> {
     }
     // |sum| < 2, so the argument's error carries over once; series and squarings stay within the guard bits.
     let shift = i64::try_from(&count).map_err(|_| Stop::OverBudget("an exponential of a huge number"))?;
-    let own = -((bits + GUARD_BITS / 2) as i64);
-    let mut value = Real::from_fixed(sum, fraction_bits, joined(own, x.err_at(fraction_bits) + 2), bits)?;
+    let rounding = -((bits + GUARD_BITS / 2) as i64);
+    let mut value =
+        Real::from_fixed(sum, fraction_bits, joined(rounding, x.err_at(fraction_bits) + 2), bits)?;
     value.exp += shift;
     value.err += shift;
     Ok(value)
@@ -76,9 +77,9 @@ pub(crate) fn ln(x: &Real, bits: usize) -> Bounded<Real> {
     let z = ((&m - &one) << fraction_bits) / (&m + &one);
     let sum = atanh_series(&z, fraction_bits) << (halvings + 1);
     let whole = IBig::from(top - 1) * ln2_fixed(fraction_bits);
-    let own = -((bits + GUARD_BITS / 2) as i64);
-    let inherited = if x.is_exact() { own } else { x.error_bound() - top + 3 };
-    Real::from_fixed(whole + sum, fraction_bits, joined(own, inherited), bits)
+    let rounding = -((bits + GUARD_BITS / 2) as i64);
+    let inherited = if x.is_exact() { rounding } else { x.error_bound() - top + 3 };
+    Real::from_fixed(whole + sum, fraction_bits, joined(rounding, inherited), bits)
 }
 
 /// Sine and cosine.

@@ -30,7 +30,7 @@ pub(super) fn integrated(
     budget: &mut Budget,
 ) -> Bounded<Option<Expr>> {
     let mut found = Antiderivative { variable, positive: Vec::new(), vanishes: true };
-    let Some(value) = found.of(integrand, budget)? else { return Ok(None) };
+    let Some(value) = found.antiderivative(integrand, budget)? else { return Ok(None) };
     let is_infinite = *high == Expr::Infinity;
     if is_infinite && !found.vanishes {
         return Ok(None);
@@ -55,20 +55,20 @@ pub(super) fn integrated(
 }
 
 impl Antiderivative<'_> {
-    fn of(&mut self, integrand: &Expr, budget: &mut Budget) -> Bounded<Option<Expr>> {
+    fn antiderivative(&mut self, integrand: &Expr, budget: &mut Budget) -> Bounded<Option<Expr>> {
         budget.spend(20)?;
         match integrand {
             Expr::Add(terms) => {
                 let mut parts = Vec::new();
                 for term in terms {
-                    match self.of(term, budget)? {
+                    match self.antiderivative(term, budget)? {
                         Some(part) => parts.push(part),
                         None => return Ok(None),
                     }
                 }
                 Ok(Some(Expr::Add(parts)))
             }
-            Expr::Neg(x) => Ok(self.of(x, budget)?.map(Expr::negated)),
+            Expr::Neg(x) => Ok(self.antiderivative(x, budget)?.map(Expr::negated)),
             _ => self.of_product(integrand, budget),
         }
     }
@@ -143,8 +143,13 @@ impl Antiderivative<'_> {
         }
         let slope = Expr::product(slope);
         self.vanishes &= cycle.len() == 1 && sign_of(&slope, budget)? == Some(Ordering::Less);
-        let over = |k: usize| Expr::Pow(Box::new(slope.clone()), Box::new(Expr::int(-(k as i64))));
-        Ok(Some((1..=n).map(|k| Expr::Mul(vec![cycle[(k - 1) % cycle.len()].clone(), over(k)])).collect()))
+        let divided_by_power =
+            |k: usize| Expr::Pow(Box::new(slope.clone()), Box::new(Expr::int(-(k as i64))));
+        Ok(Some(
+            (1..=n)
+                .map(|k| Expr::Mul(vec![cycle[(k - 1) % cycle.len()].clone(), divided_by_power(k)]))
+                .collect(),
+        ))
     }
 
     /// An antiderivative of a power or a logarithm of a linear term, of a square of a sine or cosine, or of the reciprocal

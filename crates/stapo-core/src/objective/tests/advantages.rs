@@ -52,23 +52,23 @@ fn std(values: &[f64], ddof: f64) -> f64 {
 
 /// The advantage of each response from one reward, from the formulas of the papers.
 fn naive_of(rule: Advantage, rewards: &[f64], batch: &[Response]) -> Vec<f64> {
-    let of = |i: usize| {
+    let expected = |i: usize| {
         let group: Vec<usize> = (0..batch.len()).filter(|&j| batch[j].group == batch[i].group).collect();
-        let own: Vec<f64> = group.iter().map(|&j| rewards[j]).collect();
+        let group_rewards: Vec<f64> = group.iter().map(|&j| rewards[j]).collect();
         let others: Vec<f64> = group.iter().filter(|&&j| j != i).map(|&j| rewards[j]).collect();
         let scaled = |std: f64, epsilon: f64| {
-            let d = rewards[i] - mean(&own);
+            let d = rewards[i] - mean(&group_rewards);
             if d == 0.0 { 0.0 } else { d / (std + epsilon) }
         };
         match rule {
-            Advantage::GroupZScore { ddof, epsilon } => scaled(std(&own, f64::from(ddof)), epsilon),
-            Advantage::GroupMean => rewards[i] - mean(&own),
+            Advantage::GroupZScore { ddof, epsilon } => scaled(std(&group_rewards, f64::from(ddof)), epsilon),
+            Advantage::GroupMean => rewards[i] - mean(&group_rewards),
             Advantage::LeaveOneOut => rewards[i] - mean(&others),
             Advantage::GroupMeanBatchStd { ddof, epsilon } => scaled(std(rewards, f64::from(ddof)), epsilon),
             Advantage::Return { .. } => rewards[i],
         }
     };
-    (0..batch.len()).map(of).collect()
+    (0..batch.len()).map(expected).collect()
 }
 
 /// One advantage per token, written from the formulas.
@@ -126,9 +126,9 @@ fn naive(spec: &ObjectiveSpec, batch: &[Response], weights: &[f64]) -> Vec<Vec<f
                     own[t] = reward_weight * own[t] + beta * d[t];
                 }
                 Distillation::Dasd { beta, quantile, normalizer } => {
-                    let place = quantile * (sorted.len() - 1) as f64;
-                    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-                    let tau = low + (high - low) * place.fract();
+                    let rank = quantile * (sorted.len() - 1) as f64;
+                    let (low, high) = (sorted[rank.floor() as usize], sorted[rank.ceil() as usize]);
+                    let tau = low + (high - low) * rank.fract();
                     let sigma =
                         mean(&r.entropy.iter().map(|h| (h - mean(&r.entropy)).abs()).collect::<Vec<_>>());
                     let unit = match normalizer {

@@ -82,15 +82,15 @@ fn stapo_with_nothing_silenced_is_justrl() {
 
 #[test]
 fn ablations_choose_from_the_same_candidates() {
-    let of = |overrides: &[&str]| {
+    let thresholds = |overrides: &[&str]| {
         let spec = stapo().with_overrides(overrides.iter().copied()).unwrap();
         run(&spec, &five_candidates(), UpdateKey::default()).unwrap()
     };
     // The 75 % with the highest entropy: above the 0.25-quantile 0.2.
-    assert_eq!(silenced(&of(&["masks.0.select=high_entropy"]).1), [(0, 0), (0, 3), (0, 5)]);
-    assert_eq!(silenced(&of(&["masks.0.select=full"]).1), [(0, 0), (0, 1), (0, 3), (0, 4), (0, 5)]);
-    assert_eq!(silenced(&of(&["masks.0.q=0.5"]).1), [(0, 1), (0, 4)]);
-    let (tally, effects) = of(&["masks.0.select=random"]);
+    assert_eq!(silenced(&thresholds(&["masks.0.select=high_entropy"]).1), [(0, 0), (0, 3), (0, 5)]);
+    assert_eq!(silenced(&thresholds(&["masks.0.select=full"]).1), [(0, 0), (0, 1), (0, 3), (0, 4), (0, 5)]);
+    assert_eq!(silenced(&thresholds(&["masks.0.q=0.5"]).1), [(0, 1), (0, 4)]);
+    let (tally, effects) = thresholds(&["masks.0.select=random"]);
     assert_eq!((tally.n_candidates, tally.n_silenced), (5, 3));
     assert!(silenced(&effects).iter().all(|&(i, t)| i == 0 && t != 2), "only candidates are drawn");
     // Version 1: 0.8-quantile over all eight tokens, sorted 0 0 .01 .1 .2 .3 .4 .5: place 5.6 gives 0.36.

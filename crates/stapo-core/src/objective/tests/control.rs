@@ -66,9 +66,9 @@ fn stare_weighs_surprising_rewarded_tokens_while_entropy_is_low() {
             [Sample::on_policy(1.0, &logp, &[entropy; 10]), Sample::on_policy(-1.0, &logp, &[entropy; 10])];
         let update = UpdateKey { controls, ..UpdateKey::default() };
         let (tally, effects) = run(spec, &samples, update).unwrap();
-        let of = |i: usize, t: usize| (effects[i][t].d_logp / tally.scale).abs();
-        assert!((0..9).all(|t| of(0, t) == 1.0 && of(1, t) == 1.0), "only the top 10 % are weighed");
-        (of(0, 9), of(1, 9))
+        let size = |i: usize, t: usize| (effects[i][t].d_logp / tally.scale).abs();
+        assert!((0..9).all(|t| size(0, t) == 1.0 && size(1, t) == 1.0), "only the top 10 % are weighed");
+        (size(0, 9), size(1, 9))
     };
     let spec = spec.with_overrides(["masks.0.entropy_below=0.25"]).unwrap();
     assert_eq!(weights(&spec, 0.125, Controls::default()), (1.1, 1.0));

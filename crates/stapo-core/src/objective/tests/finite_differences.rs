@@ -173,7 +173,8 @@ fn a_ratio_exactly_at_a_clip_edge_takes_the_inner_slope() {
         assert!((effects[0][0].ratio - edge).abs() < 1e-12);
     }
     let at = |ratio: f64, advantage: f64| {
-        let point = surrogate::Point { ratio, advantage, logp: -1.0, behavior_logp: -1.0, penalised: false };
+        let point =
+            surrogate::SurrogatePoint { ratio, advantage, logp: -1.0, behavior_logp: -1.0, penalised: false };
         spec.surrogate.at(point)
     };
     assert_eq!((at(1.28, 1.0).clipped, at(1.28, 1.0).slope), (false, 1.28));

@@ -311,7 +311,7 @@ fn highest_cov(spec: &ObjectiveSpec, samples: &[Sample], share: f64) -> Vec<(usi
 fn sorted_quantile(mut values: Vec<f64>, q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let Some(last) = values.len().checked_sub(1) else { return f64::NEG_INFINITY };
-    let place = q * last as f64;
-    let (low, high) = (values[place.floor() as usize], values[place.ceil() as usize]);
-    low + (high - low) * (place - place.floor())
+    let rank = q * last as f64;
+    let (low, high) = (values[rank.floor() as usize], values[rank.ceil() as usize]);
+    low + (high - low) * (rank - rank.floor())
 }

@@ -148,8 +148,8 @@ fn impossible_combinations_are_refused_with_the_reason() {
         ),
     ];
     for (name, texts, reason) in cases {
-        let said = set(name, texts);
-        assert!(said.contains(reason), "{name} {texts:?}: {said}");
+        let message = set(name, texts);
+        assert!(message.contains(reason), "{name} {texts:?}: {message}");
     }
 }
 
@@ -158,11 +158,14 @@ fn an_upper_clip_below_the_lower_one_is_a_warning() {
     let low_first =
         ObjectiveSpec::from_preset("stapo").unwrap().with_overrides(["surrogate.low=0.3"]).unwrap();
     assert_eq!(low_first.surrogate, Surrogate::Clip { low: 0.3, high: 0.28, dual: None });
-    let said = low_first.warnings();
-    assert!(said.len() == 1 && said[0].contains("surrogate.high 0.28 is below low 0.3"), "{said:?}");
+    let warnings = low_first.warnings();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("surrogate.high 0.28 is below low 0.3"),
+        "{warnings:?}"
+    );
     let of_ratio = ObjectiveSpec::from_preset("gmpo").unwrap().with_overrides(["ratio.low=0.5"]).unwrap();
-    let said = of_ratio.warnings();
-    assert!(said.len() == 1 && said[0].contains("ratio.high 0.4 is below low 0.5"), "{said:?}");
+    let warnings = of_ratio.warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("ratio.high 0.4 is below low 0.5"), "{warnings:?}");
     for (name, spec) in all_specs() {
         assert!(spec.warnings().is_empty(), "{name}: {:?}", spec.warnings());
     }
@@ -171,10 +174,10 @@ fn an_upper_clip_below_the_lower_one_is_a_warning() {
 #[test]
 fn s2t_is_not_added_twice() {
     for name in ["stapo", "stapo-v1", "stapo-taco"] {
-        let said = complaint(ObjectiveSpec::from_preset(&format!("{name}+spurious")));
+        let message = complaint(ObjectiveSpec::from_preset(&format!("{name}+spurious")));
         let expected =
             format!("{name}+spurious would silence twice: {name} has S2T already\nhint: take {name}");
-        assert!(said.contains(&expected), "{said}");
+        assert!(message.contains(&expected), "{message}");
     }
     assert_eq!(ObjectiveSpec::from_preset("gspo+spurious").unwrap().masks, [Mask::spurious()]);
 }

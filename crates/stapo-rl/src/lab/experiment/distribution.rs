@@ -241,7 +241,7 @@ fn share(steps: &[&Groups], quadrant: Quadrant, thresholds: Thresholds, third: u
     for tokens in responses.map(|response| &response.tokens) {
         for (logp, entropy) in tokens.logp.iter().zip(&tokens.entropy) {
             all += 1;
-            own += usize::from(Quadrant::of(*logp, *entropy, thresholds) == quadrant);
+            own += usize::from(Quadrant::at(*logp, *entropy, thresholds) == quadrant);
         }
     }
     (all > 0).then(|| own as f64 / all as f64)
