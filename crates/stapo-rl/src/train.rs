@@ -19,9 +19,9 @@ use crate::learn::update::{Learned, MinibatchContext, learn};
 use crate::plan::config::{GradientSum, Plan};
 use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
-use crate::ranks::{ExpectedLengths, Ranks, Solo, told_to_all};
+use crate::ranks::{Ranks, Solo, told_to_all};
 use crate::reward::Programs;
-use crate::rollout::{ForeignRollouts, PolicyScorer, Sampler};
+use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
 use crate::run::best::BestSoFar;
 use crate::run::meter::{Meter, Phase, memory_bytes};
 use crate::run::records::{explored_records, metrics, response_records, set_times, silenced_records};
@@ -74,12 +74,9 @@ pub struct Trainer {
     reference: Option<Reference>,
     /// What a distillation learns from.
     teacher: Option<Teacher>,
-    /// Rollouts that another engine sampled, for a run that does not sample its own.
-    foreign: Option<ForeignRollouts>,
+    pub(crate) source: Box<dyn RolloutSource>,
     /// The memory of rollouts and updates, kept from step to step.
     pub(crate) memory: RunMemory,
-    /// By which problems are dealt out to ranks.
-    lengths: ExpectedLengths,
     /// What was found about the prompts at the start.
     warnings: Vec<String>,
     /// The benchmarks of the plan; `None` before they are opened.
@@ -112,7 +109,7 @@ impl Trainer {
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
-        let foreign = ForeignRollouts::open(plan, &model, &task)?;
+        let source = open_source(plan, &model, &task)?;
         let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
         let learner = Learner::over(model, plan.optimizer(), gradients, ranks)?;
         Ok(Self {
@@ -120,9 +117,8 @@ impl Trainer {
             task,
             reference,
             teacher,
-            foreign,
+            source,
             memory,
-            lengths: ExpectedLengths::default(),
             warnings,
             benchmarks: None,
             meter: Arc::default(),
@@ -153,16 +149,11 @@ impl Trainer {
         let Learner { model, counters, ranks, .. } = &self.learner;
         let ranks = ranks.as_ref();
         let step = counters.step + 1;
-        let position = counters.position;
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let sampled = if let Some(foreign) = &self.foreign {
-            let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
-            foreign.roll_out(&mut scorer, task, plan, step, position)?
-        } else {
-            let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
-            sampler.roll_out(&mut self.lengths, step, position)?
-        };
+        let memory = &mut self.memory;
+        let mut training = RolloutContext { model, memory, task, plan, counters: *counters, ranks, meter };
+        let sampled = self.source.next(&mut training)?;
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
         let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
@@ -176,8 +167,9 @@ impl Trainer {
         let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
-        let mut sampler = Sampler { model, memory, task: &self.task, plan, ranks: ranks.as_ref(), meter };
-        let held_out = sampler.held_out_accuracy(counters.step)?;
+        let (task, policy_version, ranks) = (&self.task, counters.n_updates, ranks.as_ref());
+        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter };
+        let held_out = sampler.held_out_accuracy()?;
         let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;
         Ok((Evaluated { held_out, benchmarks: scores }, samples))
     }
@@ -202,10 +194,9 @@ impl Trainer {
             (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
         let updates = uses.flat_map(|own| (0..plan.objective.n_passes()).map(move |pass| (own, pass)));
         for ((use_idx, minibatch), pass) in updates {
-            let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
-            let context = MinibatchContext { step, use_idx, is_on_policy, pass, meter };
+            let context = MinibatchContext { step, use_idx, pass, meter };
             let update = learn(&mut self.learner, passes, &mut carried, plan, minibatch, context)?;
-            canary::check_learned(plan, step, is_on_policy, &update)?;
+            canary::check_learned(plan, step, &update)?;
             let is_gated = update.is_gated();
             learned.push(update);
             if is_gated {
