@@ -125,3 +125,6 @@ fn share_right(verdicts: impl Iterator<Item = Verdict>) -> f64 {
     let n_right = verdicts.inspect(|_| n_all += 1).filter(|verdict| *verdict == Verdict::Right).count();
     n_right as f64 / n_all.max(1) as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -81,3 +81,6 @@ impl PackedBatch {
         &self.targets
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,6 +59,7 @@ fn batch() -> PackedBatch {
         let tokens: Vec<u32> = (0..n).map(|i| (i * i + 3 * n) % 17).collect();
         batch.push_response(&tokens, n_prompt);
     }
+    batch.push(&[3, 1, 4, 1, 5, 9, 2], &[false, true, true, false, false, true, false]);
     batch
 }
 

@@ -105,10 +105,9 @@ impl RolledOut {
         let teacher_logp = match scorers.teacher {
             Some(teacher) => {
                 let prompted = teacher.prompted(scorers.model, task, plan, &batch)?;
-                let taught = prompted.as_ref().map(|all| {
-                    all.iter().map(|(tokens, is_scored)| Sequence { tokens, is_scored }).collect()
-                });
-                let taught: &Vec<Sequence> = taught.as_ref().unwrap_or(&sequences);
+                let taught: Option<Vec<Sequence>> =
+                    prompted.as_ref().map(|all| all.iter().map(Sequence::from).collect());
+                let taught = taught.as_ref().unwrap_or(&sequences);
                 Some(scorers.logp_of(teacher.policy(scorers.model), plan, taught)?)
             }
             None => None,

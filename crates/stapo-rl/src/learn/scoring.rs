@@ -18,6 +18,15 @@ pub struct Sequence<'a> {
     pub is_scored: &'a [bool],
 }
 
+/// The tokens of a [`Sequence`], and which of them are scored.
+pub type MarkedTokens = (Vec<u32>, Vec<bool>);
+
+impl<'a> From<&'a MarkedTokens> for Sequence<'a> {
+    fn from((tokens, is_scored): &'a MarkedTokens) -> Self {
+        Sequence { tokens, is_scored }
+    }
+}
+
 impl<'a> From<&'a Rollout> for Sequence<'a> {
     fn from(rollout: &'a Rollout) -> Self {
         Sequence { tokens: &rollout.tokens, is_scored: &rollout.is_sampled }

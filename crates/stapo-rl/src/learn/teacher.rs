@@ -1,6 +1,7 @@
 //! What a distillation learns from: a policy that scores the student's own responses.
 
 use crate::error::{Error, Result};
+use crate::learn::scoring::MarkedTokens;
 use crate::plan::config::{Plan, TeacherSource};
 use crate::policy::loaded::LoadedModel;
 use crate::tasks::template::Template;
@@ -49,7 +50,7 @@ impl Teacher {
         task: &Task,
         plan: &Plan,
         batch: &Batch,
-    ) -> Result<Option<Vec<(Vec<u32>, Vec<bool>)>>> {
+    ) -> Result<Option<Vec<MarkedTokens>>> {
         let Teacher::Solution(template) = self else { return Ok(None) };
         let mut prompted = Vec::new();
         for group in &batch.groups {

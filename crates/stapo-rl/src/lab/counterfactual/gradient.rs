@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::learn::carried::Carried;
 use crate::learn::constants::RolledOut;
-use crate::learn::scoring::Sequence;
+use crate::learn::scoring::{MarkedTokens, Sequence};
 use crate::learn::update::{GradientParts, MinibatchContext, gradient_parts, likelihood_gradient};
 use crate::plan::config::Plan;
 use crate::rollout::{Beginning, continuations};
@@ -51,8 +51,7 @@ pub fn gradient_effect(
     let minibatches = rolled.minibatches(plan);
     let pass = trainer.memory.update(&mut trainer.learner.gradients);
     let parts = gradient_parts(&mut trainer.learner, pass, &mut carried, plan, minibatches[0], context)?;
-    let sequences: Vec<Sequence> =
-        answers.iter().map(|(tokens, is_scored)| Sequence { tokens, is_scored }).collect();
+    let sequences: Vec<Sequence> = answers.iter().map(Sequence::from).collect();
     let rise = if sequences.is_empty() {
         None
     } else {
@@ -105,7 +104,7 @@ fn right_answers(
     plan: &Plan,
     n_problems: usize,
     key: Key,
-) -> Result<Vec<(Vec<u32>, Vec<bool>)>> {
+) -> Result<Vec<MarkedTokens>> {
     let problems = trainer.task.held_out(n_problems);
     let model = &trainer.learner.model;
     let prompting = model.prompting(&plan.style)?;
