@@ -1,8 +1,8 @@
 //! Line formats of the run directory, which the trainer writes and every other command reads.
 //!
 //! Every record carries `schema`. Within a schema, keys are only ever added: a reader keeps unknown keys in `extra` and
-//! writes these keys back, so older programs read and copy newer files. A change that breaks this rule raises
-//! [`SCHEMA`], and a reader refuses records with a higher schema than [`SCHEMA`].
+//! writes these keys back, so older programs read and copy newer files. A record that an older program would misread has
+//! a higher schema, and a reader refuses records whose schema is higher than [`Record::NEWEST_SCHEMA`].
 
 mod best;
 mod event;
@@ -21,7 +21,7 @@ pub use metrics::{
     BenchmarkScore, EntropyChange, EntropyQuantiles, LengthQuantiles, Metrics, PhaseSeconds, PretrainMetrics,
     ReuseRecord, ReusedUpdate, TokensPerSecond,
 };
-pub use tokens::{Alternative, EvalRecord, ResponseRecord, TokenColumns, TokenRecord};
+pub use tokens::{Alternative, EvalRecord, GivenTokens, ResponseRecord, TokenColumns, TokenRecord};
 
 use crate::objective::ObjectiveSpec;
 use serde::Serialize;
@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// The schema that this program writes, and the highest that this program reads.
+/// The schema of all records but responses with given tokens ([`ResponseRecord::SCHEMA_WITH_GIVEN`]).
 pub const SCHEMA: u32 = 1;
 
 /// Keys that this program does not know, which are written back unchanged.
@@ -43,15 +43,18 @@ pub enum RecordError {
     #[error("line {line}: no `schema` number, so this is no record of a run")]
     NoSchema { line: usize },
     #[error(
-        "line {line}: schema {found}, this program reads up to {SCHEMA}\nhint: it was written by a newer stapo; update this one"
+        "line {line}: schema {found}, this program reads up to {newest}\nhint: it was written by a newer stapo; update this one"
     )]
-    TooNew { line: usize, found: u64 },
+    TooNew { line: usize, found: u64, newest: u32 },
     #[error("line {line}: {problem}")]
     Fields { line: usize, problem: String },
 }
 
 /// A record of the run directory.
 pub trait Record: Serialize + DeserializeOwned {
+    /// The highest schema of these records that this program reads.
+    const NEWEST_SCHEMA: u32 = SCHEMA;
+
     /// The record as one line of JSON that ends in a newline.
     fn to_line(&self) -> String {
         let mut line = serde_json::to_string(self).expect("records hold only what JSON can");
@@ -62,7 +65,9 @@ pub trait Record: Serialize + DeserializeOwned {
 
 impl Record for Metrics {}
 impl Record for PretrainMetrics {}
-impl Record for ResponseRecord {}
+impl Record for ResponseRecord {
+    const NEWEST_SCHEMA: u32 = Self::SCHEMA_WITH_GIVEN;
+}
 impl Record for TokenRecord {}
 impl Record for EvalRecord {}
 impl Record for Experiment {}
@@ -144,7 +149,9 @@ fn parse_line<R: Record>(line: usize, text: &str) -> Result<R, RecordError> {
     let value: Value = serde_json::from_str(text).map_err(json)?;
     match value.get("schema").and_then(Value::as_u64) {
         None => Err(RecordError::NoSchema { line }),
-        Some(found) if found > u64::from(SCHEMA) => Err(RecordError::TooNew { line, found }),
+        Some(found) if found > u64::from(R::NEWEST_SCHEMA) => {
+            Err(RecordError::TooNew { line, found, newest: R::NEWEST_SCHEMA })
+        }
         Some(_) => {
             serde_json::from_value(value).map_err(|e| RecordError::Fields { line, problem: e.to_string() })
         }

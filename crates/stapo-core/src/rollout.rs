@@ -18,6 +18,14 @@ pub struct Problem {
     pub reference: String,
 }
 
+impl Problem {
+    /// The conversation that the model answers: the turns before the prompt, and the prompt as the user's message.
+    pub fn messages(&self) -> Vec<Turn> {
+        let prompt = Turn { role: "user".into(), content: self.prompt.clone() };
+        self.earlier_turns.iter().cloned().chain([prompt]).collect()
+    }
+}
+
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
@@ -36,29 +44,62 @@ pub enum Finish {
     LengthLimit,
 }
 
-/// One sampled response with the signals of the policy that sampled it.
-/// Lengths: `tokens`, `logp`, `entropy` are equal and hold response tokens only.
+/// One episode: a sequence of tokens that the policy was given or has sampled, with the signals of the policy that
+/// sampled. The prompt is given; so is whatever an environment answers between two turns of the policy.
+///
+/// Lengths: `tokens` and `is_sampled` are equal; `logp` and `entropy` have one entry per sampled token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {
     /// Index of the problem in its batch.
     pub problem_idx: usize,
     /// Index of the sample in its group.
     pub sample_idx: usize,
-    pub prompt_tokens: Vec<u32>,
     pub tokens: Vec<u32>,
-    /// ln p of each token under the behavior policy, at the sampling temperature.
+    /// The first token is given: nothing predicts it.
+    pub is_sampled: Vec<bool>,
+    /// ln p of each sampled token under the behavior policy, at the sampling temperature.
     pub logp: Vec<f32>,
     /// Entropy in nats over the whole vocabulary, at the sampling temperature.
     pub entropy: Vec<f32>,
     pub finish: Finish,
-    /// Training steps that the behavior policy had made.
-    pub policy_version: u64,
+    /// Optimizer steps that the behavior policy had made in this run; `None` for a policy of another run or engine.
+    pub policy_version: Option<u64>,
 }
 
 impl Rollout {
-    /// Number of tokens of prompt and response together.
-    pub fn sequence_len(&self) -> usize {
-        self.prompt_tokens.len() + self.tokens.len()
+    /// `tokens` and `is_sampled` of a response in one turn.
+    pub fn one_turn(prompt: &[u32], response: &[u32]) -> (Vec<u32>, Vec<bool>) {
+        let mut is_sampled = vec![false; prompt.len()];
+        is_sampled.resize(prompt.len() + response.len(), true);
+        ([prompt, response].concat(), is_sampled)
+    }
+
+    /// The tokens before the first sampled one.
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.n_prompt()]
+    }
+
+    /// The tokens from the first sampled one on, those given between turns included.
+    pub fn response(&self) -> &[u32] {
+        &self.tokens[self.n_prompt()..]
+    }
+
+    fn n_prompt(&self) -> usize {
+        self.is_sampled.iter().position(|&is_sampled| is_sampled).unwrap_or(self.tokens.len())
+    }
+
+    /// Indices in `tokens` of the sampled ones, in the order of `logp` and `entropy`.
+    pub fn sampled_positions(&self) -> impl Iterator<Item = usize> {
+        let numbered = self.is_sampled.iter().enumerate();
+        numbered.filter(|(_, is_sampled)| **is_sampled).map(|(position, _)| position)
+    }
+
+    pub fn sampled_tokens(&self) -> impl Iterator<Item = u32> {
+        self.sampled_positions().map(|position| self.tokens[position])
+    }
+
+    pub fn n_sampled(&self) -> usize {
+        self.sampled_positions().count()
     }
 }
 

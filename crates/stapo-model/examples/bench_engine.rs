@@ -42,7 +42,7 @@ fn train(mut policy: Policy, options: &Options) -> Result<f64, Failure> {
     let mut pass = Pass::training(&policy, Recompute::Nothing)?;
     let mut batch = PackedBatch::new();
     for sequence in 0..options.get("batch")? {
-        batch.push(&options.tokens(sequence, options.get("length")?)?, 1);
+        batch.push_response(&options.tokens(sequence, options.get("length")?)?, 1);
     }
     let n = batch.n_scored();
     let d_logp: Vec<f32> = (0..n).map(|i| (i % 7) as f32 / 3.0 - 1.0).collect();

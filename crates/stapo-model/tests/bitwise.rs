@@ -137,7 +137,7 @@ fn sequences() -> Vec<(Vec<u32>, usize)> {
 fn batch(sequences: &[(Vec<u32>, usize)]) -> PackedBatch {
     let mut batch = PackedBatch::new();
     for (tokens, n_prompt) in sequences {
-        batch.push(tokens, *n_prompt);
+        batch.push_response(tokens, *n_prompt);
     }
     batch
 }

@@ -97,7 +97,7 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
                         let prompt = &prompts[response.ticket.0 as usize];
                         let all: Vec<u32> =
                             prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
-                        batch.push(&all, prompt.len());
+                        batch.push_response(&all, prompt.len());
                     }
                     let scores = pass.forward(&policy, &batch, HeadOptions::default()).unwrap();
                     let sampled = || part.iter().flat_map(|response| &response.tokens);
@@ -115,7 +115,7 @@ fn sampled_log_probs_are_those_of_training_bit_for_bit() {
 fn learn(policy: &Policy, pass: &mut Pass, gradients: &mut Gradients) {
     let mut batch = PackedBatch::new();
     for (s, n) in [(1, 200), (2, 1), (3, 64), (4, 131)] {
-        batch.push(&tokens(s, n), 1 + n / 3);
+        batch.push_response(&tokens(s, n), 1 + n / 3);
     }
     let n = pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.len();
     let d_logp: Vec<f32> = (0..n).map(|i| (i % 7) as f32 / 3.0 - 1.0).collect();
@@ -295,7 +295,7 @@ fn an_update_moves_the_master_and_a_checkpoint_holds_it() {
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     for _ in 0..3 {
         let mut batch = PackedBatch::new();
-        batch.push(&tokens(5, 100), 1);
+        batch.push_response(&tokens(5, 100), 1);
         let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
         let mut gradients = Gradients::zeros(&policy).unwrap();
         let n = pass.forward(&policy, &batch, HeadOptions::default()).unwrap().logp.len();

@@ -85,7 +85,7 @@ impl Golden {
     fn batch(&self) -> PackedBatch {
         let mut batch = PackedBatch::new();
         for (tokens, n_prompt) in self.sequences() {
-            batch.push(&tokens, n_prompt);
+            batch.push_response(&tokens, n_prompt);
         }
         batch
     }
@@ -172,7 +172,7 @@ fn logits_agree_with_transformers() {
         let mut batch = PackedBatch::new();
         for (mut tokens, _) in golden.sequences() {
             tokens.push(0);
-            batch.push(&tokens, tokens.len() - 1);
+            batch.push_response(&tokens, tokens.len() - 1);
         }
         let mut pass = Pass::scoring(&golden.policy).unwrap();
         let options = HeadOptions { n_alternatives: vocabulary, ..HeadOptions::default() };

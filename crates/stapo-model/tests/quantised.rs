@@ -108,7 +108,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 fn batch() -> PackedBatch {
     let mut batch = PackedBatch::new();
     for (s, n) in [(1, 200), (2, 1), (3, 64), (4, 131)] {
-        batch.push(&tokens(s, n), 1 + n / 3);
+        batch.push_response(&tokens(s, n), 1 + n / 3);
     }
     batch
 }

@@ -28,7 +28,7 @@ fn smollm2_from_gguf_agrees_with_transformers() {
     let tokens = ids("tokens");
 
     let mut batch = PackedBatch::new();
-    batch.push(&tokens, 1);
+    batch.push_response(&tokens, 1);
     let scores = Pass::scoring(&policy).unwrap().forward(&policy, &batch, HeadOptions::default()).unwrap();
     for (i, (ours, theirs)) in scores.logp.iter().zip(numbers("logp")).enumerate() {
         assert!((f64::from(*ours) - theirs).abs() <= TOLERANCE, "token {i}: {ours} against {theirs}");

@@ -14,7 +14,7 @@ mod tcp;
 mod tests;
 pub(crate) mod wire;
 
-pub use agreement::{Fact, agree, agree_on_inputs, told_to_all};
+pub use agreement::{Fact, agree, agree_on_inputs, fail_on_all_ranks};
 pub(crate) use deal::{ExpectedLengths, deal};
 pub use environment::{Flags, Place, PlaceError, TOKEN};
 pub use nccl::Nccl;

@@ -12,6 +12,7 @@
 pub(crate) mod arithmetic;
 pub(crate) mod countdown;
 mod drawn;
+mod environment;
 pub(crate) mod error;
 mod generated;
 pub mod prompting;
@@ -24,6 +25,7 @@ mod wording;
 
 pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
+pub use environment::{Environment, PolicyTurn, Reply, Rewards};
 pub use error::TaskError;
 pub use rows::FileCensus;
 pub(crate) use rows::read_json_lines;

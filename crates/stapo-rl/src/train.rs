@@ -1,14 +1,14 @@
 //! The training loop.
 
-mod follow;
 mod interrupted;
+mod leader;
 mod report;
+mod steps;
 
-pub use follow::follow;
 pub use interrupted::Interrupted;
 
 use crate::error::{Error, Result};
-use crate::lab::evaluation::{Benchmark, Evaluated, changed_questions, evaluate_benchmarks, open_benchmarks};
+use crate::lab::evaluation::{Benchmark, Evaluated, evaluate_benchmarks, open_benchmarks};
 use crate::learn::canary;
 use crate::learn::carried::Carried;
 use crate::learn::constants::{Reference, RolledOut, Scorers};
@@ -19,21 +19,19 @@ use crate::learn::update::{Learned, MinibatchContext, learn};
 use crate::plan::config::{GradientSum, Plan};
 use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
-use crate::ranks::{ExpectedLengths, Ranks, Solo, told_to_all};
+use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
-use crate::rollout::{ForeignRollouts, PolicyScorer, Sampler};
-use crate::run::best::BestSoFar;
-use crate::run::meter::{Meter, Phase, memory_bytes};
-use crate::run::records::{explored_records, metrics, response_records, set_times, silenced_records};
-use crate::run::{Run, is_due};
+use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
+use crate::run::Run;
+use crate::run::meter::{Meter, Phase};
 use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
-use report::{Decision, StepReport};
+use leader::Leader;
 use serde::{Deserialize, Serialize};
-use stapo_core::record::{EvalRecord, EventKind, Metrics, StopReason};
+use stapo_core::record::{EventKind, Metrics, StopReason};
 use stapo_model::Device;
 use std::sync::Arc;
-use std::time::Instant;
+use steps::{Evaluation, Follower, make_steps};
 
 /// Observes a run step by step, and may end the run.
 pub trait Watch {
@@ -74,12 +72,9 @@ pub struct Trainer {
     reference: Option<Reference>,
     /// What a distillation learns from.
     teacher: Option<Teacher>,
-    /// Rollouts that another engine sampled, for a run that does not sample its own.
-    foreign: Option<ForeignRollouts>,
+    pub(crate) source: Box<dyn RolloutSource>,
     /// The memory of rollouts and updates, kept from step to step.
     pub(crate) memory: RunMemory,
-    /// By which problems are dealt out to ranks.
-    lengths: ExpectedLengths,
     /// What was found about the prompts at the start.
     warnings: Vec<String>,
     /// The benchmarks of the plan; `None` before they are opened.
@@ -90,12 +85,12 @@ pub struct Trainer {
 impl Trainer {
     /// The state before the first step.
     pub fn new(plan: &Plan, device: &Device, programs: Programs) -> Result<Self> {
-        Self::over(plan, device, programs, Solo::ranks())
+        Self::on_ranks(plan, device, programs, Solo::ranks())
     }
 
     /// As [`Trainer::new`], as one of several ranks.
-    pub fn over(plan: &Plan, device: &Device, programs: Programs, ranks: Ranks) -> Result<Self> {
-        check_sum(plan, &ranks)?;
+    pub fn on_ranks(plan: &Plan, device: &Device, programs: Programs, ranks: Ranks) -> Result<Self> {
+        refuse_token_sums_on_ranks(plan, &ranks)?;
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
         let mut task = Task::with_verifiers(&plan.task, further, programs)?;
@@ -112,17 +107,16 @@ impl Trainer {
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
-        let foreign = ForeignRollouts::open(plan, &model, &task)?;
+        let source = open_source(plan, &model, &task)?;
         let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
-        let learner = Learner::over(model, plan.optimizer(), gradients, ranks)?;
+        let learner = Learner::on_ranks(model, plan.optimizer(), gradients, ranks)?;
         Ok(Self {
             learner,
             task,
             reference,
             teacher,
-            foreign,
+            source,
             memory,
-            lengths: ExpectedLengths::default(),
             warnings,
             benchmarks: None,
             meter: Arc::default(),
@@ -139,7 +133,7 @@ impl Trainer {
         Arc::clone(&self.meter)
     }
 
-    /// Opens the benchmarks of the plan, so that a missing file is told before a run begins. [`train`] opens them
+    /// Opens the benchmarks of the plan, so that a missing file is refused before a run begins. [`train`] opens them
     /// otherwise; replaying steps needs none.
     pub fn open_benchmarks(&mut self, plan: &Plan) -> Result<()> {
         if self.benchmarks.is_none() {
@@ -153,16 +147,11 @@ impl Trainer {
         let Learner { model, counters, ranks, .. } = &self.learner;
         let ranks = ranks.as_ref();
         let step = counters.step + 1;
-        let position = counters.position;
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let sampled = if let Some(foreign) = &self.foreign {
-            let mut scorer = PolicyScorer { pass: self.memory.score(), model, ranks };
-            foreign.roll_out(&mut scorer, task, plan, step, position)?
-        } else {
-            let mut sampler = Sampler { model, memory: self.memory.sample(), task, plan, ranks, meter };
-            sampler.roll_out(&mut self.lengths, step, position)?
-        };
+        let memory = &mut self.memory;
+        let mut training = RolloutContext { model, memory, task, plan, counters: *counters, ranks, meter };
+        let sampled = self.source.next(&mut training)?;
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
         let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
@@ -170,14 +159,15 @@ impl Trainer {
     }
 
     /// Evaluates the present weights on held-out problems and benchmarks. Returns the samples of benchmarks too.
-    fn evaluate(&mut self, plan: &Plan) -> Result<(Evaluated, Vec<EvalRecord>)> {
+    fn evaluate(&mut self, plan: &Plan) -> Result<Evaluation> {
         let Learner { model, counters, ranks, .. } = &self.learner;
         let (memory, meter) = (self.memory.sample(), self.meter.as_ref());
         let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
-        let mut sampler = Sampler { model, memory, task: &self.task, plan, ranks: ranks.as_ref(), meter };
-        let held_out = sampler.held_out_accuracy(counters.step)?;
+        let (task, policy_version, ranks) = (&self.task, counters.n_updates, ranks.as_ref());
+        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter };
+        let held_out = sampler.held_out_accuracy()?;
         let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;
         Ok((Evaluated { held_out, benchmarks: scores }, samples))
     }
@@ -198,14 +188,13 @@ impl Trainer {
         let meter = self.meter.as_ref();
         let n_uses = plan.max_uses() * plan.objective.n_passes();
         meter.expect(Phase::Update, n_uses * rolled.batch.responses().count());
-        let uses =
-            (0..plan.max_uses()).flat_map(|use_idx| minibatches.iter().map(move |own| (use_idx, *own)));
-        let updates = uses.flat_map(|own| (0..plan.objective.n_passes()).map(move |pass| (own, pass)));
+        let uses = (0..plan.max_uses())
+            .flat_map(|use_idx| minibatches.iter().map(move |minibatch| (use_idx, *minibatch)));
+        let updates = uses.flat_map(|used| (0..plan.objective.n_passes()).map(move |pass| (used, pass)));
         for ((use_idx, minibatch), pass) in updates {
-            let is_on_policy = learned.is_empty() && !plan.has_behavior_of_sampler();
-            let context = MinibatchContext { step, use_idx, is_on_policy, pass, meter };
+            let context = MinibatchContext { step, use_idx, pass, meter };
             let update = learn(&mut self.learner, passes, &mut carried, plan, minibatch, context)?;
-            canary::check_learned(plan, step, is_on_policy, &update)?;
+            canary::check_learned(plan, step, &update)?;
             let is_gated = update.is_gated();
             learned.push(update);
             if is_gated {
@@ -220,7 +209,7 @@ impl Trainer {
 }
 
 /// Refuses several ranks for gradients that are one chain over all tokens.
-fn check_sum(plan: &Plan, ranks: &Ranks) -> Result<()> {
+fn refuse_token_sums_on_ranks(plan: &Plan, ranks: &Ranks) -> Result<()> {
     let world = ranks.world();
     if world == 1 || plan.sum() == GradientSum::Microbatches {
         return Ok(());
@@ -246,7 +235,7 @@ fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Ve
 /// 0 does; the others [`follow`].
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let ranks = Ranks::clone(trainer.ranks());
-    let outcome = told_to_all(&*ranks, train_steps(plan, run, trainer, watch));
+    let outcome = fail_on_all_ranks(&*ranks, lead(plan, run, trainer, watch));
     // Where the event cannot be written, the caller learns of the error that ended the run.
     let recorded = match &outcome {
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
@@ -271,223 +260,18 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
     run.record_stop(StopReason::Error, &text)
 }
 
-fn train_steps(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
-    let mut training = Training::begin(plan, run, trainer, watch)?;
-    if let Some(outcome) = training.early_end() {
-        return Ok(outcome);
-    }
-    while training.trainer.learner.counters.step < plan.config.steps {
-        if let Some(outcome) = training.step()? {
-            return Ok(outcome);
-        }
-    }
-    Ok(Outcome::Done)
+fn lead(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
+    let mut leader = Leader::open(plan, run, trainer, watch)?;
+    make_steps(plan, trainer, &mut leader)
 }
 
-/// A run in progress.
-struct Training<'a> {
-    plan: &'a Plan,
-    run: &'a mut Run,
-    trainer: &'a mut Trainer,
-    watch: &'a mut dyn Watch,
-    meter: Arc<Meter>,
-    /// The metrics of the first step.
-    first: Option<Metrics>,
-    best: BestSoFar,
-    /// The evaluation before the first step, until the first step writes it down.
-    before: Option<Evaluated>,
-    /// Response tokens sampled since the start of the run.
-    tokens_total: u64,
-    /// When this process began, and the seconds that earlier processes worked on the run.
-    began: Instant,
-    seconds_before: f64,
-}
-
-impl<'a> Training<'a> {
-    /// Evaluates a run that has made no step, and saves its state.
-    fn begin(
-        plan: &'a Plan,
-        run: &'a mut Run,
-        trainer: &'a mut Trainer,
-        watch: &'a mut dyn Watch,
-    ) -> Result<Self> {
-        let history = Run::read_metrics::<Metrics>(run.folder())?;
-        let sampled = history.iter().map(|m| m.n_sampled.unwrap_or(m.n_tokens) as u64);
-        let last = history.last();
-        trainer.open_benchmarks(plan)?;
-        let mut warnings = canary::switched_off(plan);
-        warnings.extend(trainer.warnings.iter().cloned());
-        warnings.extend(changed_questions(trainer.benchmarks.as_deref().unwrap_or_default(), &history));
-        let mut training = Self {
-            plan,
-            meter: trainer.meter(),
-            best: BestSoFar::of(plan, &history),
-            before: None,
-            tokens_total: last.and_then(|m| m.tokens_total).unwrap_or_else(|| sampled.sum()),
-            began: Instant::now(),
-            seconds_before: last.and_then(|m| m.wall_seconds).unwrap_or(0.0),
-            first: history.into_iter().next(),
-            run,
-            trainer,
-            watch,
-        };
-        for text in warnings {
-            training.warn(&text)?;
-        }
-        if training.trainer.learner.counters.step == 0 {
-            training.trainer.learner.check_finite()?;
-            let (before, samples) = training.trainer.evaluate(plan)?;
-            training.run.write_benchmarks(0, &samples)?;
-            training.best.started(&before);
-            training.watch.started(&before);
-            training.before = Some(before);
-        }
-        training.decide(true, training.early_end())?;
-        Ok(training)
-    }
-
-    fn warn(&mut self, text: &str) -> Result<()> {
-        self.run.record(EventKind::Warning, text)?;
-        self.watch.warned(text);
-        Ok(())
-    }
-
-    /// Makes one step. Returns how the run ended, where this step ends it before the last.
-    fn step(&mut self) -> Result<Option<Outcome>> {
-        let plan = self.plan;
-        self.meter.set_step(self.trainer.learner.counters.step + 1);
-        let rolled = self.trainer.roll_out(plan)?;
-        let learned = self.trainer.learn(plan, &rolled)?;
-        self.meter.enter(Phase::Record);
-        let step = self.trainer.learner.counters.step;
-        let mut metrics = metrics(plan, step, &rolled, &learned);
-        self.measure(&mut metrics)?;
-        self.meter.enter(Phase::Record);
-        write_records(plan, self.run, &self.trainer.learner.model, &rolled, &learned, step)?;
-        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
-        let model = &self.trainer.learner.model;
-        metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
-        metrics.memory_bytes = memory_bytes(self.trainer.learner.model.policy.device());
-        let wall_seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
-        let asked = self.gather_reports(&mut metrics, wall_seconds)?;
-        self.run.add_metrics(&metrics)?;
-        self.watch.stepped(&metrics);
-        for text in &metrics.warnings {
-            self.warn(text)?;
-        }
-        self.conclude(metrics, asked)
-    }
-
-    /// Sets the times of the step, those of the other ranks included. True where another rank was asked to stop.
-    fn gather_reports(&mut self, metrics: &mut Metrics, wall_seconds: f64) -> Result<bool> {
-        let seconds = self.meter.take();
-        let own = StepReport::of(&mut self.trainer.learner, &seconds, None);
-        let reports = own.gather(&**self.trainer.ranks())?;
-        set_times(metrics, seconds, wall_seconds);
-        if reports.len() > 1 {
-            metrics.extra.insert("ranks".to_string(), serde_json::json!(reports));
-        }
-        let signal = reports.iter().find_map(|report| report.signal);
-        if let Some(signal) = signal {
-            self.watch.asked_elsewhere(signal);
-        }
-        Ok(signal.is_some())
-    }
-
-    /// Adds the counts of the run, the state hash and the evaluation to the metrics of a step that has them. A state that
-    /// is not finite is refused before it is hashed or evaluated.
-    fn measure(&mut self, metrics: &mut Metrics) -> Result<()> {
-        let learner = &self.trainer.learner;
-        let config = &self.plan.config;
-        let step = metrics.step;
-        self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
-        metrics.tokens_total = Some(self.tokens_total);
-        metrics.n_updates = Some(learner.counters.n_updates);
-        if let Some(chosen) = self.trainer.memory().chosen() {
-            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
-        }
-        metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
-        if let Some(before) = self.before.take() {
-            metrics.eval_accuracy_before = before.held_out;
-            metrics.benchmarks_before = before.benchmarks;
-        }
-        let is_hashed = is_due(step, config.record.state_hash_every_steps);
-        let is_evaluated = is_due(step, config.evaluation.every_steps) || step == config.steps;
-        if is_hashed || is_evaluated {
-            learner.check_finite()?;
-        }
-        if is_hashed {
-            metrics.state_sha256 = Some(learner.state_hash()?);
-        }
-        if is_evaluated {
-            let (Evaluated { held_out, benchmarks }, samples) = self.trainer.evaluate(self.plan)?;
-            self.run.write_benchmarks(step, &samples)?;
-            metrics.eval_accuracy = held_out;
-            metrics.benchmarks = benchmarks;
-        }
-        Ok(())
-    }
-
-    /// Why the run ends before its last step, by what its settings wait for.
-    fn early_end(&self) -> Option<Outcome> {
-        let ends = [
-            (self.best.is_exhausted(), Outcome::NoImprovement),
-            (self.best.is_idle(), Outcome::NothingLearned),
-        ];
-        let has_steps = self.trainer.learner.counters.step < self.plan.config.steps;
-        ends.into_iter().find(|end| has_steps && end.0).map(|end| end.1)
-    }
-
-    /// Saves where a checkpoint is due, or the step was the best or the last, and decides whether the run ends.
-    fn conclude(&mut self, metrics: Metrics, asked: bool) -> Result<Option<Outcome>> {
-        let config = &self.plan.config;
-        let step = metrics.step;
-        let target = config.evaluation.target_accuracy;
-        let is_reached =
-            metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
-        let is_best = self.best.stepped(&metrics);
-        let early_end = self.early_end();
-        let is_stopped = self.watch.wants_stop() || asked;
-        let is_last = step == config.steps;
-        let is_end = is_reached || early_end.is_some() || is_stopped || is_last;
-        let outcome = match (is_reached, is_last) {
-            (true, _) => Some(Outcome::TargetReached),
-            (_, true) => None,
-            _ => early_end.or(is_stopped.then_some(Outcome::Stopped)),
-        };
-        self.decide(is_end || is_best || is_due(step, config.record.checkpoint_every_steps), outcome)?;
-        if self.first.is_none() {
-            self.first = Some(metrics);
-        }
-        Ok(outcome)
-    }
-
-    /// Tells the other ranks what comes next, and saves where this is asked for.
-    fn decide(&mut self, is_saved: bool, outcome: Option<Outcome>) -> Result<()> {
-        let n_sent = if is_saved { self.trainer.learner.n_sent(self.run) } else { 0 };
-        Decision { n_sent, outcome }.send(&**self.trainer.ranks())?;
-        if is_saved {
-            self.meter.enter(Phase::Checkpoint);
-            self.run.set_best(self.best.best().cloned());
-            self.trainer.learner.save(self.run, self.plan.config.record.keep_checkpoints)?;
-        }
-        Ok(())
-    }
-}
-
-/// Writes what a step records besides its metrics.
-fn write_records(
+/// The part in [`train`] of every rank but the first, which has no folder and no display: the same steps, until rank 0 ends
+/// the run. `asked_to_stop` gives the number of the signal that asked this process to stop.
+pub fn follow(
     plan: &Plan,
-    run: &Run,
-    model: &LoadedModel,
-    rolled: &RolledOut,
-    learned: &[Learned],
-    step: u64,
-) -> Result<()> {
-    run.write_silenced(step, &silenced_records(step, model, learned)?)?;
-    run.write_explored(step, &explored_records(step, model, learned)?)?;
-    if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
-        run.write_responses(step, &response_records(plan, step, model, rolled, learned)?)?;
-    }
-    Ok(())
+    trainer: &mut Trainer,
+    asked_to_stop: &dyn Fn() -> Option<i32>,
+) -> Result<Outcome> {
+    let ranks = Ranks::clone(trainer.ranks());
+    fail_on_all_ranks(&*ranks, make_steps(plan, trainer, &mut Follower { asked_to_stop }))
 }

@@ -318,7 +318,7 @@ fn long_responses_lose_reward_where_shaping_is_on() {
     let mut trainer = Trainer::new(&shaped, &device(2), Programs::Recorded).unwrap();
     for scored in trainer.roll_out(&shaped).unwrap().batch.responses() {
         let verdict = if scored.verdict == stapo_core::Verdict::Right { 1.0 } else { -1.0 };
-        let over = (scored.rollout.tokens.len() as f64 - 6.0).max(0.0) / 90.0;
+        let over = (scored.rollout.n_sampled() as f64 - 6.0).max(0.0) / 90.0;
         assert!((scored.reward - (verdict - over)).abs() < 1e-12, "{}", scored.reward);
     }
 }

@@ -203,7 +203,7 @@ fn own_rollouts(plan: &Plan) -> Vec<Value> {
     lines
         .map(|(id, rollout)| {
             let logp: Vec<f64> = rollout.logp.iter().map(|&logp| f64::from(logp)).collect();
-            json!({"id": id, "prompt_tokens": rollout.prompt_tokens, "tokens": rollout.tokens, "logp": logp})
+            json!({"id": id, "prompt_tokens": rollout.prompt(), "tokens": rollout.response(), "logp": logp})
         })
         .collect()
 }
@@ -276,7 +276,7 @@ fn with_sums_left_undone(settings: &[&str]) -> (Metrics, String) {
         let sum = if idx < 3 { "+0" } else { "" };
         let tokens = tokenizer.encode(&format!("\\boxed{{{}{sum}}}", group.problem.reference)).unwrap();
         let logp = vec![-0.5; tokens.len()];
-        json!({"id": group.problem.id, "prompt_tokens": member.rollout.prompt_tokens, "tokens": tokens, "logp": logp})
+        json!({"id": group.problem.id, "prompt_tokens": member.rollout.prompt(), "tokens": tokens, "logp": logp})
     };
     write_lines(&path, &members.enumerate().map(line).collect::<Vec<_>>());
     let source = format!("rollout.source={{kind=\"jsonl\", path=\"{}\"}}", path.display());

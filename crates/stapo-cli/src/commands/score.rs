@@ -94,7 +94,7 @@ impl Scorer<'_> {
             self.flush()?;
         }
         let start = self.batch.n_scored();
-        self.batch.push(tokens, n_prompt);
+        self.batch.push_response(tokens, n_prompt);
         self.records.push(BatchedRecord { line, id: record.id, scored: start..self.batch.n_scored() });
         Ok(())
     }

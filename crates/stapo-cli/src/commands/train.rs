@@ -126,7 +126,7 @@ fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Some(_) => args.allow.of_run(),
         None => args.allow.of_config(args.config.as_deref()),
     };
-    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    let mut trainer = Trainer::on_ranks(&plan, &device, programs, joined.ranks_on(&device)?)?;
     if args.resume.is_some() {
         trainer.restore(None)?;
     }
@@ -229,7 +229,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let identity = identity::of_plan(&plan, PROGRAM)?;
     agree_on_inputs(&*joined.ranks, &identity.inputs)?;
     let programs = args.allow.of_config(args.config.as_deref());
-    let mut trainer = Trainer::over(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    let mut trainer = Trainer::on_ranks(&plan, &device, programs, joined.ranks_on(&device)?)?;
     trainer.open_benchmarks(&plan)?;
     let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer_of(&plan, joined))?;
     for note in &notes {

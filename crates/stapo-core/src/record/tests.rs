@@ -47,7 +47,7 @@ fn a_newer_schema_and_a_missing_one_are_refused_by_line() {
     let good = silenced().to_line();
     let newer = good.replace("\"schema\":1", "\"schema\":2");
     let error = parse_lines::<TokenRecord>(&format!("{good}{newer}")).unwrap_err();
-    assert_eq!(error, RecordError::TooNew { line: 2, found: 2 });
+    assert_eq!(error, RecordError::TooNew { line: 2, found: 2, newest: 1 });
     let none = good.replace("\"schema\":1,", "");
     assert_eq!(parse_lines::<TokenRecord>(&none).unwrap_err(), RecordError::NoSchema { line: 1 });
 }
@@ -115,6 +115,33 @@ fn records_of_older_runs_still_read() {
     });
     let read: EvalRecord = parse(&eval.to_string()).unwrap();
     assert_eq!((read.step, read.reference.as_str()), (None, ""));
+}
+
+/// A line of `rollouts/` as programs wrote it before responses could have given tokens.
+const ONE_TURN: &str = r#"{"schema":1,"step":1,"problem_id":"p","sample_idx":0,"prompt":"1+1","reference":"2","text":"2","verdict":"right","reward":1.0,"advantage":0.5,"finish":{"kind":"length_limit"},"update_idx":0,"tokens":{"id":[7],"text":["2"],"logp":[-0.1],"behavior_logp":[-0.1],"entropy":[0.2],"collision":[0.9],"ratio":[1.0],"kept":[true],"silenced_by":[null],"clipped":[false],"d_logp":[0.0]}}
+"#;
+
+#[test]
+fn a_response_in_one_turn_is_written_as_before() {
+    let read: ResponseRecord = parse(ONE_TURN).unwrap();
+    assert!(read.given.is_empty());
+    assert_eq!(read.to_line(), ONE_TURN);
+}
+
+#[test]
+fn a_response_with_given_tokens_has_a_schema_that_older_programs_refuse() {
+    let one_turn: ResponseRecord = parse(ONE_TURN).unwrap();
+    let given = vec![GivenTokens { after: 1, id: vec![4, 5], text: "no".into() }];
+    let schema = ResponseRecord::SCHEMA_WITH_GIVEN;
+    let record = ResponseRecord { schema, given, ..one_turn };
+    let line = record.to_line();
+    assert_eq!(parse::<ResponseRecord>(&line).unwrap(), record);
+    assert_eq!((record.given_before(0), record.given_before(1)), (None, Some("no")));
+    assert!(schema > SCHEMA, "older programs read up to {SCHEMA}");
+    let newer = line.replace("\"schema\":2", "\"schema\":3");
+    let error = parse::<ResponseRecord>(&newer).unwrap_err();
+    assert_eq!(error, RecordError::TooNew { line: 1, found: 3, newest: 2 });
+    assert!(error.to_string().contains("schema 3, this program reads up to 2"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::rollout::{Finish, Verdict};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A sampled response with every token.
+/// A response with every token that was sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResponseRecord {
     pub schema: u32,
@@ -34,11 +34,33 @@ pub struct ResponseRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     pub tokens: TokenColumns,
+    /// Tokens between the sampled ones, in order; empty for a response in one turn. A record with such tokens has
+    /// [`ResponseRecord::SCHEMA_WITH_GIVEN`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<GivenTokens>,
     #[serde(flatten)]
     pub extra: Extra,
 }
 
+/// Consecutive tokens that the policy was given after its first sampled token, such as an environment's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenTokens {
+    /// The number of sampled tokens before them.
+    pub after: usize,
+    pub id: Vec<u32>,
+    pub text: String,
+}
+
 impl ResponseRecord {
+    /// A reader that knows no given tokens would take `tokens` for the whole response, so these records have a schema that
+    /// it refuses.
+    pub const SCHEMA_WITH_GIVEN: u32 = 2;
+
+    /// The text of the tokens that stand before the sampled token `token_idx`, or at the end for their number.
+    pub fn given_before(&self, token_idx: usize) -> Option<&str> {
+        self.given.iter().find(|given| given.after == token_idx).map(|given| given.text.as_str())
+    }
+
     /// Fills the column `is_candidate` of a record that was written without that column. `objective` is the run's.
     pub(super) fn derive_candidates(&mut self, objective: &ObjectiveSpec) {
         let tokens = &mut self.tokens;
@@ -49,7 +71,7 @@ impl ResponseRecord {
     }
 }
 
-/// Columns with one entry per token.
+/// Columns with one entry per sampled token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenColumns {
     pub id: Vec<u32>,
@@ -97,7 +119,7 @@ pub struct TokenRecord {
     pub step: u64,
     pub problem_id: String,
     pub sample_idx: usize,
-    /// Index in the response, from 0.
+    /// Index among the sampled tokens of the response, from 0.
     pub token_idx: usize,
     pub id: u32,
     pub text: String,

@@ -1,13 +1,13 @@
 //! Packed sequences: one after another, no padding.
 
-/// Token sequences, each with a prompt and a response whose tokens are scored.
+/// Token sequences whose tokens are scored or given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedBatch {
     /// `[T]`
     tokens: Vec<u32>,
     /// `[S + 1]`: sequence s is `tokens[starts[s]..starts[s + 1]]`.
     starts: Vec<usize>,
-    /// `[R]`: the rows that predict a response token, and the token each predicts.
+    /// `[R]`: the rows that predict a scored token, and the token each predicts.
     rows: Vec<u32>,
     targets: Vec<u32>,
 }
@@ -23,21 +23,28 @@ impl PackedBatch {
         Self::default()
     }
 
-    /// Appends a sequence; its tokens from `n_prompt` on are scored.
+    /// Appends a sequence; `is_scored` has one entry per token. A given token is read by the tokens after it, and has no
+    /// score and no derivative.
     ///
     /// # Panics
-    /// Unless `1 <= n_prompt <= tokens.len()`: the first token of all has no prediction.
-    pub fn push(&mut self, tokens: &[u32], n_prompt: usize) {
-        assert!(
-            (1..=tokens.len()).contains(&n_prompt),
-            "batch: prompt of {n_prompt} tokens, expected 1 to {}",
-            tokens.len()
-        );
+    /// Unless there is a first token and it is given: nothing predicts it.
+    pub fn push(&mut self, tokens: &[u32], is_scored: &[bool]) {
+        let (n_tokens, n_marks) = (tokens.len(), is_scored.len());
+        assert_eq!(n_tokens, n_marks, "batch: {n_tokens} tokens, {n_marks} marks of scored ones");
+        assert_eq!(is_scored.first(), Some(&false), "batch: the first token must be given");
         let start = self.tokens.len();
-        self.rows.extend((n_prompt - 1..tokens.len() - 1).map(|position| (start + position) as u32));
-        self.targets.extend_from_slice(&tokens[n_prompt..]);
+        for position in (1..n_tokens).filter(|&position| is_scored[position]) {
+            self.rows.push((start + position - 1) as u32);
+            self.targets.push(tokens[position]);
+        }
         self.tokens.extend_from_slice(tokens);
         self.starts.push(self.tokens.len());
+    }
+
+    /// As [`PackedBatch::push`] of a prompt of `n_prompt` tokens and a response whose tokens are all scored.
+    pub fn push_response(&mut self, tokens: &[u32], n_prompt: usize) {
+        let is_scored: Vec<bool> = (0..tokens.len()).map(|position| position >= n_prompt).collect();
+        self.push(tokens, &is_scored);
     }
 
     pub fn n_tokens(&self) -> usize {
@@ -48,7 +55,7 @@ impl PackedBatch {
         self.starts.len() - 1
     }
 
-    /// Response tokens of all sequences.
+    /// Scored tokens of all sequences.
     pub fn n_scored(&self) -> usize {
         self.rows.len()
     }
@@ -74,3 +81,6 @@ impl PackedBatch {
         &self.targets
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,8 +57,9 @@ fn batch() -> PackedBatch {
     let mut batch = PackedBatch::new();
     for (n, n_prompt) in [(9, 3), (1, 1), (14, 1), (5, 4)] {
         let tokens: Vec<u32> = (0..n).map(|i| (i * i + 3 * n) % 17).collect();
-        batch.push(&tokens, n_prompt);
+        batch.push_response(&tokens, n_prompt);
     }
+    batch.push(&[3, 1, 4, 1, 5, 9, 2], &[false, true, true, false, false, true, false]);
     batch
 }
 
@@ -213,7 +214,7 @@ fn a_batch_without_responses_has_no_scores_and_no_gradient() {
     let policy = policy(Family::Llama, true);
     for batch in [PackedBatch::new(), {
         let mut batch = PackedBatch::new();
-        batch.push(&[1, 2, 3], 3);
+        batch.push_response(&[1, 2, 3], 3);
         batch
     }] {
         let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();

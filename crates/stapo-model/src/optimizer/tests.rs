@@ -14,7 +14,7 @@ const UPDATE: Update = Update { lr: 0.01, scale: 0.1, max_norm: 1.0 };
 /// Gradients of the log-prob of a sequence, every token weighed by `weight`.
 fn gradients(policy: &Policy, weight: f32) -> Gradients {
     let mut batch = PackedBatch::new();
-    batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
+    batch.push_response(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
     let mut gradients = Gradients::zeros(policy).unwrap();
     let mut pass = Pass::training(policy, Recompute::Nothing).unwrap();
     let n = pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.len();
@@ -32,7 +32,7 @@ fn descending_on_negative_logp_raises_it() {
     let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
     let logp = |policy: &Policy| {
         let mut batch = PackedBatch::new();
-        batch.push(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
+        batch.push_response(&[1, 5, 2, 7, 7, 3, 0, 12], 2);
         let mut pass = Pass::scoring(policy).unwrap();
         pass.forward(policy, &batch, HeadOptions::default()).unwrap().logp.iter().sum::<f32>()
     };

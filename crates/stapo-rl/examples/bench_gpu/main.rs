@@ -124,7 +124,7 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
         for (place, part) in sequences.chunks(per_batch).enumerate() {
             let mut batch = PackedBatch::new();
             for sequence in part {
-                batch.push(sequence, 1);
+                batch.push_response(sequence, 1);
             }
             let clock = Instant::now();
             let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
@@ -359,7 +359,7 @@ fn exact(policy: &Policy, options: &Options) -> Result<(), Failure> {
             let prompt = &prompts[response.ticket.0 as usize];
             let all: Vec<u32> =
                 prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
-            batch.push(&all, prompt.len());
+            batch.push_response(&all, prompt.len());
         }
         let scores = pass.forward(policy, &batch, HeadOptions::default())?;
         let sampled = part.iter().flat_map(|response| &response.tokens);

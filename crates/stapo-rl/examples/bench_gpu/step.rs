@@ -90,7 +90,7 @@ pub fn step(options: &Options) -> Result<(), Failure> {
     let training = if is_8bit { Training::EightBit } else { Training::F32 };
     let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
     let start = Instant::now();
-    let mut trainer = Trainer::over(&plan, &device, Programs::Recorded, ranks(&device)?)?;
+    let mut trainer = Trainer::on_ranks(&plan, &device, Programs::Recorded, ranks(&device)?)?;
     device.synchronize();
     let opened = start.elapsed().as_secs_f64();
     let planned = trainer.memory().clone();

@@ -80,7 +80,8 @@ pub struct Counterfactual {
     pub n_right_preferred: usize,
 }
 
-/// A token of a rollout batch: the place of its response among all, and its place in the response.
+/// A sampled token of a rollout batch: the index of its response among all, and its index among the sampled tokens of
+/// that response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Site {
     response: usize,
@@ -109,7 +110,7 @@ pub fn counterfactuals(
     let responses: Vec<(&Problem, &Scored)> =
         groups.flat_map(|group| group.members.iter().map(|member| (&group.problem, member))).collect();
     let sequences: Vec<Sequence> =
-        responses.iter().map(|(_, scored)| Sequence::of(&scored.rollout)).collect();
+        responses.iter().map(|(_, scored)| Sequence::from(&scored.rollout)).collect();
     let Learner { model, ranks, .. } = &trainer.learner;
     let preferred = preferred(trainer.memory.score(), &model.policy, plan, ranks.as_ref(), &sequences)?;
     let batch = Batch { step: trainer.learner.counters.step + 1, responses, rolled, preferred };
@@ -136,8 +137,8 @@ impl Batch<'_> {
             .iter()
             .enumerate()
             .filter_map(|(idx, site)| {
-                let free = self.contrasts(site.response).filter(|own| !used.contains(own));
-                let free: Vec<Site> = free.collect();
+                let free: Vec<Site> =
+                    self.contrasts(site.response).filter(|other| !used.contains(other)).collect();
                 let chosen =
                     (!free.is_empty()).then(|| free[key.with(idx as u64).below(free.len() as u64) as usize]);
                 chosen.filter(|site| used.insert(*site))
@@ -145,19 +146,19 @@ impl Batch<'_> {
             .collect();
         let punished: Vec<Site> = silenced
             .iter()
-            .filter_map(|site| self.punished(*site, &used).filter(|own| used.insert(*own)))
+            .filter_map(|site| self.punished(*site, &used).filter(|other| used.insert(*other)))
             .collect();
         let kinds = Kind::ALL.into_iter().zip([silenced, kept, random, punished]);
         Ok(kinds.flat_map(|(kind, sites)| sites.into_iter().map(move |site| (kind, site))).collect())
     }
 
-    /// The place of a recorded token. Where the batch has another token there, the replay is not that of the record.
+    /// The site of a recorded token. Where the batch has another token there, the replay is not that of the record.
     fn find(&self, record: &TokenRecord) -> Result<Site> {
         let is_recorded = |(problem, scored): &(&Problem, &Scored)| {
             let rollout = &scored.rollout;
             problem.id == record.problem_id
                 && rollout.sample_idx == record.sample_idx
-                && rollout.tokens.get(record.token_idx) == Some(&record.id)
+                && rollout.sampled_tokens().nth(record.token_idx) == Some(record.id)
         };
         let response = self.responses.iter().position(is_recorded);
         response.map(|response| Site { response, token: record.token_idx }).ok_or_else(|| {
@@ -172,17 +173,25 @@ impl Batch<'_> {
 
     /// The tokens of a response that are not the ones that the policy preferred.
     fn contrasts(&self, response: usize) -> impl Iterator<Item = Site> {
-        let tokens = self.responses[response].1.rollout.tokens.iter().zip(&self.preferred[response]);
-        let other = tokens.enumerate().filter(|(_, (token, preferred))| token != preferred);
+        let tokens = self.responses[response].1.rollout.sampled_tokens().zip(&self.preferred[response]);
+        let other = tokens.enumerate().filter(|(_, (token, preferred))| token != *preferred);
         other.map(move |(token, _)| Site { response, token })
     }
 
     /// The unused token with a negative advantage whose log-prob is nearest to that of `site`.
     fn punished(&self, site: Site, used: &BTreeSet<Site>) -> Option<Site> {
-        let own = self.logp(site);
+        let logp = self.logp(site);
         let all = (0..self.responses.len()).flat_map(|response| self.contrasts(response));
         let punished = all.filter(|other| self.advantage(*other) < 0.0 && !used.contains(other));
-        punished.min_by(|a, b| (self.logp(*a) - own).abs().total_cmp(&(self.logp(*b) - own).abs()))
+        punished.min_by(|a, b| (self.logp(*a) - logp).abs().total_cmp(&(self.logp(*b) - logp).abs()))
+    }
+
+    /// The tokens of a response before a site, and the two that may follow: the sampled and the preferred one.
+    fn fork(&self, site: Site) -> (&[u32], [u32; 2]) {
+        let rollout = &self.responses[site.response].1.rollout;
+        let position = rollout.sampled_positions().nth(site.token).expect("a site is a sampled token");
+        let before = &rollout.tokens[rollout.prompt().len()..position];
+        (before, [rollout.tokens[position], self.preferred[site.response][site.token]])
     }
 
     fn logp(&self, site: Site) -> f64 {
@@ -204,10 +213,10 @@ impl Batch<'_> {
         let mut beginnings = Vec::with_capacity(2 * sites.len());
         for (number, (_, site)) in sites.iter().enumerate() {
             let (problem, scored) = self.responses[site.response];
-            let before = &scored.rollout.tokens[..site.token];
-            for token in [scored.rollout.tokens[site.token], self.preferred[site.response][site.token]] {
+            let (before, choices) = self.fork(*site);
+            for token in choices {
                 let tokens = before.iter().copied().chain([token]).collect();
-                let prompt = &scored.rollout.prompt_tokens;
+                let prompt = scored.rollout.prompt();
                 beginnings.push(Beginning { number: number as u64, problem_id: &problem.id, prompt, tokens });
             }
         }
@@ -231,7 +240,7 @@ impl Batch<'_> {
                 Ok(judged.iter().filter(|judged| judged.verdict == Verdict::Right).count())
             };
             let rollout = &scored.rollout;
-            let [id, preferred_id] = [rollout.tokens[site.token], self.preferred[site.response][site.token]];
+            let (_, [id, preferred_id]) = self.fork(*site);
             found.push(Counterfactual {
                 step: self.step,
                 kind: *kind,
@@ -282,18 +291,18 @@ pub fn summaries(
     let mut found = Vec::new();
     for kind in Kind::ALL {
         let mut problems: BTreeMap<(u64, &str), Vec<&Counterfactual>> = BTreeMap::new();
-        for own in all.iter().filter(|own| own.kind == kind) {
-            problems.entry((own.step, &own.problem_id)).or_default().push(own);
+        for token in all.iter().filter(|token| token.kind == kind) {
+            problems.entry((token.step, &token.problem_id)).or_default().push(token);
         }
         if problems.is_empty() {
             continue;
         }
         let rates = |n_right: fn(&Counterfactual) -> usize| -> Vec<f64> {
-            let of_problem = problems.values().map(|own| {
-                let n_samples: usize = own.iter().map(|token| token.n_samples).sum();
-                own.iter().map(|token| n_right(token)).sum::<usize>() as f64 / n_samples.max(1) as f64
+            let by_problem = problems.values().map(|tokens| {
+                let n_samples: usize = tokens.iter().map(|token| token.n_samples).sum();
+                tokens.iter().map(|token| n_right(token)).sum::<usize>() as f64 / n_samples.max(1) as f64
             });
-            of_problem.collect()
+            by_problem.collect()
         };
         let sampled = rates(|token| token.n_right_sampled);
         let preferred = rates(|token| token.n_right_preferred);

@@ -12,17 +12,18 @@ use stapo_verify::Rules;
 
 /// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no
 /// weight has changed.
-pub fn check_learned(plan: &Plan, step: u64, is_on_policy: bool, learned: &Learned) -> Result<()> {
+pub fn check_learned(plan: &Plan, step: u64, learned: &Learned) -> Result<()> {
     if !plan.config.canaries.enabled {
         return Ok(());
     }
     let stop = |canary, problem, remedy| Err(Error::Canary { step, canary, problem, remedy });
-    if is_on_policy && plan.config.rollout.source.is_none() && learned.exactness_max_abs != 0.0 {
-        let different = learned.members.iter().flat_map(|m| {
-            let differs = |&t: &usize| m.logp[t] != m.behavior_logp[t];
-            (0..m.logp.len()).filter(differs).map(move |t| (m, t))
-        });
-        let (member, token) = different.into_iter().next().expect("a maximum above 0 has a token");
+    let is_watched = plan.config.rollout.source.is_none() && learned.exactness_max_abs != 0.0;
+    let on_policy = learned.members.iter().filter(|member| is_watched && member.is_on_policy);
+    let mut different = on_policy.flat_map(|m| {
+        let differs = |&t: &usize| m.logp[t] != m.behavior_logp[t];
+        (0..m.logp.len()).filter(differs).map(move |t| (m, t))
+    });
+    if let Some((member, token)) = different.next() {
         return stop(
             "exactness",
             format!(
@@ -123,7 +124,7 @@ pub fn answers_left_to_grader(
     let short = |text: &str| text.chars().take(60).collect::<String>();
     let example = |&(group, scored): &(&Group, &Scored)| -> Result<Option<String>> {
         let reference = &group.problem.reference;
-        let text = model.text(&scored.rollout.tokens)?.unwrap_or_default();
+        let text = model.text(scored.rollout.response())?.unwrap_or_default();
         let answer = left_to_grader(&text, reference, rules);
         Ok(answer.map(|answer| format!("{:?} for {:?}", short(&answer), short(reference))))
     };

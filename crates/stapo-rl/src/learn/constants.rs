@@ -15,7 +15,7 @@ use stapo_core::{Batch, Group};
 use stapo_model::Device;
 use stapo_model::decoder::{Pass, Policy};
 
-/// The constants of one response. Columns have one entry per token.
+/// The constants of one response. Columns have one entry per sampled token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponseConstants {
     pub advantages: Advantages,
@@ -43,12 +43,12 @@ impl Reference {
         }
         let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
         let policy = LoadedModel::open(source, &device.read_only())?.policy;
-        let own = model.policy.config().vocabulary;
-        let other = policy.config().vocabulary;
-        if own != other {
+        let n_model = model.policy.config().vocabulary;
+        let n_reference = policy.config().vocabulary;
+        if n_model != n_reference {
             return Err(Error::Misfit {
                 key: "reference",
-                problem: format!("has a vocabulary of {other}, the model one of {own}"),
+                problem: format!("has a vocabulary of {n_reference}, the model one of {n_model}"),
                 remedy: "a KL penalty compares distributions over the same tokens: take a reference of the same family",
             });
         }
@@ -92,7 +92,7 @@ impl RolledOut {
         scorers.meter.enter(Phase::Calibrate);
         let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled } = sampled;
         let sequences: Vec<Sequence> =
-            batch.responses().map(|scored| Sequence::of(&scored.rollout)).collect();
+            batch.responses().map(|scored| Sequence::from(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
             Some(Reference::WithoutAdapters) => {
                 let Scorers { pass, model, ranks, .. } = scorers;
@@ -104,11 +104,11 @@ impl RolledOut {
         };
         let teacher_logp = match scorers.teacher {
             Some(teacher) => {
-                let prompts = teacher.prompts(scorers.model, task, plan, &batch)?;
-                let pairs = sequences.iter().zip(&prompts);
-                let taught: Vec<Sequence> =
-                    pairs.map(|(sequence, prompt)| Sequence { prompt, ..*sequence }).collect();
-                Some(scorers.logp_of(teacher.policy(scorers.model), plan, &taught)?)
+                let prompted = teacher.prompted(scorers.model, task, plan, &batch)?;
+                let taught: Option<Vec<Sequence>> =
+                    prompted.as_ref().map(|all| all.iter().map(Sequence::from).collect());
+                let taught = taught.as_ref().unwrap_or(&sequences);
+                Some(scorers.logp_of(teacher.policy(scorers.model), plan, taught)?)
             }
             None => None,
         };
@@ -129,9 +129,9 @@ impl RolledOut {
     pub fn minibatches(&self, plan: &Plan) -> Vec<(&[Group], &[ResponseConstants])> {
         let mut rest = self.constants.as_slice();
         let with_constants = |groups| {
-            let (own, after) = rest.split_at(n_responses(groups));
+            let (constants, after) = rest.split_at(n_responses(groups));
             rest = after;
-            (groups, own)
+            (groups, constants)
         };
         self.batch.minibatches(plan.config.update.problems_per_minibatch).map(with_constants).collect()
     }
@@ -171,7 +171,7 @@ fn advantages(
             behavior_entropy: columns.get(idx).map(|(_, entropy)| entropy.as_slice()),
             reference_logp: reference_logp.map(|all| all[idx].as_slice()),
             teacher_logp: teacher_logp.map(|all| all[idx].as_slice()),
-            ..ScoredResponse::new(group_idx, &scored.rewards, scored.rollout.tokens.len())
+            ..ScoredResponse::new(group_idx, &scored.rewards, scored.rollout.n_sampled())
         })
         .collect();
     plan.objective.advantages(&responses, &weights)

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{RankError, Ranks, Solo};
 use crate::run::{self, Checkpoint, Counters, LoopState, Run, Snapshot};
+use serde::{Deserialize, Serialize};
 use stapo_model::decoder::{Exchanged, GradientSums, Gradients, Pass};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, StepError, Update};
 
@@ -25,6 +26,27 @@ impl Accumulated {
     }
 }
 
+/// What a checkpoint needs of all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Saving {
+    /// The folder has a checkpoint of this step.
+    Nothing,
+    /// The state, for the file.
+    State,
+    /// The state twice, first for a hash that no step has recorded.
+    HashAndState,
+}
+
+impl Saving {
+    pub fn needed(run: &Run, step: u64) -> Self {
+        match (run.is_saved(step), run.state_hash(step)) {
+            (true, _) => Saving::Nothing,
+            (false, Some(_)) => Saving::State,
+            (false, None) => Saving::HashAndState,
+        }
+    }
+}
+
 /// What reinforcement learning and pretraining change.
 pub struct Learner {
     pub model: LoadedModel,
@@ -42,11 +64,11 @@ impl Learner {
     /// The state before the first step.
     pub(crate) fn new(model: LoadedModel, settings: AdamWSettings) -> Result<Self> {
         let gradients = Accumulated::InPlace(Gradients::zeros(&model.policy)?);
-        Self::over(model, settings, gradients, Solo::ranks())
+        Self::on_ranks(model, settings, gradients, Solo::ranks())
     }
 
     /// As [`Learner::new`], as one of several ranks, with gradients that lie in memory of the caller's choice.
-    pub(crate) fn over(
+    pub(crate) fn on_ranks(
         model: LoadedModel,
         settings: AdamWSettings,
         gradients: Accumulated,
@@ -80,11 +102,11 @@ impl Learner {
 
     /// Refuses weights and optimizer states that are not finite numbers.
     pub(crate) fn check_finite(&self) -> Result<()> {
-        let own = run::check_finite(self.counters.step, &self.model.policy, &self.optimizer);
+        let checked = run::check_finite(self.counters.step, &self.model.policy, &self.optimizer);
         if self.ranks.world() == 1 {
-            return own;
+            return checked;
         }
-        let problem = own.err().map(|error| error.to_string()).unwrap_or_default();
+        let problem = checked.err().map(|error| error.to_string()).unwrap_or_default();
         let all = self.ranks.all_gather(problem.as_bytes())?;
         let found = all.iter().enumerate().find(|(_, problem)| !problem.is_empty());
         found.map_or(Ok(()), |(rank, problem)| {
@@ -93,17 +115,27 @@ impl Learner {
     }
 
     /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only the newest
-    /// `n_kept` checkpoints of the run and the best one remain. A state that is not finite is refused. The other ranks
-    /// call [`Learner::send_state`] where [`Learner::is_sent`].
+    /// `n_kept` checkpoints of the run and the best one remain. A state that is not finite is refused.
     pub fn save(&self, run: &mut Run, n_kept: usize) -> Result<()> {
-        if run.is_saved(self.counters.step) {
-            return run.prune(self.counters.step, n_kept);
+        self.save_on_all_ranks(Saving::needed(run, self.counters.step), Some((run, n_kept)))
+    }
+
+    /// As [`Learner::save`] on every rank. Rank 0 gives its folder and the number of checkpoints to keep, and says what the
+    /// checkpoint needs of all.
+    pub(crate) fn save_on_all_ranks(&self, saving: Saving, folder: Option<(&mut Run, usize)>) -> Result<()> {
+        let step = self.counters.step;
+        if saving == Saving::Nothing {
+            return folder.map_or(Ok(()), |(run, n_kept)| run.prune(step, n_kept));
         }
-        let recorded = run.state_hash(self.counters.step).map(str::to_owned);
-        let state_hash = recorded.map_or_else(|| self.state_hash(), Ok)?;
+        let computed = if saving == Saving::HashAndState { Some(self.state_hash()?) } else { None };
         if self.ranks.world() > 1 {
             self.check_finite()?;
         }
+        let Some((run, n_kept)) = folder else {
+            return Ok(run::send_state(&self.model.policy, &self.optimizer)?);
+        };
+        let recorded = run.state_hash(step).map(str::to_owned);
+        let state_hash = computed.or(recorded).expect("a hash that no step has recorded is computed");
         let snapshot = |provenance| Snapshot {
             counters: self.counters,
             loop_state: &self.loop_state,
@@ -114,46 +146,23 @@ impl Learner {
         run.save(state_hash, snapshot, n_kept)
     }
 
-    /// What [`Learner::save`] needs of the other ranks: nothing, or the state once for the file, or twice, first for a hash
-    /// that no step has recorded.
-    pub(crate) fn n_sent(&self, run: &Run) -> u8 {
-        let step = self.counters.step;
-        match (run.is_saved(step), run.state_hash(step)) {
-            (true, _) => 0,
-            (false, Some(_)) => 1,
-            (false, None) => 2,
-        }
-    }
-
-    /// The part of the other ranks in a save by rank 0.
-    pub(crate) fn send_state(&self, n_sent: u8) -> Result<()> {
-        if n_sent == 0 {
-            return Ok(());
-        }
-        if n_sent == 2 {
-            self.state_hash()?;
-        }
-        self.check_finite()?;
-        Ok(run::send_state(&self.model.policy, &self.optimizer)?)
-    }
-
     /// Backward of a round of micro-batches, one on each rank: of this rank's, whose last forward was `pass`'s, from the
     /// derivatives by log-prob and entropy of each of its tokens. `None` for a rank that has none in this round.
     pub(crate) fn backward(
         &mut self,
         pass: &mut Pass,
-        own: Option<(&[f32], &[f32])>,
+        derivatives: Option<(&[f32], &[f32])>,
         n_microbatches: usize,
     ) -> Result<()> {
         let policy = &self.model.policy;
-        match (&mut self.gradients, own) {
+        match (&mut self.gradients, derivatives) {
             (Accumulated::InPlace(gradients), Some((d_logp, d_entropy))) => {
                 pass.backward(policy, d_logp, d_entropy, gradients)?;
             }
             (Accumulated::InPlace(_), None) => {}
-            (Accumulated::ByOwner(sums), own) => {
+            (Accumulated::ByOwner(sums), derivatives) => {
                 let mut round = sums.round(n_microbatches);
-                if let Some((d_logp, d_entropy)) = own {
+                if let Some((d_logp, d_entropy)) = derivatives {
                     pass.backward(policy, d_logp, d_entropy, &mut round)?;
                 }
                 round.finish()?;
@@ -186,12 +195,12 @@ impl Learner {
 
     /// What this rank has sent to others since the last call, and how long that took.
     pub fn take_exchanged(&mut self) -> Exchanged {
-        let of_gradients = match &mut self.gradients {
+        let gradients = match &mut self.gradients {
             Accumulated::InPlace(_) => Exchanged::default(),
             Accumulated::ByOwner(sums) => sums.take_exchanged(),
         };
         let (weight_seconds, weight_bytes) = self.optimizer.take_sent();
-        Exchanged { weight_seconds, weight_bytes, ..of_gradients }
+        Exchanged { weight_seconds, weight_bytes, ..gradients }
     }
 
     /// The squared norm of the gradient of the head.
@@ -214,8 +223,8 @@ impl Learner {
 
     /// Whether any rank finds its weights changed since it had the fingerprint `before`.
     pub(crate) fn has_moved(&self, before: u64) -> Result<bool> {
-        let own = [u8::from(self.model.policy.fingerprint() != before)];
-        Ok(self.ranks.all_gather(&own)?.concat().contains(&1))
+        let has_moved = [u8::from(self.model.policy.fingerprint() != before)];
+        Ok(self.ranks.all_gather(&has_moved)?.concat().contains(&1))
     }
 
     /// One optimizer step with the accumulated gradients, which are cleared. Returns the global gradient norm before

@@ -18,6 +18,7 @@ pub use texts::TextsSpec;
 use crate::error::{Error, Result};
 use crate::learn::learner::Learner;
 use crate::learn::memory::SamplingMemory;
+use crate::learn::scoring::{Sequence, packed};
 use crate::plan::config::PlanError;
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Solo;
@@ -31,7 +32,7 @@ use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
-use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
+use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::optimizer::{StepError, Update};
 use std::path::Path;
 use std::time::Instant;
@@ -117,28 +118,15 @@ impl Pretrainer {
         let mut entropy = 0.0;
         let mut n_scored = 0usize;
         for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
-            let mut batch = PackedBatch::new();
-            let mut is_learned: Vec<bool> = Vec::new();
-            for &idx in &microbatch.sequences {
-                let sequence = &sequences[idx];
-                batch.push(&sequence.tokens, sequence.n_given());
-                is_learned.extend(&sequence.is_learned[sequence.n_given()..]);
-            }
+            let chosen: Vec<Sequence> =
+                microbatch.sequences.iter().map(|&idx| Sequence::from(&sequences[idx])).collect();
+            let batch = packed(&chosen);
             let scores = self.pass.forward(&learner.model.policy, &batch, options)?;
-            let learned = |values: &[f32]| -> f64 {
-                values
-                    .iter()
-                    .zip(&is_learned)
-                    .filter(|(_, is)| **is)
-                    .map(|(&value, _)| f64::from(value))
-                    .sum()
-            };
-            loss -= learned(&scores.logp);
-            entropy += learned(&scores.entropy);
-            n_scored += is_learned.iter().filter(|&&is_learned| is_learned).count();
-            let d_logp: Vec<f32> =
-                is_learned.iter().map(|&is_learned| if is_learned { -1.0 } else { 0.0 }).collect();
-            let d_entropy = vec![0.0; d_logp.len()];
+            let sum = |values: &[f32]| values.iter().map(|&value| f64::from(value)).sum::<f64>();
+            loss -= sum(&scores.logp);
+            entropy += sum(&scores.entropy);
+            n_scored += batch.n_scored();
+            let (d_logp, d_entropy) = (vec![-1.0; batch.n_scored()], vec![0.0; batch.n_scored()]);
             learner.backward(&mut self.pass, Some((&d_logp, &d_entropy)), 1)?;
         }
         let step = learner.counters.step + 1;
@@ -179,14 +167,16 @@ impl Pretrainer {
             n_examples += 1;
             for mut sequence in self.texts.sequences(&self.learner.model, config.seed, position)? {
                 let limit = config.update.microbatch_tokens;
-                let own = sequence.tokens.len();
-                if own < 2 || own > limit {
-                    return Err(Error::BadExample { position, n_tokens: own, limit });
+                let n = sequence.tokens.len();
+                if n < 2 || n > limit {
+                    return Err(Error::BadExample { position, n_tokens: n, limit });
                 }
                 if config.loss_on == LossOn::Everything {
                     sequence.is_learned.fill(true);
                 }
-                n_tokens += own;
+                // Nothing predicts the first token of a sequence.
+                sequence.is_learned[0] = false;
+                n_tokens += n;
                 sequences.push(sequence);
             }
         }
@@ -237,9 +227,16 @@ fn pretrain_steps(
             let plan = config.evaluation_plan()?;
             let model = &pretrainer.learner.model;
             let meter = Meter::default();
-            let mut sampler =
-                Sampler { model, memory: &mut memory, task, plan: &plan, ranks: &Solo, meter: &meter };
-            metrics.eval_accuracy = sampler.held_out_accuracy(step)?;
+            let mut sampler = Sampler {
+                model,
+                memory: &mut memory,
+                task,
+                plan: &plan,
+                policy_version: pretrainer.learner.counters.n_updates,
+                ranks: &Solo,
+                meter: &meter,
+            };
+            metrics.eval_accuracy = sampler.held_out_accuracy()?;
         }
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;

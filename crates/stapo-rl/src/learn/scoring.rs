@@ -10,20 +10,36 @@ use stapo_core::objective::EntropyBonus;
 use stapo_model::OutOfMemory;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores, Policy, TokenScores};
 
-/// A prompt and a response to score.
+/// Tokens with the mark of those to score: the sampled ones of a rollout, or the learned ones of a text.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
-    pub prompt: &'a [u32],
     pub tokens: &'a [u32],
+    /// One entry per token; the first is false.
+    pub is_scored: &'a [bool],
 }
 
-impl<'a> Sequence<'a> {
-    pub fn of(rollout: &'a Rollout) -> Self {
-        Sequence { prompt: &rollout.prompt_tokens, tokens: &rollout.tokens }
+/// The tokens of a [`Sequence`], and which of them are scored.
+pub type MarkedTokens = (Vec<u32>, Vec<bool>);
+
+impl<'a> From<&'a MarkedTokens> for Sequence<'a> {
+    fn from((tokens, is_scored): &'a MarkedTokens) -> Self {
+        Sequence { tokens, is_scored }
     }
 }
 
-/// The scores of one response's tokens. The model's f32 values are widened to the objective's f64, which is exact.
+impl<'a> From<&'a Rollout> for Sequence<'a> {
+    fn from(rollout: &'a Rollout) -> Self {
+        Sequence { tokens: &rollout.tokens, is_scored: &rollout.is_sampled }
+    }
+}
+
+impl Sequence<'_> {
+    pub fn n_scored(&self) -> usize {
+        self.is_scored.iter().filter(|is_scored| **is_scored).count()
+    }
+}
+
+/// The scores of one sequence's scored tokens. The model's f32 values are widened to the objective's f64, which is exact.
 #[derive(Debug, Clone)]
 pub struct ResponseScores {
     pub logp: Vec<f64>,
@@ -54,7 +70,7 @@ pub fn score_base(
     score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score_base(policy, batch, options))
 }
 
-/// The likeliest token in the place of every token of every sequence.
+/// The likeliest token in place of every scored token of every sequence.
 pub fn preferred(
     pass: &mut Pass,
     policy: &Policy,
@@ -75,20 +91,20 @@ fn score_by(
     n_alternatives: usize,
     mut start: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<PendingScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
-    let lengths: Vec<usize> = sequences.iter().map(|s| s.prompt.len() + s.tokens.len()).collect();
+    let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
     let options = HeadOptions { n_alternatives, ..head_options(plan) };
     let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
     let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
-    let read = |(pending, own, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
-        let scores = split(&pending.wait(), &own);
+    let read = |(pending, packed, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
+        let scores = split(&pending.wait(), &packed);
         microbatch.sequences.iter().copied().zip(scores).collect::<Vec<_>>()
     };
     let mut pending = None;
     for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
-        let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let started = start(&packed(&own), options)?;
+        let chosen: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
+        let started = start(&packed(&chosen), options)?;
         // A GPU runs a micro-batch while the host reads the one before.
-        if let Some(before) = pending.replace((started, own, microbatch)) {
+        if let Some(before) = pending.replace((started, chosen, microbatch)) {
             scored.extend(read(before));
         }
     }
@@ -100,13 +116,13 @@ fn score_by(
     Ok(scored.into_iter().map(|(_, scores)| scores).collect())
 }
 
-/// The scores that all ranks have computed, each with the index of its response.
+/// What all ranks have `computed`: scores, each with the index of its response.
 pub fn all_scores(
     ranks: &dyn Transport,
-    own: &[(usize, ResponseScores)],
+    computed: &[(usize, ResponseScores)],
 ) -> std::result::Result<Vec<(usize, ResponseScores)>, RankError> {
     let mut packer = Packer::default();
-    for (idx, scores) in own {
+    for (idx, scores) in computed {
         packer.number(*idx);
         scores.pack(&mut packer);
     }
@@ -161,9 +177,8 @@ pub fn head_options(plan: &Plan) -> HeadOptions {
 /// Sequences as the model takes them.
 pub fn packed(sequences: &[Sequence]) -> PackedBatch {
     let mut batch = PackedBatch::new();
-    for Sequence { prompt, tokens } in sequences {
-        let all: Vec<u32> = prompt.iter().chain(*tokens).copied().collect();
-        batch.push(&all, prompt.len());
+    for Sequence { tokens, is_scored } in sequences {
+        batch.push(tokens, is_scored);
     }
     batch
 }
@@ -173,7 +188,7 @@ fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(sequences.len());
     for sequence in sequences {
-        let range = start..start + sequence.tokens.len();
+        let range = start..start + sequence.n_scored();
         parts.push(ResponseScores {
             logp: widen(&scores.logp[range.clone()]),
             entropy: widen(&scores.entropy[range.clone()]),

@@ -1,6 +1,7 @@
 //! What a distillation learns from: a policy that scores the student's own responses.
 
 use crate::error::{Error, Result};
+use crate::learn::scoring::MarkedTokens;
 use crate::plan::config::{Plan, TeacherSource};
 use crate::policy::loaded::LoadedModel;
 use crate::tasks::template::Template;
@@ -41,22 +42,21 @@ impl Teacher {
         }
     }
 
-    /// The prompt that the teacher reads before each response of a batch.
-    pub fn prompts(
+    /// The responses of a batch after the prompts that the teacher reads: tokens, and which of them the student sampled.
+    /// `None` where the teacher reads the student's prompts.
+    pub fn prompted(
         &self,
         model: &LoadedModel,
         task: &Task,
         plan: &Plan,
         batch: &Batch,
-    ) -> Result<Vec<Vec<u32>>> {
-        let mut prompts = Vec::new();
+    ) -> Result<Option<Vec<MarkedTokens>>> {
+        let Teacher::Solution(template) = self else { return Ok(None) };
+        let mut prompted = Vec::new();
         for group in &batch.groups {
-            let Teacher::Solution(template) = self else {
-                prompts.extend(group.members.iter().map(|member| member.rollout.prompt_tokens.clone()));
-                continue;
-            };
             let prompt = solved_prompt(template, model, task, plan, &group.problem)?;
-            let longest = group.members.iter().map(|member| member.rollout.tokens.len()).max().unwrap_or(0);
+            let rollouts = || group.members.iter().map(|member| &member.rollout);
+            let longest = rollouts().map(|rollout| rollout.response().len()).max().unwrap_or(0);
             let limit = model.policy.config().max_positions.min(plan.config.update.microbatch_tokens);
             if prompt.len() + longest > limit {
                 return Err(Error::TeacherPrompt {
@@ -66,9 +66,13 @@ impl Teacher {
                     limit,
                 });
             }
-            prompts.extend(group.members.iter().map(|_| prompt.clone()));
+            prompted.extend(rollouts().map(|rollout| {
+                let n_replaced = rollout.prompt().len();
+                let is_sampled = [&vec![false; prompt.len()], &rollout.is_sampled[n_replaced..]].concat();
+                ([&prompt, rollout.response()].concat(), is_sampled)
+            }));
         }
-        Ok(prompts)
+        Ok(Some(prompted))
     }
 }
 
@@ -97,20 +101,20 @@ fn check_vocabulary(student: &LoadedModel, teacher: &LoadedModel) -> Result<()> 
             "distillation compares probabilities of the same tokens: take a teacher of the same family";
         Err(Error::Misfit { key: "teacher", problem, remedy })
     };
-    let own = student.policy.config().vocabulary;
-    let other = teacher.policy.config().vocabulary;
-    if own != other {
-        return refuse(format!("has a vocabulary of {other}, the model one of {own}"));
+    let n_student = student.policy.config().vocabulary;
+    let n_teacher = teacher.policy.config().vocabulary;
+    if n_student != n_teacher {
+        return refuse(format!("has a vocabulary of {n_teacher}, the model one of {n_student}"));
     }
     let (student, teacher) = (student.tokenizer()?, teacher.tokenizer()?);
-    let different = (0..own as u32).find(|&id| student.token_of(id) != teacher.token_of(id));
+    let different = (0..n_student as u32).find(|&id| student.token_of(id) != teacher.token_of(id));
     match different {
         None => Ok(()),
         Some(id) => {
             let text =
                 |token: Option<String>| token.map_or("nothing".to_string(), |text| format!("{text:?}"));
-            let (own, other) = (text(student.token_of(id)), text(teacher.token_of(id)));
-            refuse(format!("token {id} is {other}, the model's is {own}"))
+            let (student, teacher) = (text(student.token_of(id)), text(teacher.token_of(id)));
+            refuse(format!("token {id} is {teacher}, the model's is {student}"))
         }
     }
 }

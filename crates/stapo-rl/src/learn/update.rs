@@ -60,8 +60,6 @@ pub struct MinibatchContext<'a> {
     pub step: u64,
     /// Which use of the rollout batch, from 0.
     pub use_idx: usize,
-    /// True where the policy has not changed since it sampled the mini-batch.
-    pub is_on_policy: bool,
     /// The pass of an objective with two passes; 0 otherwise.
     pub pass: usize,
     pub meter: &'a Meter,
@@ -78,7 +76,8 @@ pub fn learn<'a>(
     context: MinibatchContext,
 ) -> Result<Learned<'a>> {
     context.meter.enter(Phase::Calibrate);
-    let members = context.meter.part(Part::Prepare, || members(plan, groups, constants));
+    let policy_version = learner.counters.n_updates;
+    let members = context.meter.part(Part::Prepare, || members(plan, groups, constants, policy_version));
     let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     context.meter.enter(Phase::Update);
     let tally = minibatch.accumulate(learner, pass)?;
@@ -149,7 +148,8 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     ) -> Result<Self> {
         let step = learner.counters.n_updates;
         let key = UpdateKey { step, pass: context.pass, controls: carried.controls };
-        let is_stale = !context.is_on_policy && plan.objective.calibrates_on_current_policy();
+        let is_on_policy = members.iter().all(|member| member.is_on_policy);
+        let is_stale = !is_on_policy && plan.objective.calibrates_on_current_policy();
         let reads_collision = plan.objective.reads_collision();
         let deferral = plan.objective.deferral().filter(|_| is_stale && !reads_collision);
         let deferral = match deferral {
@@ -421,7 +421,7 @@ fn is_deferral_cheaper(
     let mut n_waiting = 0;
     let mut n_all = 0;
     for (member, waits) in members.iter().zip(waiting) {
-        let n_tokens = member.scored.rollout.sequence_len();
+        let n_tokens = member.scored.rollout.tokens.len();
         n_all += n_tokens;
         n_waiting += if waits? { n_tokens } else { 0 };
     }

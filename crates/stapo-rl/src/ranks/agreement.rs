@@ -62,9 +62,9 @@ pub fn agree_on_inputs(ranks: &dyn Transport, inputs: &[FileHash]) -> Result<(),
 }
 
 /// An error of this rank becomes that of all ranks.
-pub fn told_to_all<T>(ranks: &dyn Transport, outcome: Result<T, Error>) -> Result<T, Error> {
+pub fn fail_on_all_ranks<T>(ranks: &dyn Transport, outcome: Result<T, Error>) -> Result<T, Error> {
     match outcome {
-        // What every rank has found or was told needs no telling.
+        // Every rank knows of this error already.
         Err(error @ Error::Rank(_)) => Err(error),
         Err(error) if ranks.world() > 1 => Err(ranks.fail(&error.to_string()).into()),
         outcome => outcome,

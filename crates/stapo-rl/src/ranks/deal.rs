@@ -47,7 +47,7 @@ impl ExpectedLengths {
     }
 
     /// The tokens of a response to expect: those of the problem's last responses, or else the mean of all.
-    pub fn of(&self, problem_id: &str) -> f64 {
+    pub fn expected(&self, problem_id: &str) -> f64 {
         let mean = if self.n_responses > 0.0 { self.n_tokens / self.n_responses } else { 1.0 };
         self.of_problem.get(problem_id).copied().unwrap_or(mean)
     }
@@ -68,11 +68,11 @@ mod tests {
     #[test]
     fn lengths_are_those_last_seen_or_the_mean() {
         let mut lengths = ExpectedLengths::default();
-        assert_eq!(lengths.of("a"), 1.0);
+        assert_eq!(lengths.expected("a"), 1.0);
         lengths.saw("a", [10, 30].into_iter());
-        assert_eq!((lengths.of("a"), lengths.of("b")), (20.0, 20.0));
+        assert_eq!((lengths.expected("a"), lengths.expected("b")), (20.0, 20.0));
         lengths.saw("b", [50, 50].into_iter());
         lengths.saw("a", [4].into_iter());
-        assert_eq!((lengths.of("a"), lengths.of("c")), (4.0, 144.0 / 5.0));
+        assert_eq!((lengths.expected("a"), lengths.expected("c")), (4.0, 144.0 / 5.0));
     }
 }

@@ -1,6 +1,6 @@
 //! Responses that go on from given tokens.
 
-use super::generate;
+use super::sampler::generate;
 use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::Plan;
@@ -41,27 +41,27 @@ pub fn continuations(
     let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
     engine.stop_at(model.stop_texts(&plan.style)?);
     let mut all: Vec<Vec<Vec<u32>>> =
-        beginnings.iter().map(|own| vec![own.tokens.clone(); n_samples]).collect();
+        beginnings.iter().map(|beginning| vec![beginning.tokens.clone(); n_samples]).collect();
     let mut going = Vec::new();
-    for (idx, own) in beginnings.iter().enumerate() {
-        let has_ended = own.tokens.last().is_some_and(|last| model.stops.contains(last));
-        if has_ended || own.tokens.len() >= rollout.max_response_tokens {
+    for (idx, beginning) in beginnings.iter().enumerate() {
+        let has_ended = beginning.tokens.last().is_some_and(|last| model.stops.contains(last));
+        if has_ended || beginning.tokens.len() >= rollout.max_response_tokens {
             continue;
         }
         let request = Request {
-            problem: own.number,
-            prompt: own.prompt.iter().chain(&own.tokens).copied().collect(),
+            problem: beginning.number,
+            prompt: beginning.prompt.iter().chain(&beginning.tokens).copied().collect(),
             n_samples: n_samples as u32,
-            max_tokens: rollout.max_response_tokens - own.tokens.len(),
+            max_tokens: rollout.max_response_tokens - beginning.tokens.len(),
             stops: model.stops.clone(),
         };
-        let refuse = |source| Error::Request { problem_id: own.problem_id.to_string(), source };
+        let refuse = |source| Error::Request { problem_id: beginning.problem_id.to_string(), source };
         engine.submit(request).map_err(refuse)?;
         going.push(idx);
     }
     for response in generate(&mut engine, meter)? {
-        let own = &mut all[going[response.ticket.0 as usize]][response.sample as usize];
-        own.extend(response.tokens.iter().map(|sampled| sampled.token));
+        let continued = &mut all[going[response.ticket.0 as usize]][response.sample as usize];
+        continued.extend(response.tokens.iter().map(|sampled| sampled.token));
     }
     Ok(all)
 }

@@ -1,17 +1,15 @@
 //! Rollouts from a file: responses that another engine sampled, with the log-probs it reported.
 
-use super::{Sampled, pairs, scored, texts};
+use super::{RolloutContext, RolloutSource, Sampled, judge, scored};
 use crate::error::{Error, Result};
 use crate::learn::scoring::{Sequence, score};
-use crate::plan::config::{Behavior, Plan, RolloutSource};
+use crate::plan::config::{Behavior, Plan, RolloutSource as ConfiguredSource};
 use crate::policy::loaded::LoadedModel;
-use crate::ranks::Transport;
 use crate::reward::Judged;
-use crate::tasks::{Split, Task, TaskError, read_json_lines};
+use crate::tasks::{Rewards, Split, Task, TaskError, read_json_lines};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use stapo_core::{Batch, Finish, Group, Problem, Rollout, Verdict};
-use stapo_model::decoder::Pass;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -22,14 +20,7 @@ pub struct ForeignRollouts {
     behavior: Behavior,
     groups: Vec<ForeignGroup>,
     /// The index of the group of each position of the training problems.
-    of_position: Vec<usize>,
-}
-
-/// The policy that scores the responses, the pass that it scores in, and the ranks that share the work.
-pub struct PolicyScorer<'a> {
-    pub pass: &'a mut Pass,
-    pub model: &'a LoadedModel,
-    pub ranks: &'a dyn Transport,
+    group_at: Vec<usize>,
 }
 
 /// All responses to one problem.
@@ -49,86 +40,45 @@ struct ForeignResponse {
 }
 
 impl ForeignRollouts {
-    /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group of its own; `None` for
-    /// a plan whose policy samples.
-    pub fn open(plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Option<Self>> {
-        let Some(RolloutSource::Jsonl { path, behavior }) = &plan.config.rollout.source else {
-            return Ok(None);
-        };
+    /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group of its own.
+    pub fn open(source: &ConfiguredSource, plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Self> {
+        let ConfiguredSource::Jsonl { path, behavior } = source;
         let file = File { plan, path, vocabulary: model.policy.config().vocabulary };
         let mut groups = Vec::new();
-        let mut groups_of: HashMap<String, Vec<usize>> = HashMap::new();
+        let mut groups_by_id: HashMap<String, Vec<usize>> = HashMap::new();
         for (id, lines) in file.read()? {
             for group in file.groups(&id, lines)? {
-                groups_of.entry(id.clone()).or_default().push(groups.len());
+                groups_by_id.entry(id.clone()).or_default().push(groups.len());
                 groups.push(group);
             }
         }
-        let of_position = file.positions(task, &groups_of)?;
-        Ok(Some(ForeignRollouts { path: path.clone(), behavior: *behavior, groups, of_position }))
+        let group_at = file.group_at_positions(task, &groups_by_id)?;
+        Ok(ForeignRollouts { path: path.clone(), behavior: *behavior, groups, group_at })
     }
 
-    /// The rollout batch with problems from `position` on. The policy scores the responses, so that every response has
-    /// entropies, and under [`Behavior::Policy`] the log-probs that ratios divide by.
-    pub fn roll_out(
-        &self,
-        scorer: &mut PolicyScorer,
-        task: &Task,
-        plan: &Plan,
-        step: u64,
-        position: u64,
-    ) -> Result<Sampled> {
-        let model = scorer.model;
-        let n_problems = plan.config.rollout.problems_per_step;
+    /// The groups of the problems from `position` on.
+    fn groups_from(&self, position: u64, n_problems: usize) -> Result<Vec<&ForeignGroup>> {
         let positions = position..position + n_problems as u64;
-        let problems: Vec<Problem> = positions
-            .clone()
-            .map(|position| Ok(task.problem(plan.config.seed, Split::Train, position)?))
-            .collect::<Result<_>>()?;
-        let stop_texts = model.stop_texts(&plan.style)?;
-        let is_stop = |last: u32, tokens: &[u32]| {
-            model.stops.contains(&last) || stop_texts.is_complete(tokens.iter().copied())
+        let group = |position: u64| {
+            let group_idx = self.group_at.get(position as usize).ok_or_else(|| Error::Rollouts {
+                path: self.path.clone(),
+                problem: format!("has no group for position {position} of the training problems"),
+            })?;
+            Ok(&self.groups[*group_idx])
         };
-        let mut rollouts = Vec::new();
-        let mut written = Vec::new();
-        for (problem_idx, position) in positions.enumerate() {
-            let group_idx = self.of_position.get(position as usize).copied();
-            let Some(group) = group_idx.map(|idx| &self.groups[idx]) else {
-                let problem = format!("has no group for position {position} of the training problems");
-                return Err(Error::Rollouts { path: self.path.clone(), problem });
-            };
-            for (sample_idx, response) in group.responses.iter().enumerate() {
-                let prompt_tokens = group.prompt_tokens.clone();
-                rollouts.push(rollout(is_stop, response, (problem_idx, sample_idx), prompt_tokens, step - 1));
-                written.push(response);
-            }
-        }
-        self.add_scores(scorer, plan, &mut rollouts, &written)?;
-        let judged = judge(model, task, &problems, &rollouts, &written)?;
-        let n_responses = rollouts.len();
-        let n_sampled = rollouts.iter().map(|rollout| rollout.tokens.len()).sum();
-        let mut groups: Vec<Group> =
-            problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
-        for (rollout, judged) in rollouts.into_iter().zip(&judged) {
-            let of_reward: Vec<&Judged> = judged.iter().collect();
-            groups[rollout.problem_idx].members.push(scored(plan, rollout, &of_reward));
-        }
-        let sampler_logp = written.iter().map(|response| response.logp.clone()).collect();
-        let n_drawn = n_problems as u64;
-        Ok(Sampled { batch: Batch { groups }, sampler_logp, n_drawn, n_responses, n_sampled })
+        positions.map(group).collect()
     }
 
     /// Fills in entropies under the policy, and the log-probs of the behavior policy.
     fn add_scores(
         &self,
-        scorer: &mut PolicyScorer,
-        plan: &Plan,
+        training: &mut RolloutContext,
         rollouts: &mut [Rollout],
         written: &[&ForeignResponse],
     ) -> Result<()> {
-        let sequences: Vec<Sequence> = rollouts.iter().map(Sequence::of).collect();
-        let PolicyScorer { pass, model, ranks } = scorer;
-        let scores = score(pass, &model.policy, plan, *ranks, &sequences)?;
+        let sequences: Vec<Sequence> = rollouts.iter().map(Sequence::from).collect();
+        let RolloutContext { model, plan, ranks, .. } = *training;
+        let scores = score(training.memory.score(), &model.policy, plan, ranks, &sequences)?;
         for ((rollout, scores), response) in rollouts.iter_mut().zip(scores).zip(written) {
             let logp = match self.behavior {
                 Behavior::Policy => &scores.logp,
@@ -141,51 +91,86 @@ impl ForeignRollouts {
     }
 }
 
+impl RolloutSource for ForeignRollouts {
+    /// The policy scores the responses, so that every response has entropies, and under [`Behavior::Policy`] the log-probs
+    /// that ratios divide by.
+    fn next(&mut self, training: &mut RolloutContext) -> Result<Sampled> {
+        let RolloutContext { model, task, plan, counters, .. } = *training;
+        let n_problems = plan.config.rollout.problems_per_step;
+        let problems: Vec<Problem> = (counters.position..counters.position + n_problems as u64)
+            .map(|position| Ok(task.problem(plan.config.seed, Split::Train, position)?))
+            .collect::<Result<_>>()?;
+        let stop_texts = model.stop_texts(&plan.style)?;
+        let is_stop = |last: u32, tokens: &[u32]| {
+            model.stops.contains(&last) || stop_texts.is_complete(tokens.iter().copied())
+        };
+        let policy_version = match self.behavior {
+            Behavior::Policy => Some(counters.n_updates),
+            Behavior::Sampler => None,
+        };
+        let mut rollouts = Vec::new();
+        let mut written = Vec::new();
+        for (problem_idx, group) in self.groups_from(counters.position, n_problems)?.into_iter().enumerate() {
+            for (sample_idx, response) in group.responses.iter().enumerate() {
+                let unscored = rollout(is_stop, response, &group.prompt_tokens);
+                rollouts.push(Rollout { problem_idx, sample_idx, policy_version, ..unscored });
+                written.push(response);
+            }
+        }
+        self.add_scores(training, &mut rollouts, &written)?;
+        let judged = judge_unrewarded(model, task, &problems, &rollouts, &written)?;
+        let n_responses = rollouts.len();
+        let n_sampled = rollouts.iter().map(Rollout::n_sampled).sum();
+        let mut groups: Vec<Group> =
+            problems.into_iter().map(|problem| Group { problem, members: Vec::new() }).collect();
+        for (rollout, judged) in rollouts.into_iter().zip(&judged) {
+            groups[rollout.problem_idx].members.push(scored(plan, rollout, judged));
+        }
+        let sampler_logp = written.iter().map(|response| response.logp.clone()).collect();
+        let n_drawn = n_problems as u64;
+        Ok(Sampled { batch: Batch { groups }, sampler_logp, n_drawn, n_responses, n_sampled })
+    }
+}
+
 /// A response of the file as a rollout without scores. A response that does not end with a stop token or text was cut.
-fn rollout(
-    is_stop: impl Fn(u32, &[u32]) -> bool,
-    response: &ForeignResponse,
-    (problem_idx, sample_idx): (usize, usize),
-    prompt_tokens: Vec<u32>,
-    policy_version: u64,
-) -> Rollout {
+fn rollout(is_stop: impl Fn(u32, &[u32]) -> bool, response: &ForeignResponse, prompt: &[u32]) -> Rollout {
     let last = response.tokens.last().copied().filter(|&token| is_stop(token, &response.tokens));
+    let (tokens, is_sampled) = Rollout::one_turn(prompt, &response.tokens);
     Rollout {
-        problem_idx,
-        sample_idx,
-        prompt_tokens,
-        tokens: response.tokens.clone(),
+        problem_idx: 0,
+        sample_idx: 0,
+        tokens,
+        is_sampled,
         logp: Vec::new(),
         entropy: Vec::new(),
         finish: last.map_or(Finish::LengthLimit, |token| Finish::Stop { token }),
-        policy_version,
+        policy_version: None,
     }
 }
 
 /// For each response the judgement of every reward. A reward of the file stands for the judgement: `right` above 0, as
 /// for verifiers that give rewards.
-fn judge(
+fn judge_unrewarded(
     model: &LoadedModel,
     task: &Task,
     problems: &[Problem],
     rollouts: &[Rollout],
     written: &[&ForeignResponse],
 ) -> Result<Vec<Vec<Judged>>> {
-    let texts = texts(model, rollouts)?;
-    let all = pairs(problems, rollouts, &texts);
-    let unjudged: Vec<usize> = (0..written.len()).filter(|&idx| written[idx].reward.is_none()).collect();
-    let samples: Vec<(&Problem, &str)> = unjudged.iter().map(|&idx| all[idx]).collect();
-    let by_verifier = if samples.is_empty() { Vec::new() } else { task.judge_all(&samples)? };
-    let mut judged: Vec<Vec<Judged>> = written
-        .iter()
-        .map(|response| response.reward.map(|reward| given(reward, response.line)).into_iter().collect())
-        .collect();
-    for of_reward in by_verifier {
-        for (&idx, found) in unjudged.iter().zip(of_reward) {
-            judged[idx].push(found);
-        }
-    }
-    Ok(judged)
+    let pairs = rollouts.iter().zip(written);
+    let unrewarded: Vec<&Rollout> =
+        pairs.filter(|(_, response)| response.reward.is_none()).map(|(rollout, _)| rollout).collect();
+    let by_verifier = if unrewarded.is_empty() {
+        Vec::new()
+    } else {
+        judge(&*task.environment(Rewards::All), model, problems, &unrewarded)?
+    };
+    let mut by_verifier = by_verifier.into_iter();
+    let judgements = written.iter().map(|response| match response.reward {
+        Some(reward) => vec![given(reward, response.line)],
+        None => by_verifier.next().expect("the environment judges every response without a reward"),
+    });
+    Ok(judgements.collect())
 }
 
 fn given(reward: f64, line: u64) -> Judged {
@@ -259,20 +244,16 @@ impl File<'_> {
             if tokens.is_empty() || tokens.len() > limit {
                 return Err(format!("{field} has {} entries, expected 1 to {limit} ({key})", tokens.len()));
             }
-            if let Some(place) = tokens.iter().position(|&token| token as usize >= self.vocabulary) {
+            if let Some(at) = tokens.iter().position(|&token| token as usize >= self.vocabulary) {
                 let n = self.vocabulary;
-                return Err(format!(
-                    "{field}[{place}] is {}, the model has tokens 0 to {}",
-                    tokens[place],
-                    n - 1
-                ));
+                return Err(format!("{field}[{at}] is {}, the model has tokens 0 to {}", tokens[at], n - 1));
             }
         }
         if logp.len() != tokens.len() {
             return Err(format!("logp has {} entries, tokens has {}", logp.len(), tokens.len()));
         }
-        if let Some(place) = logp.iter().position(|logp| *logp > 0.0) {
-            return Err(format!("logp[{place}] is {}, expected a log-prob, at most 0", logp[place]));
+        if let Some(at) = logp.iter().position(|logp| *logp > 0.0) {
+            return Err(format!("logp[{at}] is {}, expected a log-prob, at most 0", logp[at]));
         }
         if reward.is_some() && !self.plan.config.rewards.is_empty() {
             return Err(
@@ -287,8 +268,8 @@ impl File<'_> {
         let size = self.plan.config.rollout.group_size;
         let n_lines = lines.len();
         let mut groups: Vec<ForeignGroup> = Vec::new();
-        for (place, (prompt_tokens, response)) in lines.into_iter().enumerate() {
-            if place % size == 0 {
+        for (idx, (prompt_tokens, response)) in lines.into_iter().enumerate() {
+            if idx % size == 0 {
                 groups.push(ForeignGroup { prompt_tokens, responses: vec![response] });
                 continue;
             }
@@ -316,23 +297,27 @@ impl File<'_> {
 
     /// The group of every position of the run's training problems: a problem that is drawn again takes the next group of
     /// its id.
-    fn positions(&self, task: &Task, groups_of: &HashMap<String, Vec<usize>>) -> Result<Vec<usize>> {
+    fn group_at_positions(
+        &self,
+        task: &Task,
+        groups_by_id: &HashMap<String, Vec<usize>>,
+    ) -> Result<Vec<usize>> {
         let config = &self.plan.config;
         let n_positions = config.steps * config.rollout.problems_per_step as u64;
         let mut n_taken: HashMap<String, usize> = HashMap::new();
-        let mut of_position = Vec::new();
+        let mut group_at = Vec::new();
         let mut missing = Vec::new();
         for position in 0..n_positions {
             let id = task.problem(config.seed, Split::Train, position)?.id;
             let taken = n_taken.entry(id.clone()).or_default();
-            match groups_of.get(&id).and_then(|groups| groups.get(*taken)) {
-                Some(&group) => of_position.push(group),
+            match groups_by_id.get(&id).and_then(|groups| groups.get(*taken)) {
+                Some(&group) => group_at.push(group),
                 None => missing.push(id),
             }
             *taken += 1;
         }
         if missing.is_empty() {
-            return Ok(of_position);
+            return Ok(group_at);
         }
         let named: Vec<String> = missing.iter().take(MAX_NAMED).map(|id| format!("{id:?}")).collect();
         let more = if missing.len() > MAX_NAMED { ", .." } else { "" };

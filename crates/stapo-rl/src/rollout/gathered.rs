@@ -12,10 +12,10 @@ pub fn unreadable(rank: usize) -> RankError {
     RankError { rank, problem: "sent responses that cannot be read".into() }
 }
 
-/// The judged responses of all ranks to `n_problems` problems, ordered by problem and sample.
-pub fn gathered(ranks: &dyn Transport, own: &[Scored], n_problems: usize) -> Result<Vec<Scored>, RankError> {
+/// The judged responses of all ranks, this rank's `mine`, to `n_problems` problems, ordered by problem and sample.
+pub fn gathered(ranks: &dyn Transport, mine: &[Scored], n_problems: usize) -> Result<Vec<Scored>, RankError> {
     let mut packer = Packer::default();
-    for scored in own {
+    for scored in mine {
         pack(&mut packer, scored);
     }
     let mut all = Vec::new();
@@ -34,8 +34,8 @@ fn pack(packer: &mut Packer, scored: &Scored) {
     let Scored { rollout, verdict, reward, rewards } = scored;
     packer.number(rollout.problem_idx);
     packer.number(rollout.sample_idx);
-    packer.tokens(&rollout.prompt_tokens);
     packer.tokens(&rollout.tokens);
+    packer.bytes(&rollout.is_sampled.iter().map(|&is_sampled| u8::from(is_sampled)).collect::<Vec<_>>());
     packer.singles(&rollout.logp);
     packer.singles(&rollout.entropy);
     let stop = match rollout.finish {
@@ -43,7 +43,8 @@ fn pack(packer: &mut Packer, scored: &Scored) {
         Finish::LengthLimit => Vec::new(),
     };
     packer.tokens(&stop);
-    packer.number(rollout.policy_version as usize);
+    packer.byte(u8::from(rollout.policy_version.is_some()));
+    packer.number(rollout.policy_version.unwrap_or(0) as usize);
     packer.number(VERDICTS.iter().position(|known| known == verdict).unwrap_or(VERDICTS.len()));
     packer.float(*reward);
     packer.floats(rewards);
@@ -53,15 +54,21 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
     let rollout = Rollout {
         problem_idx: read.number()?,
         sample_idx: read.number()?,
-        prompt_tokens: read.tokens()?,
         tokens: read.tokens()?,
+        is_sampled: read.bytes()?.iter().map(|&byte| byte != 0).collect(),
         logp: read.singles()?,
         entropy: read.singles()?,
         finish: read.tokens()?.first().map_or(Finish::LengthLimit, |&token| Finish::Stop { token }),
-        policy_version: read.number()? as u64,
+        policy_version: {
+            let is_known = read.byte()? != 0;
+            Some(read.number()? as u64).filter(|_| is_known)
+        },
     };
-    let is_whole =
-        rollout.logp.len() == rollout.tokens.len() && rollout.entropy.len() == rollout.tokens.len();
+    let n_sampled = rollout.n_sampled();
+    let is_whole = rollout.is_sampled.len() == rollout.tokens.len()
+        && rollout.is_sampled.first() == Some(&false)
+        && rollout.logp.len() == n_sampled
+        && rollout.entropy.len() == n_sampled;
     let verdict = *VERDICTS.get(read.number()?).filter(|_| is_whole).ok_or(Malformed)?;
     Ok(Scored { rollout, verdict, reward: read.float()?, rewards: read.floats()? })
 }
@@ -73,21 +80,24 @@ mod tests {
 
     #[test]
     fn a_response_survives_the_way_between_ranks() {
-        let rollout = |problem_idx, finish| Rollout {
+        let rollout = |problem_idx, finish, policy_version| Rollout {
             problem_idx,
             sample_idx: 1,
-            prompt_tokens: vec![5],
-            tokens: vec![1, 2],
+            tokens: vec![5, 1, 7, 2],
+            is_sampled: vec![false, true, false, true],
             logp: vec![-0.0, -1.25],
             entropy: vec![0.5, 1e-30],
             finish,
-            policy_version: 9,
+            policy_version,
         };
-        let of = |rollout, verdict| Scored { rollout, verdict, reward: -1.0, rewards: vec![0.5, -1.5] };
-        let second = of(rollout(1, Finish::LengthLimit), Verdict::OverBudget);
-        let first = of(rollout(0, Finish::Stop { token: 2 }), Verdict::Right);
+        let judged = |rollout, verdict| Scored { rollout, verdict, reward: -1.0, rewards: vec![0.5, -1.5] };
+        let second = judged(rollout(1, Finish::LengthLimit, None), Verdict::OverBudget);
+        let first = judged(rollout(0, Finish::Stop { token: 2 }, Some(0)), Verdict::Right);
         let all = gathered(&Solo, &[second.clone(), first.clone()], 2).unwrap();
-        assert_eq!(all, [first, second.clone()]);
+        assert_eq!(all, [first.clone(), second.clone()]);
         assert_eq!(gathered(&Solo, &[second], 1).unwrap_err().rank, 0, "a problem that nobody asked");
+        let mut torn = first;
+        torn.rollout.is_sampled[2] = true;
+        assert_eq!(gathered(&Solo, &[torn], 2).unwrap_err().rank, 0, "a sampled token without a log-prob");
     }
 }

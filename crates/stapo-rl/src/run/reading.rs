@@ -125,7 +125,8 @@ pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<R
     Ok(responses)
 }
 
-/// Checks that all columns have one length, so that every token index is valid in every column.
+/// Checks that all columns have one length, so that every token index is valid in every column, and that given tokens
+/// stand between the tokens of the columns.
 fn check_columns(response: &ResponseRecord) -> std::result::Result<(), String> {
     let tokens = &response.tokens;
     let n = tokens.id.len();
@@ -147,5 +148,9 @@ fn check_columns(response: &ResponseRecord) -> std::result::Result<(), String> {
             return Err(format!("column {column} has {len} entries, id has {n}"));
         }
     }
-    Ok(())
+    let is_in_order = response.given.is_sorted_by(|a, b| a.after < b.after);
+    match response.given.iter().find(|given| !is_in_order || given.after > n) {
+        Some(given) => Err(format!("given tokens after {} of {n} tokens, or not in order", given.after)),
+        None => Ok(()),
+    }
 }

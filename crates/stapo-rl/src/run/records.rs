@@ -11,11 +11,11 @@ use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, Extra, LengthQuantiles, Metrics, PhaseSeconds,
+    Alternative, EntropyChange, EntropyQuantiles, Extra, GivenTokens, LengthQuantiles, Metrics, PhaseSeconds,
     ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{Finish, Group, TokenEffect};
+use stapo_core::{Finish, Group, Rollout, TokenEffect};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
 
@@ -45,8 +45,8 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         eval_accuracy_before: None,
         benchmarks: BTreeMap::new(),
         benchmarks_before: BTreeMap::new(),
-        response_tokens_mean: mean(&|s| s.rollout.tokens.len() as f64),
-        response_tokens: lengths(responses.iter().map(|s| s.rollout.tokens.len()).collect()),
+        response_tokens_mean: mean(&|s| s.rollout.n_sampled() as f64),
+        response_tokens: lengths(responses.iter().map(|s| s.rollout.n_sampled()).collect()),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
         entropy_quantiles: quantiles(&entropies),
@@ -222,15 +222,17 @@ pub fn response_records(
         .into_par_iter()
         .map(|(_, update_idx, update, member)| {
             let rollout = &member.scored.rollout;
+            let given = given_tokens(tokenizer, rollout)?;
+            let schema = if given.is_empty() { SCHEMA } else { ResponseRecord::SCHEMA_WITH_GIVEN };
             Ok(ResponseRecord {
-                schema: SCHEMA,
+                schema,
                 step,
                 problem_id: member.group.problem.id.clone(),
                 group_idx: rolled.batch.groups.iter().position(|group| std::ptr::eq(group, member.group)),
                 sample_idx: rollout.sample_idx,
                 prompt: member.group.problem.prompt.clone(),
                 reference: member.group.problem.reference.clone(),
-                text: tokenizer.decode(&rollout.tokens)?,
+                text: tokenizer.decode(rollout.response())?,
                 verdict: member.scored.verdict,
                 reward: member.scored.reward,
                 rewards: by_reward(plan, |idx| member.scored.rewards[idx]),
@@ -239,16 +241,33 @@ pub fn response_records(
                 update_idx,
                 tau_h: update.tau_h,
                 tokens: columns(tokenizer, member)?,
+                given,
                 extra: Extra::new(),
             })
         })
         .collect()
 }
 
+/// The runs of given tokens after the first sampled token.
+fn given_tokens(tokenizer: &Tokenizer, rollout: &Rollout) -> Result<Vec<GivenTokens>> {
+    let mut found = Vec::new();
+    let (mut position, mut n_sampled) = (rollout.prompt().len(), 0);
+    for run in rollout.is_sampled[position..].chunk_by(|a, b| a == b) {
+        let tokens = &rollout.tokens[position..position + run.len()];
+        position += run.len();
+        if run[0] {
+            n_sampled += run.len();
+        } else {
+            let text = tokenizer.decode_all(tokens)?;
+            found.push(GivenTokens { after: n_sampled, id: tokens.to_vec(), text });
+        }
+    }
+    Ok(found)
+}
+
 fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
-    let tokens = &member.scored.rollout.tokens;
+    let tokens: Vec<u32> = member.scored.rollout.sampled_tokens().collect();
     Ok(TokenColumns {
-        id: tokens.clone(),
         text: tokens.iter().map(|&id| Ok(tokenizer.decode_all(&[id])?)).collect::<Result<_>>()?,
         logp: member.logp.clone(),
         behavior_logp: member.behavior_logp.clone(),
@@ -266,6 +285,7 @@ fn columns(tokenizer: &Tokenizer, member: &Member) -> Result<TokenColumns> {
         },
         d_logp: member.effects.iter().map(|effect| effect.d_logp).collect(),
         alternatives: (0..tokens.len()).map(|t| alternatives(tokenizer, member, t)).collect::<Result<_>>()?,
+        id: tokens,
     })
 }
 
@@ -315,20 +335,22 @@ fn token_records(
     Ok(records.into_iter().flatten().collect())
 }
 
-/// One token with its context.
+/// One sampled token with its context, which may be given.
 fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: usize) -> Result<TokenRecord> {
     let rollout = &member.scored.rollout;
-    let tokens = &rollout.tokens;
-    let before = token_idx.saturating_sub(CONTEXT_TOKENS)..token_idx;
-    let after = token_idx + 1..tokens.len().min(token_idx + 1 + CONTEXT_TOKENS);
+    let tokens = rollout.response();
+    let position = rollout.sampled_positions().nth(token_idx).expect("every effect is a sampled token's");
+    let at = position - rollout.prompt().len();
+    let before = at.saturating_sub(CONTEXT_TOKENS)..at;
+    let after = at + 1..tokens.len().min(at + 1 + CONTEXT_TOKENS);
     Ok(TokenRecord {
         schema: SCHEMA,
         step,
         problem_id: member.group.problem.id.clone(),
         sample_idx: rollout.sample_idx,
         token_idx,
-        id: tokens[token_idx],
-        text: tokenizer.decode_all(&tokens[token_idx..=token_idx])?,
+        id: tokens[at],
+        text: tokenizer.decode_all(&tokens[at..=at])?,
         silenced_by: member.effects[token_idx].silenced_by,
         logp: member.logp[token_idx],
         entropy: member.entropy[token_idx],

@@ -5,7 +5,7 @@ use crate::plan::config::{LongPrompts, ModelSource, Plan, PromptStyle};
 use crate::tasks::unseen::{Unseen, unseen};
 use crate::tasks::{Split, Task};
 use rayon::prelude::*;
-use stapo_core::Problem;
+use stapo_core::{Problem, Turn};
 use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer};
 
 /// The parts of a model that prompts need. No weight is read.
@@ -53,13 +53,17 @@ impl<'a> Prompting<'a> {
         Ok(Self { tokenizer, template: template.filter(|_| style.chat), style })
     }
 
-    /// The tokens of a problem's prompt. Without chat, the prompt is a text and has no turns before it.
+    /// The tokens of a problem's prompt.
     pub fn tokens(&self, problem: &Problem) -> Result<Vec<u32>> {
+        self.conversation(&problem.id, &problem.messages())
+    }
+
+    /// The tokens of the messages that the policy answers. Without chat, there is one message, and it is a text.
+    pub fn conversation(&self, problem_id: &str, turns: &[Turn]) -> Result<Vec<u32>> {
         let Some(template) = self.template else {
-            check_is_text(problem)?;
-            return Ok(self.tokenizer.encode(&problem.prompt)?);
+            return Ok(self.tokenizer.encode(only_text(problem_id, turns)?)?);
         };
-        let text = template.prompt(&messages(problem), &self.style.chat_arguments)?;
+        let text = template.prompt(&messages(turns), &self.style.chat_arguments)?;
         Ok(self.tokenizer.encode_rendered(&text)?)
     }
 
@@ -75,7 +79,7 @@ impl<'a> Prompting<'a> {
             return problems.iter().map(|problem| Ok(self.tokens(problem)?.len())).collect();
         };
         let conversations: Vec<(Vec<Message>, bool)> =
-            problems.iter().map(|problem| (messages(problem), true)).collect();
+            problems.iter().map(|problem| (messages(&problem.messages()), true)).collect();
         let Ok(texts) = template.render_all(&conversations, &self.style.chat_arguments) else {
             // One of the problems is refused; one by one, the error names it.
             return problems.iter().map(|problem| Ok(self.named_tokens(problem)?.len())).collect();
@@ -107,19 +111,21 @@ impl<'a> Prompting<'a> {
     }
 }
 
-/// The conversation of a problem: the turns before the prompt, and the prompt as the user's message.
-fn messages(problem: &Problem) -> Vec<Message> {
-    let earlier = problem.earlier_turns.iter();
-    let prompt = Message { role: "user".into(), content: problem.prompt.clone() };
-    let earlier = earlier.map(|turn| Message { role: turn.role.clone(), content: turn.content.clone() });
-    earlier.chain([prompt]).collect()
+fn messages(turns: &[Turn]) -> Vec<Message> {
+    let message = |turn: &Turn| Message { role: turn.role.clone(), content: turn.content.clone() };
+    turns.iter().map(message).collect()
 }
 
-fn check_is_text(problem: &Problem) -> Result<()> {
-    let Some(turn) = problem.earlier_turns.first() else { return Ok(()) };
+/// The text of a conversation of one message.
+fn only_text<'a>(problem_id: &str, turns: &'a [Turn]) -> Result<&'a str> {
+    let first = match turns {
+        [only] => return Ok(&only.content),
+        [first, ..] => first,
+        [] => return Err(Error::EmptyPrompt { problem_id: problem_id.to_string() }),
+    };
     let problem = format!(
-        "false, but the prompt of problem {:?} is a conversation that begins with a message of role {:?}",
-        problem.id, turn.role
+        "false, but the prompt of problem {problem_id:?} is a conversation that begins with a message of role {:?}",
+        first.role
     );
     let remedy = "set rollout.chat=true for a model with a chat template; or leave task.system out and name the user's message alone: task.problem_field=\"prompt[].content\"";
     Err(Error::Misfit { key: "rollout.chat", problem, remedy })

@@ -46,7 +46,7 @@ impl Interrupted {
     }
 
     /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet. Of several ranks,
-    /// rank 0 resumes, and the others [`resume_beside`].
+    /// rank 0 resumes, and the others call [`Trainer::restore`] without a checkpoint.
     pub fn resume(
         self,
         writer: &Writer,
@@ -55,7 +55,7 @@ impl Interrupted {
         ranks: Ranks,
     ) -> Result<(Plan, Run, Trainer)> {
         let Interrupted { plan, reopening, identity } = self;
-        let mut trainer = Trainer::over(&plan, device, programs, ranks)?;
+        let mut trainer = Trainer::on_ranks(&plan, device, programs, ranks)?;
         trainer.restore(reopening.checkpoint.as_ref())?;
         trainer.open_benchmarks(&plan)?;
         let run = reopening.commit::<Metrics>(identity, writer)?;

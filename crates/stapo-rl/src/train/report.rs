@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use crate::error::Result;
-use crate::learn::learner::Learner;
+use crate::learn::learner::{Learner, Saving};
 use crate::ranks::{RankError, Transport};
 use serde::{Deserialize, Serialize};
 use stapo_core::record::PhaseSeconds;
@@ -50,7 +50,7 @@ impl From<Exchanged> for ExchangeReport {
 
 impl StepReport {
     /// The part of this rank since its last report.
-    pub fn of(learner: &mut Learner, seconds: &PhaseSeconds, signal: Option<i32>) -> Self {
+    pub fn since_last(learner: &mut Learner, seconds: &PhaseSeconds, signal: Option<i32>) -> Self {
         let exchanged = ExchangeReport::from(learner.take_exchanged());
         let idle_share = learner.ranks.take_waited() / seconds.total().max(1e-9);
         StepReport {
@@ -65,10 +65,11 @@ impl StepReport {
 
     /// The reports of all ranks, by rank.
     pub fn gather(&self, ranks: &dyn Transport) -> Result<Vec<Self>> {
-        let own = serde_json::to_vec(self).expect("finite numbers and texts are JSON");
-        let all = ranks.all_gather(&own)?;
-        let read =
-            |(rank, bytes): (usize, &Vec<u8>)| Ok(serde_json::from_slice(bytes).map_err(of_rank(rank))?);
+        let report = serde_json::to_vec(self).expect("finite numbers and texts are JSON");
+        let all = ranks.all_gather(&report)?;
+        let read = |(rank, bytes): (usize, &Vec<u8>)| {
+            Ok(serde_json::from_slice(bytes).map_err(unreadable_from(rank))?)
+        };
         all.iter().enumerate().map(read).collect()
     }
 }
@@ -76,23 +77,21 @@ impl StepReport {
 /// What comes next, as rank 0 decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// How often the other ranks send their part of the state, for a checkpoint.
-    pub n_sent: u8,
+    /// What a checkpoint needs of all ranks; `None` where none is due.
+    pub saving: Option<Saving>,
     /// How the run has ended; `None` while it goes on.
     pub outcome: Option<Outcome>,
 }
 
 impl Decision {
-    pub fn send(self, ranks: &dyn Transport) -> Result<()> {
-        ranks.broadcast(&serde_json::to_vec(&self).expect("a few words are JSON"))?;
-        Ok(())
-    }
-
-    pub fn receive(ranks: &dyn Transport) -> Result<Self> {
-        Ok(serde_json::from_slice(&ranks.broadcast(&[])?).map_err(of_rank(0))?)
+    /// The decision of rank 0, on every rank; the others have none.
+    pub fn share(decision: Option<Self>, ranks: &dyn Transport) -> Result<Self> {
+        let sent = decision.map(|decision| serde_json::to_vec(&decision).expect("a few words are JSON"));
+        let shared = ranks.broadcast(&sent.unwrap_or_default())?;
+        Ok(serde_json::from_slice(&shared).map_err(unreadable_from(0))?)
     }
 }
 
-fn of_rank(rank: usize) -> impl Fn(serde_json::Error) -> RankError {
+fn unreadable_from(rank: usize) -> impl Fn(serde_json::Error) -> RankError {
     move |error| RankError { rank, problem: format!("sent a report that cannot be read: {error}") }
 }

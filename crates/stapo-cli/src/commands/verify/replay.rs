@@ -69,7 +69,7 @@ fn trainer(
     let device = joined.device(plan.device(), None, Use::of(plan))?;
     let ranks = joined.ranks_on(&device)?;
     agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
-    let mut trainer = Trainer::over(plan, &device, args.allow.of_run(), ranks)?;
+    let mut trainer = Trainer::on_ranks(plan, &device, args.allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
     let hash = trainer.learner.state_hash()?;
     Ok((trainer, hash))

@@ -114,7 +114,7 @@ fn microbatch(number: u32) -> PackedBatch {
     let mut batch = PackedBatch::new();
     let tokens: Vec<u32> = (0..9 + number).map(|i| (i * i + 7 * number) % 600).collect();
     let n_prompt = if number + 1 == N_MICROBATCHES { tokens.len() } else { 2 };
-    batch.push(&tokens, n_prompt);
+    batch.push_response(&tokens, n_prompt);
     batch
 }
 

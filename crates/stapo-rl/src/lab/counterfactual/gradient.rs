@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::learn::carried::Carried;
 use crate::learn::constants::RolledOut;
-use crate::learn::scoring::Sequence;
+use crate::learn::scoring::{MarkedTokens, Sequence};
 use crate::learn::update::{GradientParts, MinibatchContext, gradient_parts, likelihood_gradient};
 use crate::plan::config::Plan;
 use crate::rollout::{Beginning, continuations};
@@ -11,7 +11,7 @@ use crate::train::Trainer;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 use stapo_core::stats::{Estimate, StatsError, mean_estimate};
-use stapo_core::{Problem, Verdict};
+use stapo_core::{Problem, Rollout, Verdict};
 
 /// The gradient of the first mini-batch of a step, split by what the masks took out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -47,13 +47,11 @@ pub fn gradient_effect(
     let answers = right_answers(trainer, plan, n_problems, Key::new(seed).with(step))?;
     let meter = trainer.meter();
     let mut carried = Carried::read(&trainer.learner.loop_state)?;
-    let is_on_policy = !plan.has_behavior_of_sampler();
-    let context = MinibatchContext { step, use_idx: 0, is_on_policy, pass: 0, meter: &meter };
+    let context = MinibatchContext { step, use_idx: 0, pass: 0, meter: &meter };
     let minibatches = rolled.minibatches(plan);
     let pass = trainer.memory.update(&mut trainer.learner.gradients);
     let parts = gradient_parts(&mut trainer.learner, pass, &mut carried, plan, minibatches[0], context)?;
-    let sequences: Vec<Sequence> =
-        answers.iter().map(|(prompt, tokens)| Sequence { prompt, tokens }).collect();
+    let sequences: Vec<Sequence> = answers.iter().map(Sequence::from).collect();
     let rise = if sequences.is_empty() {
         None
     } else {
@@ -100,13 +98,13 @@ fn cosine(product: f64, a: f64, b: f64) -> Option<f64> {
     (size > 0.0).then(|| product / size)
 }
 
-/// Held-out problems answered by the policy once each; the right answers, each with its prompt.
+/// Held-out problems answered by the policy once each; the right answers, each as a sequence that begins with its prompt.
 fn right_answers(
     trainer: &mut Trainer,
     plan: &Plan,
     n_problems: usize,
     key: Key,
-) -> Result<Vec<(Vec<u32>, Vec<u32>)>> {
+) -> Result<Vec<MarkedTokens>> {
     let problems = trainer.task.held_out(n_problems);
     let model = &trainer.learner.model;
     let prompting = model.prompting(&plan.style)?;
@@ -126,12 +124,12 @@ fn right_answers(
     let sampled = continuations(model, memory, plan, &beginnings, (key, 1), &meter)?;
     let tokenizer = model.tokenizer()?;
     let texts: Vec<String> =
-        sampled.iter().map(|own| Ok(tokenizer.decode(&own[0])?)).collect::<Result<_>>()?;
+        sampled.iter().map(|responses| Ok(tokenizer.decode(&responses[0])?)).collect::<Result<_>>()?;
     let pairs: Vec<(&Problem, &str)> = problems.iter().zip(texts.iter().map(String::as_str)).collect();
     let judged = trainer.task.judge(&pairs)?;
     let answered = prompts.into_iter().zip(sampled).zip(judged);
     let right = answered.filter(|(_, judged)| judged.verdict == Verdict::Right);
-    Ok(right.map(|((prompt, mut sampled), _)| (prompt, sampled.swap_remove(0))).collect())
+    Ok(right.map(|((prompt, sampled), _)| Rollout::one_turn(&prompt, &sampled[0])).collect())
 }
 
 /// The means over steps, with the step as the unit of chance.
@@ -150,21 +148,21 @@ pub struct GradientSummary {
 
 /// The means of at least one step.
 pub fn gradient_summary(steps: &[GradientEffect]) -> std::result::Result<GradientSummary, StatsError> {
-    let over = |of: fn(&GradientEffect) -> Option<f64>| {
-        let values: Vec<f64> = steps.iter().filter_map(of).collect();
+    let mean = |value: fn(&GradientEffect) -> Option<f64>| {
+        let values: Vec<f64> = steps.iter().filter_map(value).collect();
         if values.is_empty() { Ok(None) } else { mean_estimate(&values).map(Some) }
     };
-    let shares: Vec<f64> = steps.iter().map(|own| own.silenced_share).collect();
+    let shares: Vec<f64> = steps.iter().map(|step| step.silenced_share).collect();
     Ok(GradientSummary {
         n_steps: steps.len(),
-        n_tokens: steps.iter().map(|own| own.n_tokens).sum(),
-        n_silenced: steps.iter().map(|own| own.n_silenced).sum(),
+        n_tokens: steps.iter().map(|step| step.n_tokens).sum(),
+        n_silenced: steps.iter().map(|step| step.n_silenced).sum(),
         silenced_share: mean_estimate(&shares)?,
-        cosine_with_kept: over(|own| own.cosine_with_kept)?,
-        answers_by_silenced: over(|own| own.answers_by_silenced)?,
-        answers_by_kept: over(|own| own.answers_by_kept)?,
-        answers_cosine_silenced: over(|own| own.answers_cosine_silenced)?,
-        answers_cosine_kept: over(|own| own.answers_cosine_kept)?,
+        cosine_with_kept: mean(|step| step.cosine_with_kept)?,
+        answers_by_silenced: mean(|step| step.answers_by_silenced)?,
+        answers_by_kept: mean(|step| step.answers_by_kept)?,
+        answers_cosine_silenced: mean(|step| step.answers_cosine_silenced)?,
+        answers_cosine_kept: mean(|step| step.answers_cosine_kept)?,
     })
 }
 

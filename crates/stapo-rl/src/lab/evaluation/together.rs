@@ -4,7 +4,7 @@
 use super::{EvalEvent, Evaluation};
 use crate::error::Result;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
-use crate::ranks::{RankError, Transport, told_to_all};
+use crate::ranks::{RankError, Transport, fail_on_all_ranks};
 use stapo_core::record::{self, EvalRecord, Record};
 use stapo_model::cuda;
 use stapo_model::generate::EngineMemory;
@@ -138,7 +138,7 @@ impl Evaluation<'_> {
 /// Does the work of this rank. An error becomes that of all ranks, a GPU that is lost too.
 fn guarded<T>(ranks: &dyn Transport, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(ranks.fail(&lost.to_string()).into()));
-    told_to_all(ranks, outcome)
+    fail_on_all_ranks(ranks, outcome)
 }
 
 /// Passes on what a rank sends, until its end.

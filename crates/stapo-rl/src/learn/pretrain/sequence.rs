@@ -3,23 +3,25 @@
 use super::file_texts::FileTexts;
 use super::rows::TextRow;
 use crate::error::{Error, Result};
+use crate::learn::scoring::Sequence;
 use serde_json::{Map, Value};
 use stapo_core::Turn;
 use stapo_model::{ChatTemplate, Message, Tokenizer};
 
-/// A token sequence. The first token is given.
+/// A token sequence, each token learned or given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextSequence {
     pub tokens: Vec<u32>,
     pub is_learned: Vec<bool>,
 }
 
-impl TextSequence {
-    /// The tokens before the first learned one, at least one.
-    pub fn n_given(&self) -> usize {
-        self.is_learned.iter().position(|&is_learned| is_learned).unwrap_or(self.tokens.len()).max(1)
+impl<'a> From<&'a TextSequence> for Sequence<'a> {
+    fn from(text: &'a TextSequence) -> Self {
+        Sequence { tokens: &text.tokens, is_scored: &text.is_learned }
     }
+}
 
+impl TextSequence {
     fn push(&mut self, tokens: &[u32], is_learned: bool) {
         self.tokens.extend_from_slice(tokens);
         self.is_learned.resize(self.tokens.len(), is_learned);

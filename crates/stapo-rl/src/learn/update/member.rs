@@ -8,11 +8,13 @@ use stapo_core::objective::ResponseSignals;
 use stapo_core::{Finish, Group, Scored, TokenEffect};
 use stapo_model::decoder::TokenScores;
 
-/// One response of a mini-batch with its signals.
+/// One response of a mini-batch with its signals. Columns have one entry per sampled token.
 pub struct Member<'a> {
     pub group: &'a Group,
     pub scored: &'a Scored,
     pub constants: &'a ResponseConstants,
+    /// True where the behavior policy is the policy before this update.
+    pub is_on_policy: bool,
     pub behavior_logp: Vec<f64>,
     pub behavior_entropy: Vec<f64>,
     pub logp: Vec<f64>,
@@ -24,8 +26,13 @@ pub struct Member<'a> {
 }
 
 /// The responses of `groups` that take part in the update, each with the signals of the rollout. `constants` has one
-/// entry per response of `groups`.
-pub fn members<'a>(plan: &Plan, groups: &'a [Group], constants: &'a [ResponseConstants]) -> Vec<Member<'a>> {
+/// entry per response of `groups`; `policy_version` counts the optimizer steps of the policy to update.
+pub fn members<'a>(
+    plan: &Plan,
+    groups: &'a [Group],
+    constants: &'a [ResponseConstants],
+    policy_version: u64,
+) -> Vec<Member<'a>> {
     let mut members = Vec::new();
     let mut constants = constants.iter();
     for group in groups {
@@ -40,6 +47,7 @@ pub fn members<'a>(plan: &Plan, groups: &'a [Group], constants: &'a [ResponseCon
                 group,
                 scored,
                 constants,
+                is_on_policy: scored.rollout.policy_version == Some(policy_version),
                 behavior_logp: logp.clone(),
                 behavior_entropy: entropy.clone(),
                 logp,
@@ -55,7 +63,7 @@ pub fn members<'a>(plan: &Plan, groups: &'a [Group], constants: &'a [ResponseCon
 
 impl Member<'_> {
     pub fn sequence(&self) -> Sequence<'_> {
-        Sequence::of(&self.scored.rollout)
+        Sequence::from(&self.scored.rollout)
     }
 
     pub fn signals(&self) -> ResponseSignals<'_> {
@@ -74,11 +82,11 @@ impl Member<'_> {
     /// Takes over log-probs, entropies and collisions from those of a batch, in which the member's tokens begin at `start`.
     /// Returns their number.
     pub fn set_numbers(&mut self, scores: &TokenScores, start: usize) -> usize {
-        let own = start..start + self.behavior_logp.len();
-        self.logp = widen(&scores.logp[own.clone()]);
-        self.entropy = widen(&scores.entropy[own.clone()]);
-        self.collision = Some(widen(&scores.collision[own.clone()]));
-        own.len()
+        let range = start..start + self.behavior_logp.len();
+        self.logp = widen(&scores.logp[range.clone()]);
+        self.entropy = widen(&scores.entropy[range.clone()]);
+        self.collision = Some(widen(&scores.collision[range.clone()]));
+        range.len()
     }
 
     /// Takes over the scores of the training forward pass.

@@ -33,7 +33,7 @@ pub fn gradient_parts(
     (groups, constants): (&[Group], &[ResponseConstants]),
     context: MinibatchContext,
 ) -> Result<GradientParts> {
-    let members = members(plan, groups, constants);
+    let members = members(plan, groups, constants, learner.counters.n_updates);
     let mut minibatch = Minibatch::prepare(learner, pass, carried, plan, members, context)?;
     if minibatch.deferral.is_some() {
         return Err(Error::Misfit {
@@ -99,13 +99,13 @@ pub fn likelihood_gradient(
 ) -> Result<Vec<f32>> {
     let policy = &learner.model.policy;
     let mut gradients = Gradients::zeros(policy)?;
-    let lengths: Vec<usize> = responses.iter().map(|own| own.prompt.len() + own.tokens.len()).collect();
+    let lengths: Vec<usize> = responses.iter().map(|sequence| sequence.tokens.len()).collect();
     for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
-        let own: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| responses[idx]).collect();
-        pass.forward(policy, &packed(&own), head_options(plan))?;
-        let n_tokens = own.iter().map(|sequence| sequence.tokens.len()).sum();
-        let d_logp = vec![-1.0 / responses.len() as f32; n_tokens];
-        pass.backward(policy, &d_logp, &vec![0.0; n_tokens], &mut gradients)?;
+        let chosen: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| responses[idx]).collect();
+        let batch = packed(&chosen);
+        pass.forward(policy, &batch, head_options(plan))?;
+        let d_logp = vec![-1.0 / responses.len() as f32; batch.n_scored()];
+        pass.backward(policy, &d_logp, &vec![0.0; batch.n_scored()], &mut gradients)?;
     }
     Ok(in_a_row(&gradients))
 }
@@ -135,7 +135,7 @@ mod tests {
         let mut trainer = Trainer::new(&plan, &device, Programs::Recorded).unwrap();
         let rolled = trainer.roll_out(&plan).unwrap();
         let meter = trainer.meter();
-        let context = MinibatchContext { step: 1, use_idx: 0, is_on_policy: true, pass: 0, meter: &meter };
+        let context = MinibatchContext { step: 1, use_idx: 0, pass: 0, meter: &meter };
         let mut carried = Carried::read(&trainer.learner.loop_state).unwrap();
         let pass = trainer.memory.update(&mut trainer.learner.gradients);
         let minibatch = rolled.minibatches(&plan)[0];

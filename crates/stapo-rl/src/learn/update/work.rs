@@ -27,7 +27,7 @@ pub struct Work {
 
 /// The members `chosen` of a mini-batch, in order, in micro-batches.
 pub fn work(plan: &Plan, members: &[Member], chosen: &[usize], tokens: Tokens) -> Result<Vec<Work>> {
-    let lengths: Vec<usize> = chosen.iter().map(|&idx| members[idx].scored.rollout.sequence_len()).collect();
+    let lengths: Vec<usize> = chosen.iter().map(|&idx| members[idx].scored.rollout.tokens.len()).collect();
     let packed = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
     let of_minibatch = |mut microbatch: Microbatch| {
         microbatch.sequences.iter_mut().for_each(|idx| *idx = chosen[*idx]);
@@ -54,7 +54,7 @@ pub fn rounds(n_microbatches: usize, ranks: &dyn Transport) -> impl Iterator<Ite
 
 impl Work {
     pub fn sequences<'a>(&self, members: &[Member<'a>]) -> Vec<Sequence<'a>> {
-        self.microbatch.sequences.iter().map(|&idx| Sequence::of(&members[idx].scored.rollout)).collect()
+        self.microbatch.sequences.iter().map(|&idx| Sequence::from(&members[idx].scored.rollout)).collect()
     }
 
     /// The derivatives by log-prob and entropy of each token, with which backward starts; 0 for tokens that are not

@@ -143,8 +143,8 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Measurement> {
         update_seconds,
         n_sampled: rolled.n_sampled as f64,
         n_trained: n_trained as f64,
-        prompt_mean: mean(&|rollout| rollout.prompt_tokens.len()),
-        response_mean: mean(&|rollout| rollout.tokens.len()),
+        prompt_mean: mean(&|rollout| rollout.prompt().len()),
+        response_mean: mean(&|rollout| rollout.response().len()),
         truncated_share: mean(&|rollout| usize::from(rollout.finish == Finish::LengthLimit)),
     })
 }

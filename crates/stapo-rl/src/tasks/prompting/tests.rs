@@ -180,7 +180,7 @@ fn a_response_ends_with_the_token_that_completes_a_stop_text() {
         let rolled = trainer.roll_out(plan).unwrap();
         let tokenizer = trainer.learner.model.tokenizer().unwrap();
         let response = |scored: &stapo_core::Scored| {
-            (tokenizer.decode(&scored.rollout.tokens).unwrap(), scored.rollout.finish)
+            (tokenizer.decode(scored.rollout.response()).unwrap(), scored.rollout.finish)
         };
         rolled.batch.responses().map(response).collect::<Vec<_>>()
     };

@@ -1,0 +1,134 @@
+use super::*;
+use crate::plan::config::Config;
+use crate::reward::Programs;
+use crate::run::records::{response_records, silenced_records};
+use crate::tasks::{Rewards, Split};
+use crate::train::Trainer;
+use stapo_core::Turn;
+use stapo_core::record::ResponseRecord;
+use stapo_model::{CpuOptions, Device};
+
+/// A plan of small steps with two optimizer steps each.
+fn plan() -> Plan {
+    let settings = [
+        "rollout.problems_per_step=4",
+        "update.problems_per_minibatch=2",
+        "record.responses=100",
+        "objective={preset=\"stapo\", masks=[{kind=\"spurious\", tau_p=0.3}]}",
+    ];
+    Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap()
+}
+
+fn trainer(plan: &Plan, source: impl RolloutSource + 'static) -> Trainer {
+    let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+    let mut trainer = Trainer::new(plan, &device, Programs::Recorded).unwrap();
+    trainer.source = Box::new(source);
+    trainer
+}
+
+/// The policy's rollouts with two tokens of each response marked as given, as if an environment had answered in between.
+#[derive(Default)]
+struct Answered(PolicySource);
+
+/// The given tokens by their index in the response.
+const GIVEN: std::ops::Range<usize> = 3..5;
+
+impl RolloutSource for Answered {
+    fn next(&mut self, training: &mut RolloutContext) -> Result<Sampled> {
+        let mut sampled = self.0.next(training)?;
+        for member in sampled.batch.groups.iter_mut().flat_map(|group| &mut group.members) {
+            let rollout = &mut member.rollout;
+            assert!(rollout.response().len() > GIVEN.end, "a response this short has no middle");
+            let n_prompt = rollout.prompt().len();
+            rollout.is_sampled[n_prompt + GIVEN.start..n_prompt + GIVEN.end].fill(false);
+            rollout.logp.drain(GIVEN);
+            rollout.entropy.drain(GIVEN);
+        }
+        Ok(sampled)
+    }
+}
+
+#[test]
+fn a_response_with_given_tokens_in_its_middle_is_learned_from_by_its_sampled_tokens() {
+    let plan = plan();
+    let mut trainer = trainer(&plan, Answered::default());
+    let rolled = trainer.roll_out(&plan).unwrap();
+    // The canary of exactness compares every sampled token with the training forward.
+    let learned = trainer.learn(&plan, &rolled).unwrap();
+    assert_eq!(learned[0].exactness_max_abs, 0.0);
+    let n_sampled: usize = rolled.batch.responses().map(|scored| scored.rollout.n_sampled()).sum();
+    let n_response: usize = rolled.batch.responses().map(|scored| scored.rollout.response().len()).sum();
+    assert_eq!(n_response - n_sampled, 2 * rolled.batch.responses().count());
+    assert_eq!(learned.iter().map(|update| update.tally.n_tokens).sum::<usize>(), n_sampled);
+    let model = &trainer.learner.model;
+    let records = response_records(&plan, 1, model, &rolled, &learned).unwrap();
+    assert_eq!(records.len(), rolled.batch.responses().count());
+    for (record, scored) in records.iter().zip(rolled.batch.responses()) {
+        let given = &scored.rollout.response()[GIVEN];
+        assert_eq!((record.schema, record.given.len()), (ResponseRecord::SCHEMA_WITH_GIVEN, 1));
+        assert_eq!((record.given[0].after, record.given[0].id.as_slice()), (GIVEN.start, given));
+        assert_eq!(record.tokens.id, scored.rollout.sampled_tokens().collect::<Vec<_>>());
+        assert_eq!(record.tokens.logp.len(), record.tokens.id.len());
+        let before: String = record.tokens.text[..GIVEN.start].concat();
+        assert!(record.text.starts_with(&format!("{before}{}", record.given[0].text)), "{}", record.text);
+    }
+    let silenced = silenced_records(1, model, &learned).unwrap();
+    assert!(!silenced.is_empty());
+    for token in silenced {
+        let is_of =
+            |r: &&ResponseRecord| (&r.problem_id, r.sample_idx) == (&token.problem_id, token.sample_idx);
+        let response = records.iter().find(is_of).unwrap();
+        assert_eq!(response.tokens.id[token.token_idx], token.id);
+        let around = format!("{}{}{}", token.context_before, token.text, token.context_after);
+        assert!(response.text.contains(around.trim_end_matches("<|end|>")), "{around:?}");
+    }
+}
+
+/// The rollouts of the first step in every step.
+#[derive(Default)]
+struct Stale {
+    fresh: PolicySource,
+    first: Option<Batch>,
+}
+
+impl RolloutSource for Stale {
+    fn next(&mut self, training: &mut RolloutContext) -> Result<Sampled> {
+        let sampled = self.fresh.next(training)?;
+        let batch = self.first.get_or_insert_with(|| sampled.batch.clone()).clone();
+        Ok(Sampled { batch, ..sampled })
+    }
+}
+
+#[test]
+fn a_response_of_an_earlier_policy_is_off_policy_from_its_first_update() {
+    let plan = plan();
+    let mut trainer = trainer(&plan, Stale::default());
+    for step in 0..2 {
+        let rolled = trainer.roll_out(&plan).unwrap();
+        let learned = trainer.learn(&plan, &rolled).unwrap();
+        let on_policy: Vec<bool> =
+            learned.iter().map(|update| update.members.iter().all(|member| member.is_on_policy)).collect();
+        assert_eq!(on_policy, [step == 0, false], "step {step}");
+        assert_eq!(learned[0].exactness_max_abs == 0.0, step == 0, "step {step}");
+    }
+}
+
+#[test]
+fn a_task_answers_one_turn_with_the_judgements_of_its_rewards() {
+    let task = Task::open(&crate::tasks::TaskSpec::default()).unwrap();
+    let problem = task.problem(7, Split::Train, 0).unwrap();
+    let right = [task.solution(&problem, &crate::tasks::Mistakes::NONE).unwrap()];
+    let wrong = ["no idea".to_string()];
+    let turns = [&right, &wrong].map(|texts| PolicyTurn { problem: &problem, texts });
+    for rewards in [Rewards::All, Rewards::First] {
+        let environment = task.environment(rewards);
+        assert_eq!(environment.begin(&problem), problem.messages());
+        let replies = environment.reply(&turns).unwrap().into_iter();
+        let verdicts: Vec<Verdict> =
+            replies.map(|reply| judgement(reply, &problem).unwrap()[0].verdict).collect();
+        assert_eq!(verdicts, [Verdict::Right, Verdict::NoAnswer]);
+    }
+    let observation = Turn { role: "user".into(), content: "go on".into() };
+    let error = judgement(Reply::Continue(vec![observation]), &problem).unwrap_err().to_string();
+    assert!(error.contains("goes on after the first turn") && error.contains(&problem.id), "{error}");
+}

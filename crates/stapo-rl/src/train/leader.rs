@@ -1,0 +1,215 @@
+//! What rank 0 does in a run besides training: it writes the run folder, shows the run to its observer and decides when to
+//! save and when to end.
+
+use super::report::{Decision, StepReport};
+use super::steps::{Evaluation, Role, StepResult};
+use super::{Outcome, Trainer, Watch};
+use crate::error::Result;
+use crate::lab::evaluation::{Evaluated, changed_questions};
+use crate::learn::canary;
+use crate::learn::carried::Carried;
+use crate::learn::constants::RolledOut;
+use crate::learn::learner::Saving;
+use crate::learn::update::Learned;
+use crate::plan::config::Plan;
+use crate::policy::loaded::LoadedModel;
+use crate::run::best::BestSoFar;
+use crate::run::meter::memory_bytes;
+use crate::run::records::{explored_records, metrics, response_records, set_times, silenced_records};
+use crate::run::{Run, is_due};
+use stapo_core::record::{EventKind, Metrics, PhaseSeconds};
+use std::time::Instant;
+
+pub(super) struct Leader<'a> {
+    plan: &'a Plan,
+    run: &'a mut Run,
+    watch: &'a mut dyn Watch,
+    /// The metrics of the first step.
+    first: Option<Metrics>,
+    best: BestSoFar,
+    /// The evaluation before the first step, until the first step writes it down.
+    before: Option<Evaluated>,
+    /// Response tokens sampled since the start of the run.
+    tokens_total: u64,
+    /// When this process began, and the seconds that earlier processes worked on the run.
+    began: Instant,
+    seconds_before: f64,
+}
+
+impl<'a> Leader<'a> {
+    /// Reads what the run has done so far, and warns of what its user should know.
+    pub fn open(
+        plan: &'a Plan,
+        run: &'a mut Run,
+        trainer: &mut Trainer,
+        watch: &'a mut dyn Watch,
+    ) -> Result<Self> {
+        let history = Run::read_metrics::<Metrics>(run.folder())?;
+        let sampled = history.iter().map(|m| m.n_sampled.unwrap_or(m.n_tokens) as u64);
+        let last = history.last();
+        trainer.open_benchmarks(plan)?;
+        let mut warnings = canary::switched_off(plan);
+        warnings.extend(trainer.warnings.iter().cloned());
+        warnings.extend(changed_questions(trainer.benchmarks.as_deref().unwrap_or_default(), &history));
+        let mut leader = Self {
+            plan,
+            best: BestSoFar::of(plan, &history),
+            before: None,
+            tokens_total: last.and_then(|m| m.tokens_total).unwrap_or_else(|| sampled.sum()),
+            began: Instant::now(),
+            seconds_before: last.and_then(|m| m.wall_seconds).unwrap_or(0.0),
+            first: history.into_iter().next(),
+            run,
+            watch,
+        };
+        for text in warnings {
+            leader.warn(&text)?;
+        }
+        Ok(leader)
+    }
+
+    fn warn(&mut self, text: &str) -> Result<()> {
+        self.run.record(EventKind::Warning, text)?;
+        self.watch.warned(text);
+        Ok(())
+    }
+
+    /// Adds to the metrics of a step the counts of the run and what was measured after the step.
+    fn complete(
+        &mut self,
+        metrics: &mut Metrics,
+        trainer: &Trainer,
+        state_sha256: Option<String>,
+        evaluation: Option<Evaluation>,
+    ) -> Result<()> {
+        let learner = &trainer.learner;
+        self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
+        metrics.tokens_total = Some(self.tokens_total);
+        metrics.n_updates = Some(learner.counters.n_updates);
+        if let Some(chosen) = trainer.memory().chosen() {
+            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
+        }
+        metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
+        if let Some(before) = self.before.take() {
+            metrics.eval_accuracy_before = before.held_out;
+            metrics.benchmarks_before = before.benchmarks;
+        }
+        metrics.state_sha256 = state_sha256;
+        if let Some((Evaluated { held_out, benchmarks }, samples)) = evaluation {
+            self.run.write_benchmarks(metrics.step, &samples)?;
+            metrics.eval_accuracy = held_out;
+            metrics.benchmarks = benchmarks;
+        }
+        metrics.memory_bytes = memory_bytes(learner.model.policy.device());
+        Ok(())
+    }
+
+    /// Why the run ends before its last step, by what its settings wait for.
+    fn early_end(&self, step: u64) -> Option<Outcome> {
+        let ends = [
+            (self.best.is_exhausted(), Outcome::NoImprovement),
+            (self.best.is_idle(), Outcome::NothingLearned),
+        ];
+        let has_steps = step < self.plan.config.steps;
+        ends.into_iter().find(|end| has_steps && end.0).map(|end| end.1)
+    }
+
+    /// Saves where a checkpoint is due, or the step was the best or the last, and ends the run where nothing is left to do.
+    fn decision(&mut self, metrics: &Metrics, is_stopped: bool) -> Decision {
+        let config = &self.plan.config;
+        let step = metrics.step;
+        let target = config.evaluation.target_accuracy;
+        let is_reached =
+            metrics.eval_accuracy.zip(target).is_some_and(|(accuracy, target)| accuracy >= target);
+        let is_best = self.best.stepped(metrics);
+        let early_end = self.early_end(step);
+        let is_last = step == config.steps;
+        let is_end = is_reached || early_end.is_some() || is_stopped || is_last;
+        let outcome = match (is_reached, is_last) {
+            (true, _) => Some(Outcome::TargetReached),
+            (_, true) => None,
+            _ => early_end.or(is_stopped.then_some(Outcome::Stopped)),
+        };
+        let is_saved = is_end || is_best || is_due(step, config.record.checkpoint_every_steps);
+        Decision { saving: is_saved.then(|| Saving::needed(self.run, step)), outcome }
+    }
+}
+
+impl Role for Leader<'_> {
+    type Written = Metrics;
+
+    fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>> {
+        if let Some((before, samples)) = before {
+            self.run.write_benchmarks(0, &samples)?;
+            self.best.started(&before);
+            self.watch.started(&before);
+            self.before = Some(before);
+        }
+        let step = trainer.learner.counters.step;
+        let saving = Some(Saving::needed(self.run, step));
+        Ok(Some(Decision { saving, outcome: self.early_end(step) }))
+    }
+
+    fn write(&mut self, trainer: &Trainer, result: StepResult) -> Result<Metrics> {
+        let StepResult { rolled, learned, state_sha256, evaluation } = result;
+        let (plan, step, model) = (self.plan, trainer.learner.counters.step, &trainer.learner.model);
+        let mut metrics = metrics(plan, step, rolled, learned);
+        self.complete(&mut metrics, trainer, state_sha256, evaluation)?;
+        write_records(plan, self.run, model, rolled, learned, step)?;
+        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
+        metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
+        Ok(metrics)
+    }
+
+    fn signal(&self) -> Option<i32> {
+        None
+    }
+
+    fn decide(
+        &mut self,
+        mut metrics: Metrics,
+        seconds: PhaseSeconds,
+        reports: &[StepReport],
+    ) -> Result<Option<Decision>> {
+        let wall_seconds = self.seconds_before + self.began.elapsed().as_secs_f64();
+        set_times(&mut metrics, seconds, wall_seconds);
+        if reports.len() > 1 {
+            metrics.extra.insert("ranks".to_string(), serde_json::json!(reports));
+        }
+        let signal = reports.iter().find_map(|report| report.signal);
+        if let Some(signal) = signal {
+            self.watch.asked_elsewhere(signal);
+        }
+        self.run.add_metrics(&metrics)?;
+        self.watch.stepped(&metrics);
+        for text in &metrics.warnings {
+            self.warn(text)?;
+        }
+        let is_stopped = self.watch.wants_stop() || signal.is_some();
+        let decision = self.decision(&metrics, is_stopped);
+        self.first.get_or_insert(metrics);
+        Ok(Some(decision))
+    }
+
+    fn folder(&mut self) -> Option<(&mut Run, usize)> {
+        self.run.set_best(self.best.best().cloned());
+        Some((self.run, self.plan.config.record.keep_checkpoints))
+    }
+}
+
+/// Writes what a step records besides its metrics.
+fn write_records(
+    plan: &Plan,
+    run: &Run,
+    model: &LoadedModel,
+    rolled: &RolledOut,
+    learned: &[Learned],
+    step: u64,
+) -> Result<()> {
+    run.write_silenced(step, &silenced_records(step, model, learned)?)?;
+    run.write_explored(step, &explored_records(step, model, learned)?)?;
+    if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
+        run.write_responses(step, &response_records(plan, step, model, rolled, learned)?)?;
+    }
+    Ok(())
+}
