@@ -8,7 +8,7 @@
 use stapo_model::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Rope, RopeKind};
+use stapo_model::{CpuOptions, Device, Family, Heads, ModelConfig, Rope, RopeScaling};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -105,20 +105,17 @@ impl Options {
     }
 
     fn config(&self) -> Result<ModelConfig, Failure> {
+        let heads =
+            Heads { query: self.get("heads")?, kv: self.get("kv-heads")?, dim: self.get("head-dim")? };
+        let rope = Rope { theta: 1e4, scaling: RopeScaling::None };
+        let layer = Family::Qwen3.layer(heads, rope, self.get("ffn")?);
         let config = ModelConfig {
             family: Family::Qwen3,
             width: self.get("width")?,
-            n_layers: self.get("layers")?,
-            n_heads: self.get("heads")?,
-            n_kv_heads: self.get("kv-heads")?,
-            head_dim: self.get("head-dim")?,
-            ffn_width: self.get("ffn")?,
+            layers: ModelConfig::repeat_layer("shape", layer, self.get("layers")?)?,
             vocabulary: self.get("vocab")?,
             norm_eps: 1e-6,
-            rope: Rope { theta: 1e4, kind: RopeKind::Default },
             max_positions: 1024,
-            qk_norm: true,
-            qkv_bias: false,
             tied_embeddings: true,
             bos: None,
             stops: vec![],

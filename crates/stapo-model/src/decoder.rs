@@ -1,10 +1,10 @@
-//! Decoder language models: one stack of layers with the switches of its families (norm per head, q/k/v biases, tied
-//! embeddings, kinds of rope), forward and backward side by side.
+//! Decoder language models: a stack of layers, each as its [`LayerSpec`](crate::config::LayerSpec) describes it, forward
+//! and backward side by side.
 //!
 //! A [`PackedBatch`] of sequences goes through a [`Pass`], which gives [`TokenScores`] and, from the objective's two
 //! numbers per token, adds to [`Gradients`]. The model never learns what the numbers are for.
 //!
-//! `weights` names the parameters, `layout` and `arena` the activations, `linear` is the one door for products, `lora` says which
+//! `weights` names the parameters, `layout`, `arena` and `workspace` the activations, `rope_tables` the rotary positions, `linear` is the one door for products, `lora` says which
 //! adapters a policy has, `quantised` keeps frozen layers in the blocks of their file,
 //! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
 
@@ -24,11 +24,13 @@ pub(crate) mod parameter;
 mod pass;
 mod policy;
 mod quantised;
+mod rope_tables;
 pub(crate) mod stack;
 pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 pub(crate) mod weights;
+pub(crate) mod workspace;
 
 pub use accumulate::Accumulate;
 pub use batch::PackedBatch;

@@ -65,7 +65,7 @@ pub fn export(
 ) -> Result<Exported> {
     config.validate("exported model")?;
     folder::write_whole(out, options.existing, |folder| {
-        let mut keys = config.to_hugging_face(options.precision.torch_name());
+        let mut keys = config.to_hugging_face(options.precision.torch_name())?;
         keys.insert("torch_dtype".into(), json!(options.precision.torch_name()));
         write_json(&folder.join("config.json"), &keys)?;
         for companion in companions {

@@ -162,8 +162,8 @@ impl Weights {
                 let problem =
                     format!("tensor {name} is not part of a {} of this config", config.family.architecture());
                 let hint = format!(
-                    "config: {} layers, qkv bias {}, q/k norm {}",
-                    config.n_layers, config.qkv_bias, config.qk_norm
+                    "the config describes {} layers, and no layer has this tensor",
+                    config.layers.len()
                 );
                 return Err(Error::mismatch(&self.place, problem, hint));
             }

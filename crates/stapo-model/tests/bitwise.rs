@@ -1,6 +1,6 @@
 //! The same bits every way: however tokens are batched, cut, cached, recomputed or spread over threads.
 
-use crate::testing::tiny_config;
+use crate::testing::{tiny_config, tiny_layers};
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec,
     Recompute, TokenScores,
@@ -9,16 +9,12 @@ use stapo_model::generate::{
     Completion, Engine, EngineMemory, EngineSettings, Filter, Request, SamplingRule, Ticket,
 };
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Family, ModelConfig, Simd};
+use stapo_model::{CpuOptions, Device, Family, Heads, ModelConfig, Rope, RopeScaling, Simd};
 
 fn config(family: Family) -> ModelConfig {
     let config = ModelConfig {
         width: 48,
-        n_layers: 3,
-        n_heads: 6,
-        n_kv_heads: 2,
-        head_dim: 10,
-        ffn_width: 77,
+        layers: tiny_layers(family, Heads { query: 6, kv: 2, dim: 10 }, 77, 3),
         vocabulary: 101,
         max_positions: 256,
         stops: vec![0],
@@ -26,6 +22,17 @@ fn config(family: Family) -> ModelConfig {
     };
     config.validate("test").unwrap();
     config
+}
+
+/// The layers of two families with other sizes and another rope between them.
+fn mixed_config() -> ModelConfig {
+    let rope = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } };
+    let layers = [
+        config(Family::Llama).layers[0],
+        Family::Qwen2.layer(Heads { query: 4, kv: 4, dim: 14 }, rope, 33),
+        config(Family::Qwen3).layers[0],
+    ];
+    ModelConfig { layers: layers.to_vec(), ..config(Family::Qwen3) }
 }
 
 fn policy_on(options: CpuOptions, family: Family) -> Policy {
@@ -44,9 +51,12 @@ fn adapted_on(options: CpuOptions, family: Family) -> Policy {
         Family::Qwen2 => vec![Query, Value, Up],
         Family::Llama => vec![Key, Output, Gate, Down],
     };
+    with_adapters(options, &config(family), targets)
+}
+
+fn with_adapters(options: CpuOptions, config: &ModelConfig, targets: Vec<LoraTarget>) -> Policy {
     let lora = LoraSpec { rank: 5, alpha: 8.0, scale: LoraScale::Plain, targets };
-    let config = config(family);
-    let spec = PolicySpec { config: &config, lora: Some(&lora) };
+    let spec = PolicySpec { config, lora: Some(&lora) };
     let mut policy = Policy::random(&Device::cpu(options), spec, 7, 0.2).unwrap();
     policy.start_adapters(9);
     let mut n_before = 0;
@@ -61,13 +71,20 @@ fn adapted_on(options: CpuOptions, family: Family) -> Policy {
     policy
 }
 
-/// Every family, without adapters and with them.
+/// Every family and a model whose layers differ, without adapters and with them.
 fn policies() -> Vec<(String, Policy)> {
     let plain = Family::ALL.map(|family| (format!("{family:?}"), policy(family)));
     let options = CpuOptions::default();
     let adapted =
         Family::ALL.map(|family| (format!("{family:?} with adapters"), adapted_on(options, family)));
-    plain.into_iter().chain(adapted).collect()
+    let mixed = [
+        ("mixed layers".to_string(), Policy::random(&Device::cpu(options), &mixed_config(), 7, 0.2).unwrap()),
+        (
+            "mixed layers with adapters".into(),
+            with_adapters(options, &mixed_config(), LoraTarget::ALL.to_vec()),
+        ),
+    ];
+    plain.into_iter().chain(adapted).chain(mixed).collect()
 }
 
 fn token(i: usize) -> u32 {

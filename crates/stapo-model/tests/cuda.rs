@@ -1,6 +1,6 @@
 //! The engine on a GPU: what the CPU promises about bits, it promises too. Without a GPU these tests say so and pass.
 
-use crate::testing::tiny_config;
+use crate::testing::{tiny_config, tiny_layers};
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
@@ -8,7 +8,7 @@ use stapo_model::decoder::{
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
-use stapo_model::{CpuOptions, Device, Family, Form, ModelConfig, Region, Stored, Tenant, TensorSpec};
+use stapo_model::{CpuOptions, Device, Family, Form, Heads, ModelConfig, Region, Stored, Tenant, TensorSpec};
 
 fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()
@@ -16,14 +16,14 @@ fn gpu() -> Option<Device> {
 
 /// Widths that the kernels for few rows take, and for one family widths that they do not.
 fn config(family: Family) -> ModelConfig {
+    config_with_heads(family, 64)
+}
+
+fn config_with_heads(family: Family, head_dim: usize) -> ModelConfig {
     let (width, ffn_width) = if family == Family::Llama { (192, 320) } else { (256, 384) };
     ModelConfig {
         width,
-        n_layers: 3,
-        n_heads: 6,
-        n_kv_heads: 2,
-        head_dim: 64,
-        ffn_width,
+        layers: tiny_layers(family, Heads { query: 6, kv: 2, dim: head_dim }, ffn_width, 3),
         vocabulary: 1003,
         max_positions: 512,
         tied_embeddings: family == Family::Qwen3,
@@ -37,7 +37,7 @@ fn policies(device: &Device) -> Vec<(String, Policy)> {
     let adapted = |(family, head_dim, rank, targets): (Family, usize, usize, &[LoraTarget])| {
         let name = format!("{family:?}, heads of {head_dim}, adapters of rank {rank} on {targets:?}");
         let lora = LoraSpec { rank, alpha: 16.0, scale: LoraScale::Plain, targets: targets.to_vec() };
-        let config = ModelConfig { head_dim, ..config(family) };
+        let config = config_with_heads(family, head_dim);
         let spec = PolicySpec { config: &config, lora: Some(&lora) };
         let mut policy = Policy::random(device, spec, 7, 0.1).unwrap();
         let mut n = 0u32;

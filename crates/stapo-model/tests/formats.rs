@@ -3,8 +3,9 @@
 
 use crate::formats_shared::{check_tensors, check_tokens, crc32, golden};
 use serde_json::json;
+use stapo_model::config::AttentionBiases;
 use stapo_model::export::{Existing, ExportOptions, Precision, export};
-use stapo_model::{Encoding, Message, Pretrained, RopeKind};
+use stapo_model::{Encoding, Message, Pretrained, Rope, RopeScaling};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -35,20 +36,23 @@ fn tensors_of_both_models_are_those_that_transformers_reads() {
 #[test]
 fn llama_3_scaling_is_found_in_its_factors() {
     let config = Pretrained::open(&tiny("llama-spm.gguf")).unwrap().config;
-    let kind = RopeKind::Llama3 {
+    let scaling = RopeScaling::Llama3 {
         factor: 32.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_positions: 8192,
     };
-    assert_eq!((config.rope.theta, config.rope.kind), (500000.0, kind));
+    let rope = config.uniform_layer().unwrap().attention().rope;
+    assert_eq!(rope, Rope { theta: 500000.0, scaling });
     assert!(config.tied_embeddings);
 }
 
 #[test]
 fn a_finer_output_matrix_is_the_head() {
     let model = Pretrained::open(&tiny("qwen2-bpe.gguf")).unwrap();
-    assert!(!model.config.tied_embeddings && model.config.qkv_bias);
+    let attention = model.config.uniform_layer().unwrap().attention();
+    assert_eq!(attention.biases, AttentionBiases::QueryKeyValue);
+    assert!(!model.config.tied_embeddings);
     assert_eq!(model.weights.encoding("lm_head.weight"), Some(Encoding::Q8_0));
     assert_eq!(model.weights.encoding("model.embed_tokens.weight"), Some(Encoding::Q5_0));
 }

@@ -1,19 +1,17 @@
 //! What the generation engine promises beyond the bits.
 
-use crate::testing::tiny_config;
+use crate::testing::{tiny_config, tiny_layers};
 use stapo_model::decoder::Policy;
 use stapo_model::generate::{
     Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
 };
-use stapo_model::{CpuOptions, Device, Family, ModelConfig};
+use stapo_model::{CpuOptions, Device, Family, Heads, ModelConfig};
 
 fn policy() -> Policy {
     let config = ModelConfig {
         vocabulary: 50,
         max_positions: 100,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 8,
+        layers: tiny_layers(Family::Llama, Heads { query: 4, kv: 2, dim: 8 }, 11, 2),
         ..tiny_config(Family::Llama)
     };
     Policy::random(&Device::cpu(CpuOptions::default()), &config, 2, 0.2).unwrap()

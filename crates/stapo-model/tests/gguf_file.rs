@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every program that includes this file uses a part of it")]
 
 use half::f16;
+use stapo_model::config::AttentionSpec;
 use stapo_model::{Encoding, Family, ModelConfig, TensorSpec};
 use std::fs::File;
 use std::io::{BufWriter, Result, Write};
@@ -121,17 +122,19 @@ fn header(config: &ModelConfig, more: &[Vec<u8>], tensors: &[(TensorSpec, Encodi
         let key = text(&format!("{family}.{name}"));
         [key, 6u32.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()].concat()
     };
+    let layer = config.uniform_layer().expect("GGUF has one size for all layers");
+    let AttentionSpec { heads, rope, .. } = layer.attention();
     let own = [
         word("general.architecture", family),
-        of_family("block_count", config.n_layers),
+        of_family("block_count", config.layers.len()),
         of_family("context_length", config.max_positions),
         of_family("embedding_length", config.width),
-        of_family("feed_forward_length", config.ffn_width),
-        of_family("attention.head_count", config.n_heads),
-        of_family("attention.head_count_kv", config.n_kv_heads),
-        of_family("attention.key_length", config.head_dim),
+        of_family("feed_forward_length", layer.ffn_width()),
+        of_family("attention.head_count", heads.query),
+        of_family("attention.head_count_kv", heads.kv),
+        of_family("attention.key_length", heads.dim),
         real("attention.layer_norm_rms_epsilon", config.norm_eps),
-        real("rope.freq_base", config.rope.theta as f32),
+        real("rope.freq_base", rope.theta as f32),
     ];
     let fields = [&own, more].concat();
     let mut out = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();

@@ -1,7 +1,7 @@
 //! Models whose frozen layers stay quantised on a GPU, against the same models with these layers in bf16: every number has
 //! the same bits. Without a GPU the tests of bits say so and pass.
 
-use crate::testing::tiny_config;
+use crate::testing::{tiny_config, tiny_layers};
 use stapo_model::cuda::CudaOptions;
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec,
@@ -9,17 +9,15 @@ use stapo_model::decoder::{
 };
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{CpuOptions, Device, Encoding, Family, ModelConfig, Pretrained, TensorSpec, Weights};
+use stapo_model::{
+    CpuOptions, Device, Encoding, Family, Heads, ModelConfig, Pretrained, TensorSpec, Weights,
+};
 
 /// The down product uses split-K in bf16: it is at least 2048 deep.
 fn config(family: Family) -> ModelConfig {
     ModelConfig {
         width: 256,
-        n_layers: 4,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 64,
-        ffn_width: 2048,
+        layers: tiny_layers(family, Heads { query: 4, kv: 2, dim: 64 }, 2048, 4),
         vocabulary: 1003,
         max_positions: 512,
         tied_embeddings: true,
@@ -201,11 +199,7 @@ fn wide_quantised_layers_have_the_bits_of_bf16() {
     let Some(device) = gpu() else { return };
     let wide = ModelConfig {
         width: 2048,
-        n_layers: 2,
-        n_heads: 16,
-        n_kv_heads: 8,
-        head_dim: 128,
-        ffn_width: 6144,
+        layers: tiny_layers(Family::Qwen3, Heads { query: 16, kv: 8, dim: 128 }, 6144, 2),
         ..config(Family::Qwen3)
     };
     for encoding in [Encoding::Q4_K, Encoding::Q6_K] {

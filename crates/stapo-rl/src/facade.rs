@@ -13,10 +13,11 @@ pub mod device {
 
 /// Models on disk: opening a Hugging Face folder or a GGUF file, and writing a Hugging Face folder.
 pub mod model_files {
+    pub use stapo_model::config::{AttentionBiases, AttentionSpec, QkNorm};
     pub use stapo_model::decoder::QuantisedBase;
     pub use stapo_model::export::{Existing, ExportOptions, Precision, export};
     pub use stapo_model::peft::write as write_adapter;
-    pub use stapo_model::{Error as ModelError, ModelConfig, Pretrained, RopeKind};
+    pub use stapo_model::{Error as ModelError, LayerSpec, ModelConfig, Pretrained, RopeScaling};
 }
 
 /// Reading files that are not trusted; a panic of a thread with that name is reported as an error.

@@ -5,7 +5,10 @@ use crate::shared::units::{grouped, parse_size, short, size};
 use anyhow::{Result, bail};
 use serde_json::json;
 use stapo_rl::FoundModel;
-use stapo_rl::model_files::{Existing, ExportOptions, ModelError, Precision, Pretrained, RopeKind, export};
+use stapo_rl::model_files::{
+    AttentionBiases, AttentionSpec, Existing, ExportOptions, LayerSpec, ModelConfig, ModelError, Precision,
+    Pretrained, QkNorm, RopeScaling, export,
+};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -149,6 +152,9 @@ fn stored(model: &Pretrained) -> BTreeMap<&'static str, u64> {
 fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
     let config = &model.config;
     let n = config.n_parameters();
+    // The keys of layers are null where layers differ.
+    let layer = config.uniform_layer();
+    let attention = layer.map(LayerSpec::attention);
     json!({
         "path": found.pinned.to_string(),
         "step": found.step(),
@@ -156,19 +162,21 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
         "family": config.family.name(),
         "architecture": config.family.architecture(),
         "parameters": n,
-        "layers": config.n_layers,
+        "layers": config.layers.len(),
         "width": config.width,
-        "heads": config.n_heads,
-        "kv_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-        "ffn_width": config.ffn_width,
+        "heads": attention.map(|attention| attention.heads.query),
+        "kv_heads": attention.map(|attention| attention.heads.kv),
+        "head_dim": attention.map(|attention| attention.heads.dim),
+        "ffn_width": layer.map(LayerSpec::ffn_width),
         "vocabulary": config.vocabulary,
         "max_positions": config.max_positions,
         "tied_embeddings": config.tied_embeddings,
-        "qk_norm": config.qk_norm,
-        "qkv_bias": config.qkv_bias,
+        "qk_norm": attention.map(|attention| attention.qk_norm != QkNorm::Absent),
+        "qkv_bias": attention.map(|attention| attention.biases != AttentionBiases::Absent),
         "norm_eps": config.norm_eps,
-        "rope": { "theta": config.rope.theta, "kind": rope_name(&config.rope.kind) },
+        "rope": attention.map(|attention| {
+            json!({ "theta": attention.rope.theta, "kind": rope_name(&attention.rope.scaling) })
+        }),
         "bos": config.bos,
         "stops": config.stops,
         "stored_bytes": stored(model),
@@ -193,11 +201,6 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
     let files: Vec<_> =
         stored(model).iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
     let embeddings = if config.tied_embeddings { "head tied to embedding" } else { "head of its own" };
-    let switches = match (config.qk_norm, config.qkv_bias) {
-        (true, _) => ", q/k norm",
-        (_, true) => ", q/k/v bias",
-        _ => "",
-    };
     let format = match found.step() {
         Some(step) => format!("checkpoint of step {step}, trained from {}", model.format()),
         None => model.format().to_string(),
@@ -207,27 +210,10 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
         ("model", format!("{} ({format})", found.pinned)),
         ("family", format!("{} ({})", config.family.name(), config.family.architecture())),
         ("parameters", format!("{} ({})", grouped(n), short(n))),
-        (
-            "layers",
-            format!("{} of width {}, feed-forward {}", config.n_layers, config.width, config.ffn_width),
-        ),
-        (
-            "attention",
-            format!(
-                "{} heads on {} key-value heads of {}{switches}",
-                config.n_heads, config.n_kv_heads, config.head_dim
-            ),
-        ),
+        ("layers", layers(config)),
+        ("attention", attention(config)),
         ("vocabulary", format!("{}, {embeddings}", grouped(config.vocabulary as u64))),
-        (
-            "positions",
-            format!(
-                "{}, rope {} theta {}",
-                grouped(config.max_positions as u64),
-                rope_name(&config.rope.kind),
-                config.rope.theta
-            ),
-        ),
+        ("positions", format!("{}{}", grouped(config.max_positions as u64), rope(config))),
         ("stop tokens", if config.stops.is_empty() { "none".into() } else { ids(&config.stops) }),
         ("stored as", files.join(", ")),
         ("weights", format!("{} in f32, {} in bf16", size(4 * n), size(2 * n))),
@@ -248,11 +234,35 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
     }
 }
 
-fn rope_name(kind: &RopeKind) -> &'static str {
+const DIFFERENT: &str = "differs between layers";
+
+fn layers(config: &ModelConfig) -> String {
+    let ffn = config.uniform_layer().map_or(DIFFERENT.into(), |layer| layer.ffn_width().to_string());
+    format!("{} of width {}, feed-forward {ffn}", config.layers.len(), config.width)
+}
+
+fn attention(config: &ModelConfig) -> String {
+    let Some(layer) = config.uniform_layer() else { return DIFFERENT.into() };
+    let AttentionSpec { heads, qk_norm, biases, .. } = layer.attention();
+    let switches = match (qk_norm, biases) {
+        (QkNorm::PerHead, _) => ", q/k norm",
+        (QkNorm::Absent, AttentionBiases::QueryKeyValue) => ", q/k/v bias",
+        (QkNorm::Absent, AttentionBiases::Absent) => "",
+    };
+    format!("{} heads on {} key-value heads of {}{switches}", heads.query, heads.kv, heads.dim)
+}
+
+fn rope(config: &ModelConfig) -> String {
+    let Some(layer) = config.uniform_layer() else { return format!(", rope {DIFFERENT}") };
+    let rope = layer.attention().rope;
+    format!(", rope {} theta {}", rope_name(&rope.scaling), rope.theta)
+}
+
+fn rope_name(kind: &RopeScaling) -> &'static str {
     match kind {
-        RopeKind::Default => "default",
-        RopeKind::Linear { .. } => "linear",
-        RopeKind::Llama3 { .. } => "llama3",
-        RopeKind::Yarn { .. } => "yarn",
+        RopeScaling::None => "default",
+        RopeScaling::Linear { .. } => "linear",
+        RopeScaling::Llama3 { .. } => "llama3",
+        RopeScaling::Yarn { .. } => "yarn",
     }
 }

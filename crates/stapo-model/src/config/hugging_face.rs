@@ -1,6 +1,6 @@
 //! `config.json`, in both layouts of rotary parameters: `rope_theta` + `rope_scaling`, and `rope_parameters`.
 
-use super::{Family, ModelConfig, Rope, RopeKind};
+use super::{AttentionBiases, AttentionSpec, Family, Heads, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::json;
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 impl ModelConfig {
     /// Reads the keys of a `config.json`; `place` names the file in errors. Absent keys take the value that
     /// `transformers` gives them. Refused by name: other families, mixtures of experts, sliding windows in use,
-    /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeKind`].
+    /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeScaling`].
     pub fn from_hugging_face(place: &str, keys: &Map<String, Value>) -> Result<Self> {
         let keys = ObjectReader { place, prefix: "", keys };
         let family = family(&keys)?;
@@ -30,20 +30,16 @@ impl ModelConfig {
             Family::Llama => 2048,
             Family::Qwen2 | Family::Qwen3 => 32768,
         });
+        let n_kv_heads = keys.optional_whole("num_key_value_heads")?.unwrap_or(n_heads);
+        let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
+        let layer = family.layer(heads, rope(&keys, max_positions)?, keys.whole("intermediate_size")?);
         let config = Self {
             family,
             width,
-            n_layers,
-            n_heads,
-            n_kv_heads: keys.optional_whole("num_key_value_heads")?.unwrap_or(n_heads),
-            head_dim,
-            ffn_width: keys.whole("intermediate_size")?,
+            layers: Self::repeat_layer(place, layer, n_layers)?,
             vocabulary: keys.whole("vocab_size")?,
             norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            rope: rope(&keys, max_positions)?,
             max_positions,
-            qk_norm: family == Family::Qwen3,
-            qkv_bias: family == Family::Qwen2,
             tied_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             bos: token_ids(place, "bos_token_id", keys.get("bos_token_id"))?.first().copied(),
             stops: token_ids(place, "eos_token_id", keys.get("eos_token_id"))?,
@@ -53,46 +49,56 @@ impl ModelConfig {
     }
 
     /// The `config.json` that `transformers` 5 loads; older versions find `rope_theta` and `rope_scaling` too.
-    /// `dtype` is the name that `transformers` has for the type of the weights, such as `bfloat16`.
-    pub fn to_hugging_face(&self, dtype: &str) -> Map<String, Value> {
+    /// `dtype` is the name that `transformers` has for the type of the weights, such as `bfloat16`. Refuses layers that
+    /// differ, for which the keys of these families have no words.
+    pub fn to_hugging_face(&self, dtype: &str) -> Result<Map<String, Value>> {
+        let layer = self.uniform_layer().ok_or_else(|| {
+            let problem = format!("the layers of a {} differ", self.family.architecture());
+            Error::unsupported(
+                "config.json",
+                problem,
+                "expected the same heads, widths and rope in all layers",
+            )
+        })?;
+        let AttentionSpec { heads, biases, rope, .. } = layer.attention();
         let stops = match self.stops.as_slice() {
             [] => Value::Null,
             [one] => json!(one),
             several => json!(several),
         };
-        let mut scaling = self.rope.scaling_keys();
+        let mut scaling = rope.scaling_keys();
         let value = json!({
             "architectures": [self.family.architecture()],
             "model_type": self.family.name(),
             "vocab_size": self.vocabulary,
             "hidden_size": self.width,
-            "intermediate_size": self.ffn_width,
-            "num_hidden_layers": self.n_layers,
-            "num_attention_heads": self.n_heads,
-            "num_key_value_heads": self.n_kv_heads,
-            "head_dim": self.head_dim,
+            "intermediate_size": layer.ffn_width(),
+            "num_hidden_layers": self.layers.len(),
+            "num_attention_heads": heads.query,
+            "num_key_value_heads": heads.kv,
+            "head_dim": heads.dim,
             "hidden_act": "silu",
             "max_position_embeddings": self.max_positions,
             "rms_norm_eps": shortest(self.norm_eps),
             "tie_word_embeddings": self.tied_embeddings,
-            "attention_bias": self.qkv_bias,
+            "attention_bias": *biases == AttentionBiases::QueryKeyValue,
             "attention_dropout": 0.0,
             "bos_token_id": self.bos,
             "eos_token_id": stops,
-            "rope_theta": self.rope.theta,
-            "rope_scaling": if self.rope.kind == RopeKind::Default { Value::Null } else { json!(scaling) },
+            "rope_theta": rope.theta,
+            "rope_scaling": if rope.scaling == RopeScaling::None { Value::Null } else { json!(scaling) },
             "dtype": dtype,
             "use_cache": true,
             // The version whose layout this is. Without the key, transformers warns of a known fault in old tokenizers.
             "transformers_version": "5.0.0",
         });
         let Value::Object(mut keys) = value else { unreachable!("json! was given an object") };
-        scaling.insert("rope_theta".into(), json!(self.rope.theta));
+        scaling.insert("rope_theta".into(), json!(rope.theta));
         keys.insert("rope_parameters".into(), Value::Object(scaling));
         if self.family != Family::Llama {
             keys.insert("use_sliding_window".into(), json!(false));
         }
-        keys
+        Ok(keys)
     }
 }
 
@@ -191,7 +197,7 @@ fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
     let (name, table) = match (keys.get("rope_scaling"), keys.get("rope_parameters")) {
         (Some(table), _) => ("rope_scaling", table),
         (None, Some(table)) => ("rope_parameters", table),
-        (None, None) => return Ok(Rope { theta: top_level_theta(keys)?, kind: RopeKind::Default }),
+        (None, None) => return Ok(Rope { theta: top_level_theta(keys)?, scaling: RopeScaling::None }),
     };
     let place = format!("{}: {name}", keys.place);
     let Value::Object(table) = table else {
@@ -215,10 +221,10 @@ fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
         let inner = rope.optional_whole("original_max_position_embeddings")?;
         Ok(outer.or(inner).unwrap_or(max_positions))
     };
-    let kind = match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
-        "default" => RopeKind::Default,
-        "linear" => RopeKind::Linear { factor: rope.number("factor")? },
-        "llama3" => RopeKind::Llama3 {
+    let scaling = match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: rope.number("factor")? },
+        "llama3" => RopeScaling::Llama3 {
             factor: rope.number("factor")?,
             low_freq_factor: rope.number("low_freq_factor")?,
             high_freq_factor: rope.number("high_freq_factor")?,
@@ -230,7 +236,7 @@ fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
             return Err(Error::unsupported(place, problem, "supported: default, linear, llama3, yarn"));
         }
     };
-    Ok(Rope { theta, kind })
+    Ok(Rope { theta, scaling })
 }
 
 fn top_level_theta(keys: &ObjectReader) -> Result<f64> {
@@ -238,7 +244,7 @@ fn top_level_theta(keys: &ObjectReader) -> Result<f64> {
 }
 
 /// `YaRN` with its attention factor: as given, or from the two `mscale` keys, or 0.1 ln(factor) + 1.
-fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) -> Result<RopeKind> {
+fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) -> Result<RopeScaling> {
     let factor =
         rope.optional_number("factor")?.unwrap_or(max_positions as f64 / original_positions.max(1) as f64);
     let magnitude = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
@@ -249,7 +255,7 @@ fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) ->
             (None, Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
             (None, ..) => magnitude(1.0),
         };
-    Ok(RopeKind::Yarn {
+    Ok(RopeScaling::Yarn {
         factor,
         original_positions,
         beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
@@ -262,17 +268,17 @@ fn yarn(rope: &ObjectReader, max_positions: usize, original_positions: usize) ->
 impl Rope {
     /// `rope_scaling` as `transformers` spells it.
     fn scaling_keys(&self) -> Map<String, Value> {
-        let value = match self.kind {
-            RopeKind::Default => json!({"rope_type": "default"}),
-            RopeKind::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-            RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => json!({
+        let value = match self.scaling {
+            RopeScaling::None => json!({"rope_type": "default"}),
+            RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => json!({
                 "rope_type": "llama3",
                 "factor": factor,
                 "low_freq_factor": low_freq_factor,
                 "high_freq_factor": high_freq_factor,
                 "original_max_position_embeddings": original_positions,
             }),
-            RopeKind::Yarn {
+            RopeScaling::Yarn {
                 factor,
                 original_positions,
                 beta_fast,

@@ -1,6 +1,6 @@
 //! The shapes of published models by name, so that a run can be planned, or random weights drawn, without a file.
 
-use super::{Family, ModelConfig, Rope, RopeKind};
+use super::{Family, Heads, ModelConfig, Rope, RopeScaling};
 
 /// A published model, as its `config.json` has it.
 struct KnownModel {
@@ -51,20 +51,15 @@ impl ModelConfig {
 
 impl KnownModel {
     fn config(&self) -> ModelConfig {
+        let heads = Heads { query: self.n_heads, kv: self.n_kv_heads, dim: self.head_dim };
+        let rope = Rope { theta: 1e6, scaling: RopeScaling::None };
         ModelConfig {
             family: self.family,
             width: self.width,
-            n_layers: self.n_layers,
-            n_heads: self.n_heads,
-            n_kv_heads: self.n_kv_heads,
-            head_dim: self.head_dim,
-            ffn_width: self.ffn_width,
+            layers: vec![self.family.layer(heads, rope, self.ffn_width); self.n_layers],
             vocabulary: self.vocabulary,
             norm_eps: 1e-6,
-            rope: Rope { theta: 1e6, kind: RopeKind::Default },
             max_positions: 32_768,
-            qk_norm: self.family == Family::Qwen3,
-            qkv_bias: self.family == Family::Qwen2,
             tied_embeddings: self.tied_embeddings,
             bos: None,
             stops: Vec::new(),

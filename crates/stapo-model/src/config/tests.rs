@@ -27,6 +27,11 @@ fn parse(value: &Value) -> Result<ModelConfig> {
     ModelConfig::from_hugging_face("config.json", &keys(value))
 }
 
+/// The attention of every layer.
+fn attention(config: &ModelConfig) -> &AttentionSpec {
+    config.uniform_layer().unwrap().attention()
+}
+
 /// The changes must be refused with all of these words.
 fn check_refused(changes: &Value, words: &[&str]) {
     let message = parse(&with(changes)).expect_err(&format!("{changes} was accepted")).to_string();
@@ -38,20 +43,24 @@ fn check_refused(changes: &Value, words: &[&str]) {
 #[test]
 fn qwen3_reads_as_written() {
     let config = parse(&qwen3()).unwrap();
+    let attention = AttentionSpec {
+        heads: Heads { query: 4, kv: 2, dim: 32 },
+        qk_norm: QkNorm::PerHead,
+        biases: AttentionBiases::Absent,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::None },
+    };
+    let layer = LayerSpec {
+        norms: NormPlacement::Before,
+        mixer: Mixer::Attention(attention),
+        feed_forward: FeedForward::SwiGlu { width: 96 },
+    };
     let expected = ModelConfig {
         family: Family::Qwen3,
         width: 64,
-        n_layers: 2,
-        n_heads: 4,
-        n_kv_heads: 2,
-        head_dim: 32,
-        ffn_width: 96,
+        layers: vec![layer; 2],
         vocabulary: 100,
         norm_eps: 1e-6,
-        rope: Rope { theta: 1e6, kind: RopeKind::Default },
         max_positions: 40960,
-        qk_norm: true,
-        qkv_bias: false,
         tied_embeddings: true,
         bos: Some(1),
         stops: vec![2, 3],
@@ -68,12 +77,13 @@ fn absent_keys_take_the_values_of_transformers() {
         llama.as_object_mut().unwrap().remove(key);
     }
     let config = parse(&llama).unwrap();
-    assert_eq!((config.head_dim, config.n_kv_heads, config.max_positions), (16, 4, 2048));
-    assert_eq!(config.rope, Rope { theta: 10_000.0, kind: RopeKind::Default });
-    assert!(!config.tied_embeddings && !config.qk_norm && !config.qkv_bias);
+    let AttentionSpec { heads, qk_norm, biases, rope } = *attention(&config);
+    assert_eq!((heads.dim, heads.kv, config.max_positions), (16, 4, 2048));
+    assert_eq!(rope, Rope { theta: 10_000.0, scaling: RopeScaling::None });
+    assert_eq!((config.tied_embeddings, qk_norm, biases), (false, QkNorm::Absent, AttentionBiases::Absent));
     let mut qwen3 = qwen3();
     qwen3.as_object_mut().unwrap().remove("head_dim");
-    assert_eq!(parse(&qwen3).unwrap().head_dim, 128);
+    assert_eq!(attention(&parse(&qwen3).unwrap()).heads.dim, 128);
 }
 
 #[test]
@@ -86,14 +96,14 @@ fn old_and_new_rope_layouts_agree() {
     parameters["rope_theta"] = json!(500000.0);
     let old = parse(&with(&json!({"rope_theta": 500000.0, "rope_scaling": scaling}))).unwrap();
     let new = parse(&with(&json!({"rope_theta": null, "rope_parameters": parameters}))).unwrap();
-    assert_eq!(old.rope, new.rope);
-    let kind = RopeKind::Llama3 {
+    assert_eq!(old, new);
+    let scaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_positions: 8192,
     };
-    assert_eq!(new.rope, Rope { theta: 500000.0, kind });
+    assert_eq!(attention(&new).rope, Rope { theta: 500000.0, scaling });
 }
 
 #[test]
@@ -101,8 +111,8 @@ fn yarn_works_out_its_attention_factor() {
     let yarn = |extra: &Value| {
         let mut scaling = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6});
         scaling.as_object_mut().unwrap().extend(keys(extra));
-        match parse(&with(&json!({"rope_scaling": scaling}))).unwrap().rope.kind {
-            RopeKind::Yarn { attention_factor, beta_fast, beta_slow, truncate, .. } => {
+        match attention(&parse(&with(&json!({"rope_scaling": scaling}))).unwrap()).rope.scaling {
+            RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, truncate, .. } => {
                 assert_eq!((beta_fast, beta_slow, truncate), (32.0, 1.0, true));
                 attention_factor
             }
@@ -124,28 +134,33 @@ fn what_is_written_reads_back_the_same() {
         let config = ModelConfig::from_hugging_face(name, &keys(value)).unwrap();
         assert_eq!(config.family.name(), name.split_once('-').unwrap().0);
         let rope = name.split_once('-').unwrap().1;
-        let kind = match config.rope.kind {
-            RopeKind::Default => "default",
-            RopeKind::Linear { .. } => "linear",
-            RopeKind::Llama3 { .. } => "llama3",
-            RopeKind::Yarn { .. } => "yarn",
+        let kind = match attention(&config).rope.scaling {
+            RopeScaling::None => "default",
+            RopeScaling::Linear { .. } => "linear",
+            RopeScaling::Llama3 { .. } => "llama3",
+            RopeScaling::Yarn { .. } => "yarn",
         };
         assert_eq!(kind, rope, "{name}");
         assert_eq!(config.tied_embeddings, rope == "yarn", "{name}");
-        let again = ModelConfig::from_hugging_face(name, &config.to_hugging_face("float32")).unwrap();
+        let again =
+            ModelConfig::from_hugging_face(name, &config.to_hugging_face("float32").unwrap()).unwrap();
         assert_eq!(again, config, "{name}");
     }
 }
 
 #[test]
-fn tensors_follow_the_switches() {
+fn tensors_follow_the_layers() {
     let mut config = parse(&qwen3()).unwrap();
     let names = |config: &ModelConfig| config.tensors().into_iter().map(|t| t.name).collect::<Vec<_>>();
     assert_eq!(names(&config).len(), 2 + 2 * 11);
     assert!(names(&config).contains(&"model.layers.1.self_attn.q_norm.weight".into()));
     config.tied_embeddings = false;
-    (config.qk_norm, config.qkv_bias) = (false, true);
-    assert_eq!(names(&config).len(), 3 + 2 * 12);
+    let AttentionSpec { heads, rope, .. } = *attention(&config);
+    config.layers[1] = Family::Qwen2.layer(heads, rope, 96);
+    assert_eq!(names(&config).len(), 3 + 11 + 12);
+    assert!(!names(&config).contains(&"model.layers.1.self_attn.q_norm.weight".into()));
+    let refused = config.to_hugging_face("float32").unwrap_err().to_string();
+    assert!(refused.contains("the layers of a Qwen3ForCausalLM differ"), "{refused}");
     assert_eq!(names(&config).last().unwrap(), "lm_head.weight");
     let o_proj = config.tensors().into_iter().find(|t| t.name.ends_with("o_proj.weight")).unwrap();
     assert_eq!(o_proj.shape, [64, 128]);

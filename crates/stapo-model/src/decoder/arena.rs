@@ -1,15 +1,13 @@
 //! The memory of a pass, split once per half-layer into named views.
 
-use super::layout::{ArenaLayout, split};
-use crate::config::{ModelConfig, RopeKind};
-use stapo_ops::rope::{Frequencies, Scaling, Table};
+use super::layout::{ArenaLayout, HiddenSpan, split};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, lora};
 
 /// Activations of a pass: rows in the device's compute precision, numbers per row exact.
 #[derive(Debug)]
 pub struct Arena<T: Float> {
-    compute: Buffer<T>,
-    exact: Buffer<T>,
+    pub(super) compute: Buffer<T>,
+    pub(super) exact: Buffer<T>,
 }
 
 /// The residual stream that comes into a half-layer, and its norm.
@@ -30,11 +28,12 @@ pub enum Hidden<'a, T: Float> {
 }
 
 impl<'a, T: Float> Hidden<'a, T> {
-    fn of(layout: &ArenaLayout, linear: usize, apart: ViewMut<'a, T>) -> Self {
-        match layout.adapters {
-            None => Hidden::Absent,
-            Some(hidden) if hidden.is_joined[linear] => Hidden::BehindInput,
-            Some(_) => Hidden::Apart(apart),
+    /// `apart` is the memory of [`HiddenSpan::elements`].
+    fn new(span: HiddenSpan, apart: ViewMut<'a, T>) -> Self {
+        match span {
+            HiddenSpan::Absent => Hidden::Absent,
+            HiddenSpan::Apart(_) => Hidden::Apart(apart),
+            HiddenSpan::BehindInput => Hidden::BehindInput,
         }
     }
 
@@ -53,6 +52,13 @@ pub enum Input<'a, T: Float> {
     /// `[T, inputs]`, in a pass that leaves adapters out.
     Plain(View<'a, T>),
     Adapted(lora::Input<'a, T>),
+}
+
+/// Memory for the gradient of a linear layer's outputs.
+pub struct OutputRows<'a, T: Float> {
+    /// `[T, outputs]`, or with columns for the gradient of `x A^T` behind its rows.
+    pub rows: ViewMut<'a, T>,
+    pub is_joined: bool,
 }
 
 /// [`Hidden`] of a half-layer's two linear layers.
@@ -97,16 +103,18 @@ impl<T: Float> HalfHiddenBackward<'_, T> {
 }
 
 impl<'a, T: Float> HalfHiddenBackward<'a, T> {
-    /// Of the linear layers with these places among a layer's.
-    fn of(
+    /// `None` for a pass that leaves adapters out.
+    fn new(
         layout: &ArenaLayout,
-        linears: [usize; 2],
+        spans: [HiddenSpan; 2],
         [first, second, d_hidden]: [ViewMut<'a, T>; 3],
     ) -> Option<Self> {
-        let hidden = layout.adapters?;
-        let [first, second] = [(0, first), (1, second)]
-            .map(|(i, view)| (!hidden.is_joined[linears[i]]).then(|| view.into_view()));
-        Some(Self { first, second, d_hidden })
+        let apart = |span, view: ViewMut<'a, T>| match span {
+            HiddenSpan::Apart(_) => Some(view.into_view()),
+            HiddenSpan::Absent | HiddenSpan::BehindInput => None,
+        };
+        let [first, second] = [apart(spans[0], first), apart(spans[1], second)];
+        layout.has_adapters.then_some(Self { first, second, d_hidden })
     }
 }
 
@@ -121,7 +129,7 @@ pub struct AttentionViews<'a, T: Float> {
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
     pub exit: HalfEntry<'a, T>,
-    /// What the feed-forward of the layer before has activated, where all layers share the memory of one.
+    /// What the feed-forward of the layer before has activated; in the first layer, memory that nothing reads.
     pub activated: ViewMut<'a, T>,
     pub hidden: HalfHidden<'a, T>,
 }
@@ -173,7 +181,7 @@ pub struct AttentionBackward<'a, T: Float> {
     pub d_normed: ViewMut<'a, T>,
     pub d_attended: ViewMut<'a, T>,
     pub d_qkv: ViewMut<'a, T>,
-    pub d_raw_qkv: ViewMut<'a, T>,
+    pub d_raw_qkv: OutputRows<'a, T>,
     pub hidden: Option<HalfHiddenBackward<'a, T>>,
 }
 
@@ -187,7 +195,7 @@ pub struct FfnBackward<'a, T: Float> {
     pub d_stream: ViewMut<'a, T>,
     pub d_normed: ViewMut<'a, T>,
     pub d_activated: ViewMut<'a, T>,
-    pub d_gate_up: ViewMut<'a, T>,
+    pub d_gate_up: OutputRows<'a, T>,
     pub hidden: Option<HalfHiddenBackward<'a, T>>,
 }
 
@@ -204,12 +212,13 @@ pub struct HeadBackward<'a, T: Float> {
 }
 
 impl<T: Float> Arena<T> {
-    fn empty(device: &Device) -> Result<Self, OutOfMemory> {
+    pub(super) fn empty(device: &Device) -> Result<Self, OutOfMemory> {
         Ok(Self { compute: device.compute_zeros(0)?, exact: device.zeros(0)? })
     }
 
     pub fn attention(&mut self, layout: &ArenaLayout, index: usize) -> AttentionViews<'_, T> {
         let at = &layout.layers[index];
+        let before = &layout.layers[index.saturating_sub(1)];
         let (entry, exit) = (at.attention, at.ffn);
         let [
             stream,
@@ -234,9 +243,9 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
-                at.activated,
-                at.hidden.qkv,
-                at.hidden.output,
+                before.activated,
+                at.hidden.qkv.elements(),
+                at.hidden.output.elements(),
             ],
         );
         let [inv_rms, head_inv_rms, lse, exit_inv_rms] =
@@ -251,7 +260,10 @@ impl<T: Float> Arena<T> {
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
             activated,
-            hidden: HalfHidden { first: Hidden::of(layout, 0, first), second: Hidden::of(layout, 1, second) },
+            hidden: HalfHidden {
+                first: Hidden::new(at.hidden.qkv, first),
+                second: Hidden::new(at.hidden.output, second),
+            },
         }
     }
 
@@ -288,8 +300,8 @@ impl<T: Float> Arena<T> {
                 layout.addend,
                 exit.stream,
                 exit.normed,
-                at.hidden.gate_up,
-                at.hidden.down,
+                at.hidden.gate_up.elements(),
+                at.hidden.down.elements(),
             ],
         );
         let [inv_rms, exit_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms]);
@@ -300,7 +312,10 @@ impl<T: Float> Arena<T> {
             activated,
             addend,
             exit: next.map(|_| exit),
-            hidden: HalfHidden { first: Hidden::of(layout, 2, first), second: Hidden::of(layout, 3, second) },
+            hidden: HalfHidden {
+                first: Hidden::new(at.hidden.gate_up, first),
+                second: Hidden::new(at.hidden.down, second),
+            },
         }
     }
 
@@ -322,21 +337,21 @@ impl<T: Float> Arena<T> {
 
     pub fn attention_backward(&mut self, layout: &ArenaLayout, index: usize) -> AttentionBackward<'_, T> {
         let at = &layout.layers[index];
-        let d = &layout.gradients;
+        let d = &at.gradients;
         let spans = [
             at.attention.stream,
             at.attention.normed,
             at.raw_qkv,
             at.qkv,
             at.attended,
-            d.stream,
+            layout.gradients.stream,
             layout.addend,
             d.attended,
             d.qkv,
-            d.raw_qkv,
-            at.hidden.qkv,
-            at.hidden.output,
-            d.hidden,
+            d.raw_qkv.rows,
+            at.hidden.qkv.elements(),
+            at.hidden.output.elements(),
+            layout.gradients.hidden,
         ];
         let [stream, normed, raw_qkv, qkv, attended, parts @ ..] = split(&mut self.compute, spans);
         let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, first, second, d_hidden] = parts;
@@ -355,26 +370,30 @@ impl<T: Float> Arena<T> {
             d_normed,
             d_attended,
             d_qkv,
-            d_raw_qkv,
-            hidden: HalfHiddenBackward::of(layout, [0, 1], [first, second, d_hidden]),
+            d_raw_qkv: OutputRows { rows: d_raw_qkv, is_joined: d.raw_qkv.is_joined },
+            hidden: HalfHiddenBackward::new(
+                layout,
+                [at.hidden.qkv, at.hidden.output],
+                [first, second, d_hidden],
+            ),
         }
     }
 
     pub fn ffn_backward(&mut self, layout: &ArenaLayout, index: usize) -> FfnBackward<'_, T> {
         let at = &layout.layers[index];
-        let d = &layout.gradients;
+        let d = &at.gradients;
         let spans = [
             at.ffn.stream,
             at.ffn.normed,
             at.gate_up,
             at.activated,
-            d.stream,
+            layout.gradients.stream,
             layout.addend,
             d.activated,
-            d.gate_up,
-            at.hidden.gate_up,
-            at.hidden.down,
-            d.hidden,
+            d.gate_up.rows,
+            at.hidden.gate_up.elements(),
+            at.hidden.down.elements(),
+            layout.gradients.hidden,
         ];
         let [stream, normed, gate_up, activated, parts @ ..] = split(&mut self.compute, spans);
         let [d_stream, d_normed, d_activated, d_gate_up, first, second, d_hidden] = parts;
@@ -388,8 +407,12 @@ impl<T: Float> Arena<T> {
             d_stream,
             d_normed,
             d_activated,
-            d_gate_up,
-            hidden: HalfHiddenBackward::of(layout, [2, 3], [first, second, d_hidden]),
+            d_gate_up: OutputRows { rows: d_gate_up, is_joined: d.gate_up.is_joined },
+            hidden: HalfHiddenBackward::new(
+                layout,
+                [at.hidden.gate_up, at.hidden.down],
+                [first, second, d_hidden],
+            ),
         }
     }
 
@@ -414,82 +437,4 @@ impl<T: Float> Arena<T> {
     pub fn hidden(&mut self, layout: &ArenaLayout) -> View<'_, T> {
         self.head(layout).normed.into_view()
     }
-}
-
-/// Memory of a pass that grows when a batch asks for more and is kept from batch to batch.
-pub struct Workspace<T: Float> {
-    pub arena: Arena<T>,
-    pub table: Table<T>,
-    frequencies: Frequencies,
-    /// The device that the arena's memory is asked of; it may lend memory of a region.
-    memory: Device,
-}
-
-impl<T: Float> Workspace<T> {
-    /// A workspace whose arena lies in the memory of `memory`, for a model on `device`.
-    pub fn new(device: &Device, memory: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
-        let frequencies = frequencies(config);
-        let table = Table::new(device, &frequencies, 0)?;
-        Ok(Self { arena: Arena::empty(memory)?, table, frequencies, memory: memory.clone() })
-    }
-
-    /// Prepares the workspace for a model of another configuration.
-    pub fn adopt(&mut self, device: &Device, config: &ModelConfig) -> Result<(), OutOfMemory> {
-        let frequencies = frequencies(config);
-        if frequencies != self.frequencies {
-            self.table = Table::new(device, &frequencies, 0)?;
-            self.frequencies = frequencies;
-        }
-        Ok(())
-    }
-
-    /// Makes room for the activations of `layout` and for positions below `n_positions`. True if anything moved.
-    pub fn reserve(
-        &mut self,
-        device: &Device,
-        layout: &ArenaLayout,
-        n_positions: usize,
-    ) -> Result<bool, OutOfMemory> {
-        let mut moved = false;
-        let n_elements = layout.n_elements.max(self.arena.compute.len());
-        let n_exact = layout.n_exact.max(self.arena.exact.len());
-        if (n_elements, n_exact) != (self.arena.compute.len(), self.arena.exact.len()) {
-            // The old memory is given back first: old and new need not fit beside each other.
-            self.arena = Arena::empty(&self.memory)?;
-            self.arena.compute = self.memory.compute_zeros(n_elements)?;
-            self.arena.exact = self.memory.zeros(n_exact)?;
-            moved = true;
-        }
-        if self.table.positions() < n_positions {
-            self.table = Table::new(device, &self.frequencies, n_positions.next_power_of_two())?;
-            moved = true;
-        }
-        Ok(moved)
-    }
-}
-
-fn frequencies(config: &ModelConfig) -> Frequencies {
-    let scaling = match config.rope.kind {
-        RopeKind::Default => Scaling::None,
-        RopeKind::Linear { factor } => Scaling::Linear { factor },
-        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
-            Scaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_positions: original_positions as f64,
-            }
-        }
-        RopeKind::Yarn { factor, original_positions, beta_fast, beta_slow, attention_factor, truncate } => {
-            Scaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                original_positions: original_positions as f64,
-                attention_factor: Some(attention_factor),
-                truncate,
-            }
-        }
-    };
-    Frequencies { head_dim: config.head_dim, theta: config.rope.theta, scaling }
 }

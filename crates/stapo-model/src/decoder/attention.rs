@@ -6,9 +6,9 @@
 
 use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
 use super::gradient::Gradient;
-use super::layer::{LayerPass, heads};
+use super::layer::LayerPass;
 use super::linear::{NextRows, OutputGradient, ResidualNorm};
-use super::weights::{Ffn, LayerWeights, SwiGlu};
+use super::weights::LayerWeights;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
@@ -30,7 +30,9 @@ pub struct Packed<'a> {
 
 /// New tokens of sequences whose earlier keys and values lie in a paged cache.
 pub struct Paged<'a, T: Float> {
-    pub dims: paged::Dims,
+    pub n_sequences: usize,
+    /// Blocks that the table of a sequence has room for.
+    pub table_width: usize,
     /// `[T]`: where the new tokens' keys and values are stored.
     pub slots: View<'a, u32>,
     pub sequences: paged::Sequences<'a>,
@@ -56,24 +58,17 @@ pub fn forward<T: Float>(
         }
         Context::Paged(paged) => {
             let unrotated = Unrotated {
-                table: layer.rows.table,
+                table: layer.rows.tables.layer(layer.index),
                 positions: layer.rows.positions,
                 norm: head_norm(layer),
                 raw: views.raw_qkv.view(),
                 qkv: views.qkv,
                 inv_rms: views.head_inv_rms,
             };
+            let dims = paged.dims(layer);
             let cache = &mut paged.caches[layer.index];
             let out = views.attended.reborrow();
-            rope_paged_attention::forward(
-                device,
-                paged.dims,
-                unrotated,
-                paged.slots,
-                cache,
-                paged.sequences,
-                out,
-            );
+            rope_paged_attention::forward(device, dims, unrotated, paged.slots, cache, paged.sequences, out);
         }
     }
     if layer.joins_halves {
@@ -94,12 +89,11 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
     let qkv = &layer.weights.qkv;
     let to = views.raw_qkv.reborrow();
     let entry = &mut views.entry;
-    let Some(before) = layer.unfinished else {
+    let Some(unfinished) = layer.unfinished else {
         let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
         let input = hidden.with(entry.normed.reborrow());
         return qkv.forward(layer.device, layer.rows.n_tokens, input, to);
     };
-    let Ffn::SwiGlu(SwiGlu { down, .. }) = &before.ffn;
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
         stream: views.exit.stream.view(),
@@ -112,7 +106,7 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
         },
     };
     let activated = views.activated.view();
-    down.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
+    unfinished.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
 }
 
 /// The norm of the stream at the entry, where it was not made together with the stream.
@@ -131,7 +125,8 @@ fn rotate<T: Float>(
     head_inv_rms: ViewMut<'_, T>,
 ) {
     let norm = head_norm(layer).map(|norm| (norm, head_inv_rms));
-    rope::forward(layer.device, rope_dims(layer), layer.rows.table, layer.rows.positions, norm, raw, out);
+    let table = layer.rows.tables.layer(layer.index);
+    rope::forward(layer.device, rope_dims(layer), table, layer.rows.positions, norm, raw, out);
 }
 
 /// What `raw_qkv` and the norm at the entry are followed by, once more: `qkv`, and `x A^T` that lies behind the norm.
@@ -169,14 +164,14 @@ pub fn backward<T: Float>(
         views.d_qkv.reborrow(),
     );
     rotate_backward(layer, &mut views, gradients);
-    let d_raw_qkv = OutputGradient::of(&weights.qkv, n_tokens, views.d_raw_qkv);
-    let (of_qkv, hidden) = ((views.normed, d_raw_qkv), views.hidden.as_mut().map(HalfHiddenBackward::first));
+    let rows = (views.normed, weights.qkv.output_gradient(views.d_raw_qkv));
+    let hidden = views.hidden.as_mut().map(HalfHiddenBackward::first);
     if layer.index == 0 && gradients.attention_norm.is_none() {
         // Neither the norm nor the embedding in front of it is trained: the gradient ends here.
-        return weights.qkv.backward_factors(device, n_tokens, of_qkv, &mut gradients.qkv, hidden);
+        return weights.qkv.backward_factors(device, n_tokens, rows, &mut gradients.qkv, hidden);
     }
     let d_normed = views.d_normed.reborrow();
-    weights.qkv.backward(device, n_tokens, of_qkv, d_normed, &mut gradients.qkv, hidden);
+    weights.qkv.backward(device, n_tokens, rows, d_normed, &mut gradients.qkv, hidden);
     let saved =
         rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
     layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.attention_norm);
@@ -197,22 +192,26 @@ fn rotate_backward<T: Float>(
         HeadNormGrad { norm, raw: views.raw_qkv, inv_rms: views.head_inv_rms, to }
     });
     let d_qkv = views.d_qkv.view();
-    let d_raw = views.d_raw_qkv.reborrow();
-    rope::backward(
-        layer.device,
-        rope_dims(layer),
-        layer.rows.table,
-        layer.rows.positions,
-        norm,
-        d_qkv,
-        d_raw,
-    );
+    let d_raw = views.d_raw_qkv.rows.reborrow();
+    let table = layer.rows.tables.layer(layer.index);
+    rope::backward(layer.device, rope_dims(layer), table, layer.rows.positions, norm, d_qkv, d_raw);
 }
 
 impl Packed<'_> {
     fn dims<T: Float>(&self, layer: &LayerPass<'_, T>) -> attention::Dims {
-        let heads = heads(layer.config);
+        let heads = layer.spec.attention().heads;
         attention::Dims { tokens: layer.rows.n_tokens, sequences: self.n_sequences, heads }
+    }
+}
+
+impl<T: Float> Paged<'_, T> {
+    fn dims(&self, layer: &LayerPass<'_, T>) -> paged::Dims {
+        paged::Dims {
+            tokens: layer.rows.n_tokens,
+            sequences: self.n_sequences,
+            heads: layer.spec.attention().heads,
+            table_width: self.table_width,
+        }
     }
 }
 
@@ -225,5 +224,5 @@ fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> 
 }
 
 fn rope_dims<T: Float>(layer: &LayerPass<'_, T>) -> rope::Dims {
-    rope::Dims { tokens: layer.rows.n_tokens, heads: heads(layer.config) }
+    rope::Dims { tokens: layer.rows.n_tokens, heads: layer.spec.attention().heads }
 }

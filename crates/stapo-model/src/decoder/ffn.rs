@@ -4,10 +4,10 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews};
+use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews, OutputRows};
 use super::gradient::Gradient;
 use super::layer::LayerPass;
-use super::linear::{Activation, ActivationBackward, NextRows, OutputGradient, ResidualNorm};
+use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::{Ffn, LayerWeights, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
@@ -108,22 +108,22 @@ pub fn backward<T: Float>(
     for rows in chunks(n_tokens, device.cached_rows()) {
         let n = rows.len();
         let mut d_activated = first_rows(&mut views.d_activated, n_tokens, n);
-        let mut d_gate_up = first_rows(&mut views.d_gate_up, n_tokens, n);
+        let mut d_gate_up = first_rows(&mut views.d_gate_up.rows, n_tokens, n);
         let d_exit = rows_of(views.d_stream.view(), n_tokens, &rows);
         let activated = rows_of(views.activated, n_tokens, &rows);
         let mut hidden = views.hidden.as_mut();
         let of_down = hidden.as_mut().map(|hidden| of_rows(hidden.second(), n_tokens, &rows));
         let to = ActivationBackward {
-            dims: swiglu::Dims { tokens: n, width: layer.config.ffn_width },
+            dims: swiglu::Dims { tokens: n, width: layer.spec.ffn_width() },
             gate_up: rows_of(views.gate_up, n_tokens, &rows),
             d_gate_up: d_gate_up.reborrow(),
         };
-        let d_exit = OutputGradient::Apart(d_exit);
         down.backward_swiglu(device, (activated, d_exit), d_activated.reborrow(), &mut d.down, of_down, to);
         let d_normed = rows_of_mut(&mut views.d_normed, n_tokens, &rows);
         let normed = rows_of(views.normed, n_tokens, &rows);
         let of_gate_up = hidden.as_mut().map(|hidden| of_rows(hidden.first(), n_tokens, &rows));
-        let d_gate_up = OutputGradient::of(gate_up, n, d_gate_up);
+        let d_gate_up =
+            gate_up.output_gradient(OutputRows { rows: d_gate_up, is_joined: views.d_gate_up.is_joined });
         gate_up.backward(device, n, (normed, d_gate_up), d_normed, &mut d.gate_up, of_gate_up);
     }
     let saved =
@@ -171,5 +171,5 @@ fn swiglu_of<'a, T: Float>(layer: &LayerPass<'a, T>) -> &'a SwiGlu<Parameter<T>>
 }
 
 fn swiglu_dims<T: Float>(layer: &LayerPass<'_, T>) -> swiglu::Dims {
-    swiglu::Dims { tokens: layer.rows.n_tokens, width: layer.config.ffn_width }
+    swiglu::Dims { tokens: layer.rows.n_tokens, width: layer.spec.ffn_width() }
 }

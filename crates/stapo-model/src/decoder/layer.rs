@@ -2,10 +2,9 @@
 
 use super::gradient::Gradient;
 use super::parameter::Parameter;
-use super::weights::LayerWeights;
-use crate::config::ModelConfig;
-use stapo_ops::attention::Heads;
-use stapo_ops::rope::Table;
+use super::rope_tables::RopeTables;
+use super::weights::{LayerWeights, Linear};
+use crate::config::{LayerSpec, ModelConfig};
 use stapo_ops::{Device, Float, View, ViewMut, Write, rmsnorm};
 
 /// The rows of a batch, the same for all layers.
@@ -14,7 +13,7 @@ pub struct Rows<'a, T: Float> {
     pub n_tokens: usize,
     /// `[T]`
     pub positions: View<'a, u32>,
-    pub table: &'a Table<T>,
+    pub tables: &'a RopeTables<T>,
 }
 
 /// One layer at work on the rows of a batch.
@@ -23,13 +22,14 @@ pub struct LayerPass<'a, T: Float> {
     pub device: &'a Device,
     pub config: &'a ModelConfig,
     pub index: usize,
+    pub spec: &'a LayerSpec,
     pub weights: &'a LayerWeights<Parameter<T>>,
     pub rows: Rows<'a, T>,
     /// Whether the last product of a half-layer, the residual stream with its norm and the first product of the next
     /// half-layer are one op. All layers must share the memory of one.
     pub joins_halves: bool,
-    /// The layer before, whose feed-forward's last product is still to be computed: where halves are joined.
-    pub unfinished: Option<&'a LayerWeights<Parameter<T>>>,
+    /// Where halves are joined: the last product of the layer before, which is still to be computed.
+    pub unfinished: Option<&'a Linear<Parameter<T>>>,
 }
 
 impl<T: Float> LayerPass<'_, T> {
@@ -50,10 +50,6 @@ impl<T: Float> LayerPass<'_, T> {
         let d_weight = d_weight.as_mut().map(Gradient::sum_mut);
         rmsnorm::backward(self.device, dims, saved, d_normed, Write::Add, d_stream, d_weight);
     }
-}
-
-pub fn heads(config: &ModelConfig) -> Heads {
-    Heads { query: config.n_heads, kv: config.n_kv_heads, dim: config.head_dim }
 }
 
 pub fn norm_dims(config: &ModelConfig, n_rows: usize) -> rmsnorm::Dims {

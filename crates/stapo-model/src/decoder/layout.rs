@@ -1,8 +1,7 @@
 //! Where every activation lies in the arena.
 
-use super::layer::heads;
-use super::lora::HiddenLayout;
-use crate::config::ModelConfig;
+use super::lora::{HiddenColumns, HiddenLayout};
+use crate::config::{LayerSpec, LinearRole, ModelConfig, QkNorm};
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
 
@@ -35,6 +34,13 @@ pub struct Span {
     len: usize,
 }
 
+impl Span {
+    /// The first `len` elements.
+    fn first(self, len: usize) -> Self {
+        Self { len, ..self }
+    }
+}
+
 /// Several spans of one buffer at once, none overlapping another.
 pub fn split<T: Float, const N: usize>(buffer: &mut Buffer<T>, spans: [Span; N]) -> [ViewMut<'_, T>; N] {
     buffer.disjoint_mut(spans.map(|span| span.start..span.start + span.len))
@@ -52,8 +58,8 @@ pub struct ArenaLayout {
     pub(super) addend: Span,
     pub(super) head: HeadSpans,
     pub(super) gradients: GradientSpans,
-    /// `None` for a pass that leaves adapters out.
-    pub(super) adapters: Option<HiddenLayout>,
+    /// Whether the pass computes the terms of adapters.
+    pub(super) has_adapters: bool,
     pub(super) n_elements: usize,
     pub(super) n_exact: usize,
 }
@@ -89,16 +95,38 @@ pub struct LayerSpans {
     /// `[T, F]`, or with columns for `x A^T` behind its rows.
     pub activated: Span,
     pub hidden: HiddenSpans,
+    pub gradients: LayerGradientSpans,
 }
 
-/// `[T, pitch]` each: `x A^T` of the adapters of each linear layer; empty where it has none, where it lies behind x, or where
-/// adapters are left out. Backward reads them, whatever it recomputes.
+/// `x A^T` of the adapters of each linear layer. Backward reads it, whatever it recomputes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HiddenSpans {
-    pub qkv: Span,
-    pub output: Span,
-    pub gate_up: Span,
-    pub down: Span,
+    pub qkv: HiddenSpan,
+    pub output: HiddenSpan,
+    pub gate_up: HiddenSpan,
+    pub down: HiddenSpan,
+}
+
+/// Where `x A^T` of a linear layer's adapters lies.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum HiddenSpan {
+    /// The linear layer has no adapters, or the pass leaves them out.
+    #[default]
+    Absent,
+    /// `[T, pitch]`
+    Apart(Span),
+    /// Behind each row of x.
+    BehindInput,
+}
+
+impl HiddenSpan {
+    /// The memory of `x A^T` that does not lie behind x.
+    pub fn elements(self) -> Span {
+        match self {
+            Self::Apart(span) => span,
+            Self::Absent | Self::BehindInput => Span::default(),
+        }
+    }
 }
 
 /// From the end of the residual stream to the head, for scored rows only.
@@ -112,8 +140,8 @@ pub struct HeadSpans {
     pub inv_rms: Span,
 }
 
-/// Gradients of activations, each named after its activation. The gradients of the two halves of a layer and of the head
-/// are never needed at the same time: the three groups share one place.
+/// Gradients of activations that all layers share, each named after its activation. The gradients of the two halves of a
+/// layer and of the head are never needed at the same time: the three groups share one memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GradientSpans {
     /// `[T, D]`: of the residual stream.
@@ -121,15 +149,31 @@ pub struct GradientSpans {
     /// `[R, D]` each
     pub head_normed: Span,
     pub head_stream: Span,
-    /// `[T, F]`; `[T, 2 F]`, or with columns for the gradient of `x A^T` behind its rows
-    pub activated: Span,
-    pub gate_up: Span,
-    /// `[T, Q]`; `[T, W]`; `[T, W]`, or with columns for the gradient of `x A^T` behind its rows
-    pub attended: Span,
-    pub qkv: Span,
-    pub raw_qkv: Span,
     /// As the widest of the layers' `hidden`.
     pub hidden: Span,
+}
+
+/// Gradients of the activations of one layer; empty where there is no backward.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LayerGradientSpans {
+    /// `[T, F]`
+    pub activated: Span,
+    /// `[T, 2 F]`
+    pub gate_up: OutputSpan,
+    /// `[T, Q]`
+    pub attended: Span,
+    /// `[T, W]`
+    pub qkv: Span,
+    /// `[T, W]`
+    pub raw_qkv: OutputSpan,
+}
+
+/// The gradient of a linear layer's outputs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OutputSpan {
+    pub rows: Span,
+    /// Whether its rows have columns for the gradient of `x A^T` behind them.
+    pub is_joined: bool,
 }
 
 /// Spans start on cache lines.
@@ -154,40 +198,119 @@ struct Cursors {
     exact: Cursor,
 }
 
+/// Columns of the activations of a layer. Layers that share memory share that of the widest.
+#[derive(Debug, Clone, Copy)]
+struct LayerColumns {
+    attention_normed: usize,
+    fused: usize,
+    normed_heads: usize,
+    query: usize,
+    attended: usize,
+    heads: usize,
+    ffn_normed: usize,
+    ffn: usize,
+    activated: usize,
+    /// Behind the gradients of the outputs of queries, keys and values, and of gate and up.
+    behind_d_qkv: usize,
+    behind_d_gate_up: usize,
+}
+
+impl LayerColumns {
+    fn new(width: usize, spec: &LayerSpec, hidden: impl Fn(LinearRole) -> HiddenColumns) -> Self {
+        let behind =
+            |role| Some(hidden(role)).filter(|hidden| hidden.is_joined).map_or(0, |hidden| hidden.pitch);
+        let behind_gradient = |role| {
+            Some(hidden(role)).filter(|hidden| hidden.joins_gradients).map_or(0, |hidden| hidden.pitch)
+        };
+        let attention = spec.attention();
+        let heads = attention.heads;
+        Self {
+            attention_normed: width + behind(LinearRole::QueryKeyValue),
+            fused: heads.qkv_width(),
+            normed_heads: match attention.qk_norm {
+                QkNorm::Absent => 0,
+                QkNorm::PerHead => heads.query + heads.kv,
+            },
+            query: heads.out_width(),
+            attended: heads.out_width() + behind(LinearRole::AttentionOutput),
+            heads: heads.query,
+            ffn_normed: width + behind(LinearRole::GateUp),
+            ffn: spec.ffn_width(),
+            activated: spec.ffn_width() + behind(LinearRole::Down),
+            behind_d_qkv: behind_gradient(LinearRole::QueryKeyValue),
+            behind_d_gate_up: behind_gradient(LinearRole::GateUp),
+        }
+    }
+
+    fn widest(self, other: Self) -> Self {
+        Self {
+            attention_normed: self.attention_normed.max(other.attention_normed),
+            fused: self.fused.max(other.fused),
+            normed_heads: self.normed_heads.max(other.normed_heads),
+            query: self.query.max(other.query),
+            attended: self.attended.max(other.attended),
+            heads: self.heads.max(other.heads),
+            ffn_normed: self.ffn_normed.max(other.ffn_normed),
+            ffn: self.ffn.max(other.ffn),
+            activated: self.activated.max(other.activated),
+            behind_d_qkv: self.behind_d_qkv.max(other.behind_d_qkv),
+            behind_d_gate_up: self.behind_d_gate_up.max(other.behind_d_gate_up),
+        }
+    }
+}
+
 impl ArenaLayout {
     /// With the memory that adapters need; without it a pass leaves adapters out.
     pub fn new(
         config: &ModelConfig,
         (n_tokens, n_scored): (usize, usize),
         purpose: Purpose,
-        adapters: Option<HiddenLayout>,
+        adapters: Option<&HiddenLayout>,
     ) -> Self {
         let mut at = Cursors::default();
-        let behind = adapters.map_or([0; 4], HiddenLayout::behind);
-        let first = LayerSpans::new(config, n_tokens, behind, &mut at);
-        let mut layers = vec![first];
-        for _ in 1..config.n_layers {
-            layers.push(match purpose {
-                Purpose::Training(Recompute::Nothing) => LayerSpans::new(config, n_tokens, behind, &mut at),
-                Purpose::Training(Recompute::Inputs) => first.with_own_products(&mut at),
-                Purpose::Training(Recompute::Layers) => first.with_own_input(&mut at),
-                Purpose::Inference => first,
-            });
-        }
-        let addend = at.compute.take(n_tokens * config.width);
+        let width = config.width;
+        let hidden = |layer, role| adapters.map(|hidden| hidden.columns(layer, role)).unwrap_or_default();
+        let columns = |(index, spec)| LayerColumns::new(width, spec, |role| hidden(index, role));
+        let columns: Vec<LayerColumns> = (0..).zip(&config.layers).map(columns).collect();
+        let mut layers = LayerSpans::all(&columns, (n_tokens, width), purpose, &mut at);
+        let addend = at.compute.take(n_tokens * width);
         let head = HeadSpans {
-            stream: at.compute.take(n_scored * config.width),
-            normed: at.compute.take(n_scored * config.width),
+            stream: at.compute.take(n_scored * width),
+            normed: at.compute.take(n_scored * width),
             inv_rms: at.exact.take(n_scored),
         };
-        let gradients = match purpose {
-            Purpose::Training(_) => {
-                let behind = adapters.map_or([0; 4], HiddenLayout::behind_gradients);
-                GradientSpans::new(config, (n_tokens, n_scored), behind, &mut at.compute)
+        let mut gradients = GradientSpans::default();
+        if let Purpose::Training(_) = purpose {
+            gradients.stream = at.compute.take(n_tokens * width);
+            let mut head_at = Cursor(at.compute.0);
+            gradients.head_normed = head_at.take(n_scored * width);
+            gradients.head_stream = head_at.take(n_scored * width);
+            let (start, mut end) = (at.compute.0, head_at.0);
+            for (layer, columns) in layers.iter_mut().zip(&columns) {
+                let layer_end;
+                (layer.gradients, layer_end) = LayerGradientSpans::new(columns, n_tokens, start);
+                end = end.max(layer_end);
             }
-            Purpose::Inference => GradientSpans::default(),
-        };
-        let layout = Self {
+            at.compute.0 = end;
+        }
+        let start = at.compute.0;
+        let mut end = start;
+        for (index, layer) in layers.iter_mut().enumerate() {
+            if purpose == Purpose::Inference {
+                at.compute.0 = start;
+            }
+            layer.hidden = HiddenSpans::new(|role| match hidden(index, role) {
+                HiddenColumns { pitch: 0, .. } => HiddenSpan::Absent,
+                HiddenColumns { is_joined: true, .. } => HiddenSpan::BehindInput,
+                HiddenColumns { pitch, .. } => HiddenSpan::Apart(at.compute.take(n_tokens * pitch)),
+            });
+            end = end.max(at.compute.0);
+        }
+        at.compute.0 = end;
+        if let (Purpose::Training(_), Some(hidden)) = (purpose, adapters) {
+            gradients.hidden = at.compute.take(n_tokens * hidden.widest_pitch());
+        }
+        Self {
             purpose,
             n_tokens,
             n_scored,
@@ -195,38 +318,15 @@ impl ArenaLayout {
             addend,
             head,
             gradients,
-            adapters,
+            has_adapters: adapters.is_some(),
             n_elements: at.compute.0,
             n_exact: at.exact.0,
-        };
-        layout.with_hidden()
+        }
     }
 
     /// Whether backward goes through the head and leaves the head's weight as it is.
     pub(super) fn has_frozen_head(&self) -> bool {
-        matches!(self.purpose, Purpose::Training(_)) && self.adapters.is_some()
-    }
-
-    /// With memory for `x A^T` of adapters that are not joined, and for its gradient.
-    fn with_hidden(mut self) -> Self {
-        let Some(hidden) = self.adapters else { return self };
-        let apart = hidden.apart();
-        let mut at = Cursor(self.n_elements);
-        let mut take = || {
-            let [qkv, output, gate_up, down] = apart.map(|pitch| at.take(self.n_tokens * pitch));
-            HiddenSpans { qkv, output, gate_up, down }
-        };
-        let first = take();
-        for (index, layer) in self.layers.iter_mut().enumerate() {
-            let shares = index == 0 || self.purpose == Purpose::Inference;
-            layer.hidden = if shares { first } else { take() };
-        }
-        if let Purpose::Training(_) = self.purpose {
-            let widest = hidden.pitches.into_iter().max().unwrap_or(0);
-            self.gradients.hidden = at.take(self.n_tokens * widest);
-        }
-        self.n_elements = at.0;
-        self
+        matches!(self.purpose, Purpose::Training(_)) && self.has_adapters
     }
 
     /// Bytes of the arena where an activation has `compute_bytes`.
@@ -235,74 +335,120 @@ impl ArenaLayout {
     }
 }
 
-impl EntrySpans {
-    fn new(config: &ModelConfig, t: usize, n_behind: usize, at: &mut Cursors) -> Self {
+impl HiddenSpans {
+    fn new(mut span: impl FnMut(LinearRole) -> HiddenSpan) -> Self {
         Self {
-            stream: at.compute.take(t * config.width),
-            normed: at.compute.take(t * (config.width + n_behind)),
+            qkv: span(LinearRole::QueryKeyValue),
+            output: span(LinearRole::AttentionOutput),
+            gate_up: span(LinearRole::GateUp),
+            down: span(LinearRole::Down),
+        }
+    }
+}
+
+impl EntrySpans {
+    fn new((t, width): (usize, usize), normed_columns: usize, at: &mut Cursors) -> Self {
+        Self {
+            stream: at.compute.take(t * width),
+            normed: at.compute.take(t * normed_columns),
             inv_rms: at.exact.take(t),
         }
     }
 }
 
 impl LayerSpans {
-    fn new(config: &ModelConfig, t: usize, behind: [usize; 4], at: &mut Cursors) -> Self {
-        let [qkv, output, gate_up, down] = behind;
-        let heads = heads(config);
-        let n_normed_heads = if config.qk_norm { heads.query + heads.kv } else { 0 };
+    /// The spans of all layers: what a layer keeps for backward lies in memory of its own, the rest in memory that layers
+    /// share.
+    fn all(columns: &[LayerColumns], rows: (usize, usize), purpose: Purpose, at: &mut Cursors) -> Vec<Self> {
+        if purpose == Purpose::Training(Recompute::Nothing) {
+            return columns.iter().map(|columns| Self::new(columns, rows, at)).collect();
+        }
+        let Some(widest) = columns.iter().copied().reduce(LayerColumns::widest) else { return Vec::new() };
+        let shared = Self::new(&widest, rows, at);
+        let spans = |(index, columns): (usize, &LayerColumns)| {
+            let layer = shared.cut(columns, rows.0);
+            match purpose {
+                _ if index == 0 => layer,
+                Purpose::Training(Recompute::Inputs) => layer.with_products(at),
+                Purpose::Training(Recompute::Layers) => layer.with_input(at),
+                Purpose::Training(Recompute::Nothing) | Purpose::Inference => layer,
+            }
+        };
+        columns.iter().enumerate().map(spans).collect()
+    }
+
+    fn new(columns: &LayerColumns, (t, width): (usize, usize), at: &mut Cursors) -> Self {
         Self {
-            attention: EntrySpans::new(config, t, qkv, at),
-            raw_qkv: at.compute.take(t * heads.qkv_width()),
-            head_inv_rms: at.exact.take(t * n_normed_heads),
-            qkv: at.compute.take(t * heads.qkv_width()),
-            attended: at.compute.take(t * (heads.out_width() + output)),
-            lse: at.exact.take(t * heads.query),
-            ffn: EntrySpans::new(config, t, gate_up, at),
-            gate_up: at.compute.take(t * 2 * config.ffn_width),
-            activated: at.compute.take(t * (config.ffn_width + down)),
+            attention: EntrySpans::new((t, width), columns.attention_normed, at),
+            raw_qkv: at.compute.take(t * columns.fused),
+            head_inv_rms: at.exact.take(t * columns.normed_heads),
+            qkv: at.compute.take(t * columns.fused),
+            attended: at.compute.take(t * columns.attended),
+            lse: at.exact.take(t * columns.heads),
+            ffn: EntrySpans::new((t, width), columns.ffn_normed, at),
+            gate_up: at.compute.take(t * 2 * columns.ffn),
+            activated: at.compute.take(t * columns.activated),
             hidden: HiddenSpans::default(),
+            gradients: LayerGradientSpans::default(),
         }
     }
 
-    /// A further layer that keeps the residual stream and its products, and shares the memory of what is recomputed.
-    fn with_own_products(self, at: &mut Cursors) -> Self {
-        let mut own = |span: Span| at.compute.take(span.len);
+    /// The same memory for a layer of these columns, which are no wider.
+    fn cut(self, columns: &LayerColumns, t: usize) -> Self {
+        let entry = |spans: EntrySpans, normed_columns| EntrySpans {
+            normed: spans.normed.first(t * normed_columns),
+            ..spans
+        };
         Self {
-            attention: EntrySpans { stream: own(self.attention.stream), ..self.attention },
-            raw_qkv: own(self.raw_qkv),
-            attended: own(self.attended),
-            ffn: EntrySpans { stream: own(self.ffn.stream), ..self.ffn },
-            gate_up: own(self.gate_up),
+            attention: entry(self.attention, columns.attention_normed),
+            raw_qkv: self.raw_qkv.first(t * columns.fused),
+            head_inv_rms: self.head_inv_rms.first(t * columns.normed_heads),
+            qkv: self.qkv.first(t * columns.fused),
+            attended: self.attended.first(t * columns.attended),
+            lse: self.lse.first(t * columns.heads),
+            ffn: entry(self.ffn, columns.ffn_normed),
+            gate_up: self.gate_up.first(t * 2 * columns.ffn),
+            activated: self.activated.first(t * columns.activated),
+            ..self
+        }
+    }
+
+    /// With memory of its own for the residual stream and the layer's products.
+    fn with_products(self, at: &mut Cursors) -> Self {
+        let mut take = |span: Span| at.compute.take(span.len);
+        Self {
+            attention: EntrySpans { stream: take(self.attention.stream), ..self.attention },
+            raw_qkv: take(self.raw_qkv),
+            attended: take(self.attended),
+            ffn: EntrySpans { stream: take(self.ffn.stream), ..self.ffn },
+            gate_up: take(self.gate_up),
             lse: at.exact.take(self.lse.len),
             ..self
         }
     }
 
-    /// A further layer that keeps its input and shares the memory of everything else.
-    fn with_own_input(self, at: &mut Cursors) -> Self {
+    /// With memory of its own for the layer's input.
+    fn with_input(self, at: &mut Cursors) -> Self {
         let stream = at.compute.take(self.attention.stream.len);
         Self { attention: EntrySpans { stream, ..self.attention }, ..self }
     }
 }
 
-impl GradientSpans {
-    fn new(config: &ModelConfig, (t, r): (usize, usize), behind: [usize; 4], at: &mut Cursor) -> Self {
-        let [qkv, _, gate_up, _] = behind;
-        let heads = heads(config);
-        let stream = at.take(t * config.width);
-        let [mut head, mut ffn, mut attention] = [Cursor(at.0), Cursor(at.0), Cursor(at.0)];
-        let spans = Self {
-            stream,
-            head_normed: head.take(r * config.width),
-            head_stream: head.take(r * config.width),
-            activated: ffn.take(t * config.ffn_width),
-            gate_up: ffn.take(t * (2 * config.ffn_width + gate_up)),
-            attended: attention.take(t * heads.out_width()),
-            qkv: attention.take(t * heads.qkv_width()),
-            raw_qkv: attention.take(t * (heads.qkv_width() + qkv)),
-            hidden: Span::default(),
+impl LayerGradientSpans {
+    /// Spans from `start` on, and the end of the last.
+    fn new(columns: &LayerColumns, t: usize, start: usize) -> (Self, usize) {
+        let [mut ffn, mut attention] = [Cursor(start), Cursor(start)];
+        let output = |at: &mut Cursor, columns: usize, behind: usize| OutputSpan {
+            rows: at.take(t * (columns + behind)),
+            is_joined: behind > 0,
         };
-        at.0 = head.0.max(ffn.0).max(attention.0);
-        spans
+        let spans = Self {
+            activated: ffn.take(t * columns.ffn),
+            gate_up: output(&mut ffn, 2 * columns.ffn, columns.behind_d_gate_up),
+            attended: attention.take(t * columns.query),
+            qkv: attention.take(t * columns.fused),
+            raw_qkv: output(&mut attention, columns.fused, columns.behind_d_qkv),
+        };
+        (spans, ffn.0.max(attention.0))
     }
 }

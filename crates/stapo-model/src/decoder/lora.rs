@@ -1,8 +1,9 @@
 //! What the low-rank adapters of a model are: which modules have one, and how its term is scaled.
 
-use crate::config::{ModelConfig, TensorSpec};
+use crate::config::{LinearRole, ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
 use stapo_ops::lora::pitch;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Adapters of one rank. A module with weight W `[outputs, inputs]` computes `x W^T + s (x A^T) B^T`.
@@ -64,6 +65,16 @@ impl LoraTarget {
         }
     }
 
+    /// The linear layer that the module is part of.
+    fn role(self) -> LinearRole {
+        match self {
+            Self::Query | Self::Key | Self::Value => LinearRole::QueryKeyValue,
+            Self::Output => LinearRole::AttentionOutput,
+            Self::Gate | Self::Up => LinearRole::GateUp,
+            Self::Down => LinearRole::Down,
+        }
+    }
+
     /// The module of that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|target| target.name() == name)
@@ -95,21 +106,17 @@ impl LoraSpec {
         self.tensors(config).iter().map(|spec| spec.n_elements() as u64).sum()
     }
 
-    /// Columns of `x A^T` of a layer's linear layers: queries, keys and values; output; gate and up; down. 0 where no
-    /// module has an adapter.
-    pub fn hidden_pitches(&self) -> [usize; 4] {
-        let stacks = [0..3, 3..4, 4..6, 6..7].map(|stack| &LoraTarget::ALL[stack]);
-        stacks.map(|stack| {
-            let n_modules = stack.iter().filter(|target| self.targets.contains(target)).count();
-            pitch(n_modules, self.rank)
-        })
-    }
-
     /// Where `x A^T` lies on a device that joins adapters, or on one that does not, for plans of memory.
-    pub fn hidden_layout(&self, joins: bool) -> HiddenLayout {
-        let pitches = self.hidden_pitches();
-        let is_joined = pitches.map(|pitch| joins && pitch > 0);
-        HiddenLayout { pitches, is_joined, joins_gradients: is_joined }
+    pub fn hidden_layout(&self, config: &ModelConfig, joins: bool) -> HiddenLayout {
+        let mut layer = BTreeMap::<LinearRole, usize>::new();
+        for target in &self.targets {
+            *layer.entry(target.role()).or_default() += 1;
+        }
+        let columns = |(role, n_modules)| {
+            let pitch = pitch(n_modules, self.rank);
+            (role, HiddenColumns { pitch, is_joined: joins, joins_gradients: joins })
+        };
+        HiddenLayout::new(vec![layer.into_iter().map(columns).collect(); config.layers.len()])
     }
 
     /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.
@@ -133,31 +140,37 @@ impl LoraSpec {
     }
 }
 
-/// Where `x A^T` of a layer's linear layers lies (queries, keys and values; output; gate and up; down): its columns, and
-/// whether it lies behind x in the same rows because the adapters are joined to the layer (see `stapo_ops::lora`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where `x A^T` of a linear layer's adapters lies. By default the linear layer has no adapters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HiddenColumns {
+    /// Its columns.
+    pub pitch: usize,
+    /// Whether it lies behind x in the same rows, because the adapters are joined to the layer (see `stapo_ops::lora`).
+    pub is_joined: bool,
+    /// Whether its gradient may lie behind that of the layer's outputs in the same rows.
+    pub joins_gradients: bool,
+}
+
+/// Where `x A^T` of each linear layer of a model lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HiddenLayout {
-    pub pitches: [usize; 4],
-    pub is_joined: [bool; 4],
-    /// Whether the gradient of `x A^T` may lie behind that of the layer's outputs in the same rows.
-    pub joins_gradients: [bool; 4],
+    /// One map for each layer, of its linear layers with adapters.
+    layers: Vec<BTreeMap<LinearRole, HiddenColumns>>,
 }
 
 impl HiddenLayout {
-    /// Columns behind x.
-    pub(super) fn behind(self) -> [usize; 4] {
-        std::array::from_fn(|i| if self.is_joined[i] { self.pitches[i] } else { 0 })
+    pub(super) fn new(layers: Vec<BTreeMap<LinearRole, HiddenColumns>>) -> Self {
+        Self { layers }
     }
 
-    /// Columns behind the gradients of outputs; the gradient of the residual stream, which output and down write to, has none.
-    pub(super) fn behind_gradients(self) -> [usize; 4] {
-        let has_room = [true, false, true, false];
-        std::array::from_fn(|i| if has_room[i] && self.joins_gradients[i] { self.pitches[i] } else { 0 })
+    pub(super) fn columns(&self, layer: usize, role: LinearRole) -> HiddenColumns {
+        self.layers[layer].get(&role).copied().unwrap_or_default()
     }
 
-    /// Columns of a matrix of its own.
-    pub(super) fn apart(self) -> [usize; 4] {
-        std::array::from_fn(|i| if self.is_joined[i] { 0 } else { self.pitches[i] })
+    /// The columns of the widest.
+    pub(super) fn widest_pitch(&self) -> usize {
+        let all = self.layers.iter().flat_map(BTreeMap::values);
+        all.map(|columns| columns.pitch).max().unwrap_or(0)
     }
 }
 

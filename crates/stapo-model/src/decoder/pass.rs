@@ -1,7 +1,6 @@
 //! Forward and backward over packed batches.
 
 use super::accumulate::Accumulate;
-use super::arena::Workspace;
 use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
 use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
@@ -9,8 +8,9 @@ use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::lora::HiddenLayout;
 use super::policy::Policy;
+use super::rope_tables::RopeTables;
 use super::stack::Stack;
-use stapo_ops::rope::Table;
+use super::workspace::Workspace;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
 
 /// Runs a policy over batches, one at a time. The memory of a pass is kept from batch to batch.
@@ -114,7 +114,7 @@ impl<T: Float> Pass<T> {
     fn start_for(
         &mut self,
         purpose: Purpose,
-        (policy, adapters): (&Policy<T>, Option<HiddenLayout>),
+        (policy, adapters): (&Policy<T>, Option<&HiddenLayout>),
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<PendingScores<T>, OutOfMemory> {
@@ -124,11 +124,11 @@ impl<T: Float> Pass<T> {
         self.unfinished = None;
         self.workspace.adopt(device, policy.config())?;
         self.workspace.reserve(device, &layout, batch.longest())?;
-        let Workspace { arena, table, .. } = &mut self.workspace;
+        let Workspace { arena, tables, .. } = &mut self.workspace;
         let batch = DeviceBatch::upload(device, batch)?;
         if layout.n_tokens > 0 {
             let mut context = Context::Packed(batch.packed());
-            let stack = Stack { policy, layout: &layout, rows: batch.rows(table, layout.n_tokens) };
+            let stack = Stack { policy, layout: &layout, rows: batch.rows(tables, layout.n_tokens) };
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
         let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
@@ -157,10 +157,10 @@ impl<T: Float> Pass<T> {
         if layout.n_scored == 0 {
             return Ok(());
         }
-        let Workspace { arena, table, .. } = &mut self.workspace;
+        let Workspace { arena, tables, .. } = &mut self.workspace;
         let token_gradients = TokenGradients { targets: batch.targets.view(), d_logp, d_entropy };
         outputs.backward(policy, &layout, arena, token_gradients, gradients)?;
-        let stack = Stack { policy, layout: &layout, rows: batch.rows(table, layout.n_tokens) };
+        let stack = Stack { policy, layout: &layout, rows: batch.rows(tables, layout.n_tokens) };
         stack.backward(arena, batch.tokens.view(), batch.rows.view(), batch.packed(), gradients);
         Ok(())
     }
@@ -185,7 +185,7 @@ impl DeviceBatch {
         Packed { n_sequences: self.n_sequences, offsets: self.offsets.view() }
     }
 
-    fn rows<'a, T: Float>(&'a self, table: &'a Table<T>, n_tokens: usize) -> Rows<'a, T> {
-        Rows { n_tokens, positions: self.positions.view(), table }
+    fn rows<'a, T: Float>(&'a self, tables: &'a RopeTables<T>, n_tokens: usize) -> Rows<'a, T> {
+        Rows { n_tokens, positions: self.positions.view(), tables }
     }
 }

@@ -1,6 +1,6 @@
 //! A model's parameters on a device.
 
-use super::lora::{HiddenLayout, LoraSpec, weight_of_first_factor};
+use super::lora::{HiddenColumns, HiddenLayout, LoraSpec, weight_of_first_factor};
 use super::parameter::Parameter;
 use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
 use crate::config::{ModelConfig, TensorSpec};
@@ -20,6 +20,7 @@ pub struct Policy<T: Float = f32> {
     config: ModelConfig,
     lora: Option<LoraSpec>,
     pub(crate) weights: DecoderWeights<Parameter<T>>,
+    hidden: Option<HiddenLayout>,
     /// Of every trained parameter the elements whose f32 masters this rank has; `None` where it has all.
     owned: Option<Vec<Range<usize>>>,
     n_updates: u64,
@@ -75,12 +76,15 @@ impl<T: Float> Policy<T> {
         PolicySpec { config, lora }: PolicySpec<'_>,
         weights: DecoderWeights<Parameter<T>>,
     ) -> Self {
-        device.prepare(config.head_dim, lora.is_some());
+        for layer in &config.layers {
+            device.prepare(layer.attention().heads.dim, lora.is_some());
+        }
         Self {
             id: PolicyId::next(),
             device: device.clone(),
             config: config.clone(),
             lora: lora.cloned(),
+            hidden: lora.map(|_| hidden_layout(&weights)),
             weights,
             owned: None,
             n_updates: 0,
@@ -98,7 +102,7 @@ impl<T: Float> Policy<T> {
         let spec = spec.into();
         let config = spec.config;
         let mut policy = Self::zeros(device, spec)?;
-        let residual_deviation = deviation / (2.0 * config.n_layers as f64).sqrt();
+        let residual_deviation = deviation / (2.0 * config.layers.len() as f64).sqrt();
         policy.fill(|spec, values| {
             let key = key_of(seed, &spec.name);
             let writes_residual =
@@ -188,7 +192,7 @@ impl<T: Float> Policy<T> {
     /// Copies the factors of adapters to the weights that they are joined to; follows every change of the adapters.
     fn join_adapters(&mut self) {
         let linears = self.weights.layers.iter_mut().flat_map(LayerWeights::linears_mut);
-        let joined = linears.filter_map(|Linear { weight, adapter, .. }| {
+        let joined = linears.filter_map(|(_, Linear { weight, adapter, .. })| {
             // A quantised weight is given the factors whenever it is unpacked.
             let adapter = adapter.as_ref().filter(|_| !weight.is_quantised())?;
             let (a, b) = (adapter.a.matrix(), adapter.b.iter().map(Parameter::matrix).collect());
@@ -198,11 +202,8 @@ impl<T: Float> Policy<T> {
     }
 
     /// Where `x A^T` of the policy's adapters lies; `None` without adapters.
-    pub fn hidden_layout(&self) -> Option<HiddenLayout> {
-        let layer = self.weights.layers.first()?;
-        let is_joined = layer.linears().map(|linear| linear.weight.matrix().is_joined());
-        let joins_gradients = layer.linears().map(|linear| linear.weight.matrix().joins_gradients());
-        Some(HiddenLayout { pitches: self.lora.as_ref()?.hidden_pitches(), is_joined, joins_gradients })
+    pub fn hidden_layout(&self) -> Option<&HiddenLayout> {
+        self.hidden.as_ref()
     }
 
     /// Lets `write` overwrite every trained tensor where it lies, one after another.
@@ -325,7 +326,7 @@ impl<T: Float> Policy<T> {
         let base = self.weights.all().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter);
         base.flat_map(|parameter| parameter.tensors(&self.device)).map(move |(spec, values)| {
             let mut values = values.to_vec();
-            for linear in linears().filter(|linear| linear.adapter.is_some()) {
+            for (_, linear) in linears().filter(|(_, linear)| linear.adapter.is_some()) {
                 linear.merge_into(&spec.name, &mut values);
             }
             (spec, values)
@@ -335,7 +336,7 @@ impl<T: Float> Policy<T> {
     /// The first factors of adapters whose second factor is zero: nothing that the policy computes depends on them.
     pub(super) fn idle_factors(&self) -> Vec<String> {
         let linears = self.weights.layers.iter().flat_map(LayerWeights::linears);
-        let adapters = linears.filter_map(|linear| linear.adapter.as_ref());
+        let adapters = linears.filter_map(|(_, linear)| linear.adapter.as_ref());
         let pairs = adapters.flat_map(|adapter| adapter.a.spec.parts.iter().zip(&adapter.b));
         let idle = pairs.filter(|(_, b)| reduce::is_zero(&self.device, b.view()));
         idle.map(|(a, _)| a.name.clone()).collect()
@@ -345,6 +346,23 @@ impl<T: Float> Policy<T> {
     pub(super) fn base_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
         self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter)
     }
+}
+
+/// Where `x A^T` of the adapters lies, layer by layer.
+fn hidden_layout<T: Float>(weights: &DecoderWeights<Parameter<T>>) -> HiddenLayout {
+    let layer = |layer: &LayerWeights<Parameter<T>>| {
+        let adapted = layer.linears().filter_map(|(role, linear)| {
+            let (adapter, weight) = (linear.adapter.as_ref()?, linear.weight.matrix());
+            let columns = HiddenColumns {
+                pitch: adapter.modules[0].hidden.of,
+                is_joined: weight.is_joined(),
+                joins_gradients: weight.joins_gradients(),
+            };
+            Some((role, columns))
+        });
+        adapted.collect()
+    };
+    HiddenLayout::new(weights.layers.iter().map(layer).collect())
 }
 
 /// The key of a tensor's random numbers.

@@ -137,20 +137,25 @@ impl<T: Float> Stack<'_, T> {
 
     fn layer(&self, index: usize) -> LayerPass<'_, T> {
         let layers = &self.policy.weights.layers;
+        let joins_halves = self.joins_halves();
         LayerPass {
             device: self.policy.device(),
             config: self.policy.config(),
             index,
+            spec: &self.policy.config().layers[index],
             weights: &layers[index],
             rows: self.rows,
-            joins_halves: self.joins_halves(),
-            unfinished: index.checked_sub(1).filter(|_| self.joins_halves()).map(|before| &layers[before]),
+            joins_halves,
+            unfinished: index.checked_sub(1).filter(|_| joins_halves).and_then(|at| layers[at].ffn.down()),
         }
     }
 
-    /// See [`LayerPass::joins_halves`]. Adapters take in what is normed, so it must be in memory, and lie beside the weights.
+    /// See [`LayerPass::joins_halves`]. Every layer must end with one product. Adapters read the normed stream, which the
+    /// joined op does not leave in memory.
     fn joins_halves(&self) -> bool {
-        self.layout.purpose == Purpose::Inference && self.policy.lora().is_none()
+        self.layout.purpose == Purpose::Inference
+            && self.policy.lora().is_none()
+            && self.policy.weights.layers.iter().all(|layer| layer.ffn.down().is_some())
     }
 
     fn gate_up(&self) -> GateUp {

@@ -3,7 +3,7 @@
 use super::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
-use crate::config::{Family, ModelConfig, TensorSpec};
+use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling, TensorSpec};
 use crate::testing::tiny_config;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
@@ -18,10 +18,22 @@ fn noise(stream: u64) -> impl Fn(usize) -> f64 {
     move |i| key.normal(i as u64)
 }
 
-/// Norms and biases off their neutral values too.
+/// Three layers that differ in everything in which layers can differ.
+fn mixed_config() -> ModelConfig {
+    let rope = Rope { theta: 1000.0, scaling: RopeScaling::Linear { factor: 2.0 } };
+    let wide = Family::Qwen2.layer(Heads { query: 4, kv: 2, dim: 8 }, rope, 19);
+    let layers = [tiny_config(Family::Llama).layers[0], wide, tiny_config(Family::Qwen3).layers[0]];
+    ModelConfig { layers: layers.to_vec(), ..tiny_config(Family::Qwen3) }
+}
+
 fn policy(family: Family, tied: bool) -> Policy<f64> {
+    filled(&config(family, tied))
+}
+
+/// Norms and biases off their neutral values too.
+fn filled(config: &ModelConfig) -> Policy<f64> {
     let device = Device::cpu(CpuOptions::default());
-    let mut policy = Policy::zeros(&device, &config(family, tied)).unwrap();
+    let mut policy = Policy::zeros(&device, config).unwrap();
     let mut stream = 0;
     policy.fill(|spec, values| {
         stream += 1;
@@ -38,11 +50,14 @@ fn policy(family: Family, tied: bool) -> Policy<f64> {
 fn adapted(family: Family, tied: bool) -> Policy<f64> {
     use LoraTarget::{Key, Output, Up};
     let targets = if tied { LoraTarget::ALL.to_vec() } else { vec![Key, Output, Up] };
+    with_adapters(&config(family, tied), targets)
+}
+
+fn with_adapters(config: &ModelConfig, targets: Vec<LoraTarget>) -> Policy<f64> {
     let lora = LoraSpec { rank: 3, alpha: 2.0, scale: LoraScale::RankStabilised, targets };
     let device = Device::cpu(CpuOptions::default());
-    let config = config(family, tied);
-    let mut adapted = Policy::zeros(&device, PolicySpec { config: &config, lora: Some(&lora) }).unwrap();
-    let base: Vec<Vec<f64>> = policy(family, tied).tensors().map(|(_, values)| values.to_vec()).collect();
+    let mut adapted = Policy::zeros(&device, PolicySpec { config, lora: Some(&lora) }).unwrap();
+    let base: Vec<Vec<f64>> = filled(config).tensors().map(|(_, values)| values.to_vec()).collect();
     let mut base = base.iter();
     adapted.fill(|_, values| values.copy_from_slice(base.next().unwrap()));
     let Ok(()) = adapted.try_fill_adapters(|spec, values| {
@@ -136,12 +151,21 @@ fn tensors_come_in_the_order_of_the_config() {
 fn every_gradient_equals_finite_differences() {
     for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {
         for mut policy in [policy(family, tied), adapted(family, tied)] {
-            check_gradients(family, &mut policy);
+            check_gradients(&format!("{family:?}"), &mut policy);
         }
     }
 }
 
-fn check_gradients(family: Family, policy: &mut Policy<f64>) {
+#[test]
+fn layers_that_differ_have_the_gradients_of_finite_differences() {
+    let mixed = mixed_config();
+    mixed.validate("test").unwrap();
+    for mut policy in [filled(&mixed), with_adapters(&mixed, vec![LoraTarget::Query, LoraTarget::Down])] {
+        check_gradients("layers that differ", &mut policy);
+    }
+}
+
+fn check_gradients(name: &str, policy: &mut Policy<f64>) {
     const STEP: f64 = 1e-6;
     for (spec, gradient) in gradients(policy).tensors() {
         let direction = noise(spec.name.len() as u64);
@@ -153,7 +177,7 @@ fn check_gradients(family: Family, policy: &mut Policy<f64>) {
         nudge(policy, &spec.name, STEP);
         let numeric = (above - below) / (2.0 * STEP);
         let error = (numeric - analytic).abs() / analytic.abs().max(1e-3);
-        assert!(error < 1e-6, "{family:?} {}: {analytic} against {numeric}", spec.name);
+        assert!(error < 1e-6, "{name} {}: {analytic} against {numeric}", spec.name);
     }
 }
 

@@ -2,7 +2,9 @@
 //! the optimizer all go through that walk.
 
 use super::lora::LoraSpec;
-use crate::config::{ModelConfig, TensorSpec};
+use crate::config::{
+    AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, NormPlacement, QkNorm, TensorSpec,
+};
 use stapo_ops::Shape;
 use stapo_ops::lora::{Band, Module, joined_columns, pitch};
 use std::collections::BTreeMap;
@@ -131,14 +133,21 @@ impl<P> DecoderWeights<P> {
 
 impl<P> LayerWeights<P> {
     /// The layer's linear layers, in the order of checkpoints.
-    pub fn linears(&self) -> [&Linear<P>; 4] {
-        let Ffn::SwiGlu(ffn) = &self.ffn;
-        [&self.qkv, &self.output, &ffn.gate_up, &ffn.down]
+    pub fn linears(&self) -> impl Iterator<Item = (LinearRole, &Linear<P>)> {
+        let attention = [(LinearRole::QueryKeyValue, &self.qkv), (LinearRole::AttentionOutput, &self.output)];
+        let ffn = match &self.ffn {
+            Ffn::SwiGlu(ffn) => [(LinearRole::GateUp, &ffn.gate_up), (LinearRole::Down, &ffn.down)],
+        };
+        attention.into_iter().chain(ffn)
     }
 
-    pub fn linears_mut(&mut self) -> [&mut Linear<P>; 4] {
-        let Ffn::SwiGlu(ffn) = &mut self.ffn;
-        [&mut self.qkv, &mut self.output, &mut ffn.gate_up, &mut ffn.down]
+    pub fn linears_mut(&mut self) -> impl Iterator<Item = (LinearRole, &mut Linear<P>)> {
+        let attention =
+            [(LinearRole::QueryKeyValue, &mut self.qkv), (LinearRole::AttentionOutput, &mut self.output)];
+        let ffn = match &mut self.ffn {
+            Ffn::SwiGlu(ffn) => [(LinearRole::GateUp, &mut ffn.gate_up), (LinearRole::Down, &mut ffn.down)],
+        };
+        attention.into_iter().chain(ffn)
     }
 
     /// Every parameter of the layer, in the order of [`DecoderWeights::try_map`].
@@ -190,6 +199,16 @@ impl<P> LayerWeights<P> {
     }
 }
 
+impl<P> Ffn<P> {
+    /// The one product with which the feed-forward ends; `None` where it does not end with a single product.
+    #[allow(clippy::unnecessary_wraps, reason = "a mixture of experts does not end with a single product")]
+    pub fn down(&self) -> Option<&Linear<P>> {
+        match self {
+            Self::SwiGlu(ffn) => Some(&ffn.down),
+        }
+    }
+}
+
 impl<P> Linear<P> {
     fn try_map<'a, Q, E>(&'a self, f: &mut impl FnMut(&'a P) -> Result<Q, E>) -> Result<Linear<Q>, E> {
         Ok(Linear {
@@ -219,7 +238,7 @@ impl<P> Linear<P> {
 impl Adapter<ParameterSpec> {
     /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` where no module of it is a
     /// target.
-    fn of(lora: &LoraSpec, weight: &ParameterSpec) -> Option<Self> {
+    fn for_weight(lora: &LoraSpec, weight: &ParameterSpec) -> Option<Self> {
         let outputs = weight.parts.iter().map(|part| part.shape[0]).sum();
         let (mut a, mut b, mut bands) = (Vec::new(), Vec::new(), Vec::new());
         let mut start = 0;
@@ -315,7 +334,7 @@ impl DecoderWeights<ParameterSpec> {
         let mut tensors = Tensors { left, lora };
         let specs = DecoderWeights {
             embedding: tensors.take("model.embed_tokens.weight"),
-            layers: (0..config.n_layers).map(|index| tensors.layer(config, index)).collect(),
+            layers: (0..).zip(&config.layers).map(|(index, layer)| tensors.layer(layer, index)).collect(),
             final_norm: tensors.take("model.norm.weight"),
             head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
         };
@@ -350,7 +369,7 @@ impl Tensors<'_> {
     ) -> Linear<ParameterSpec> {
         let mut weight = self.stack(weights);
         let bias = biases.map(|names| self.stack(names));
-        let adapter = self.lora.and_then(|lora| Adapter::of(lora, &weight));
+        let adapter = self.lora.and_then(|lora| Adapter::for_weight(lora, &weight));
         if let (Some(adapter), ParameterKind::Matrix(shape)) = (&adapter, weight.kind)
             // The product of so deep a layer uses split-K without a bias, and does not with one.
             && (bias.is_none() || shape.inputs < 2 * shape.outputs)
@@ -360,24 +379,37 @@ impl Tensors<'_> {
         Linear { weight, bias, adapter }
     }
 
-    fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights<ParameterSpec> {
+    fn layer(&mut self, spec: &LayerSpec, index: usize) -> LayerWeights<ParameterSpec> {
         let named = |name: &str| format!("model.layers.{index}.{name}");
         let projections = ["q_proj", "k_proj", "v_proj"];
         let qkv = |kind: &str| projections.map(|name| named(&format!("self_attn.{name}.{kind}")));
+        let attention = spec.attention();
+        let NormPlacement::Before = spec.norms;
         LayerWeights {
             attention_norm: self.take(&named("input_layernorm.weight")),
-            qkv: self.linear(qkv("weight"), config.qkv_bias.then(|| qkv("bias"))),
-            head_norms: config.qk_norm.then(|| HeadNorms {
-                query: self.take(&named("self_attn.q_norm.weight")),
-                key: self.take(&named("self_attn.k_norm.weight")),
-            }),
+            qkv: self.linear(
+                qkv("weight"),
+                match attention.biases {
+                    AttentionBiases::Absent => None,
+                    AttentionBiases::QueryKeyValue => Some(qkv("bias")),
+                },
+            ),
+            head_norms: match attention.qk_norm {
+                QkNorm::Absent => None,
+                QkNorm::PerHead => Some(HeadNorms {
+                    query: self.take(&named("self_attn.q_norm.weight")),
+                    key: self.take(&named("self_attn.k_norm.weight")),
+                }),
+            },
             output: self.linear([named("self_attn.o_proj.weight")], None),
             ffn_norm: self.take(&named("post_attention_layernorm.weight")),
-            ffn: Ffn::SwiGlu(SwiGlu {
-                gate_up: self
-                    .linear(["gate", "up"].map(|name| named(&format!("mlp.{name}_proj.weight"))), None),
-                down: self.linear([named("mlp.down_proj.weight")], None),
-            }),
+            ffn: match spec.feed_forward {
+                FeedForward::SwiGlu { .. } => Ffn::SwiGlu(SwiGlu {
+                    gate_up: self
+                        .linear(["gate", "up"].map(|name| named(&format!("mlp.{name}_proj.weight"))), None),
+                    down: self.linear([named("mlp.down_proj.weight")], None),
+                }),
+            },
         }
     }
 }

@@ -1,15 +1,14 @@
 use super::*;
 use crate::Pretrained;
-use crate::config::Family;
-use crate::testing::tiny_config;
+use crate::config::{Family, Heads};
+use crate::testing::{tiny_config, tiny_layers};
 use std::fs;
 use std::path::PathBuf;
 
 fn tiny() -> ModelConfig {
     ModelConfig {
         width: 8,
-        n_heads: 2,
-        ffn_width: 5,
+        layers: tiny_layers(Family::Qwen3, Heads { query: 2, kv: 1, dim: 6 }, 5, 2),
         vocabulary: 7,
         tied_embeddings: false,
         stops: vec![1, 2],

@@ -1,18 +1,18 @@
 //! Runs scheduled sequences through the model.
 
 use super::block::Block;
-use super::memory::{Allocated, EngineMemory, MemorySize};
+use super::memory::{Allocated, EngineMemory, MemorySize, cache_dims};
 use super::scheduler::{Capacity, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
-use crate::config::ModelConfig;
-use crate::decoder::arena::Workspace;
+use crate::config::{Heads, ModelConfig};
 use crate::decoder::attention::{Context, Paged};
-use crate::decoder::layer::{Rows, heads};
+use crate::decoder::layer::Rows;
 use crate::decoder::stack::Stack;
+use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, Purpose};
-use stapo_ops::attention::paged::{self, CacheDims, GROUPED_ROWS};
+use stapo_ops::attention::paged::{CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
 use std::collections::HashSet;
@@ -96,23 +96,24 @@ impl<'a> Engine<'a> {
         let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         let n_blocks = settings.kv_bytes / block_bytes(device, config);
-        let cache = CacheDims {
-            // On a device that records there is one block more than the scheduler knows of, for padding rows.
-            blocks: n_blocks + usize::from(device.is_async()),
-            block_size: CacheDims::best_block_size(device),
-            kv_heads: config.n_kv_heads,
-            head_dim: config.head_dim,
-        };
+        let block_tokens = CacheDims::best_block_size(device);
         let capacity = Capacity {
             n_blocks,
-            block_tokens: cache.block_size,
+            block_tokens,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
             max_draws: settings.max_rows.min(settings.max_sequences).max(1),
         };
         let max_drawn = padded_rows(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);
-        let size = MemorySize { cache, max_rows, max_drawn, n_alternatives: settings.n_alternatives };
+        let size = MemorySize {
+            // On a device that records there is one block more than the scheduler knows of, for padding rows.
+            n_blocks: n_blocks + usize::from(device.is_async()),
+            block_tokens,
+            max_rows,
+            max_drawn,
+            n_alternatives: settings.n_alternatives,
+        };
         Ok(Self {
             policy,
             settings,
@@ -263,10 +264,12 @@ impl<'a> Engine<'a> {
     /// multiprocessors would not all be busy.
     fn group_limits(&self, n_sequences: usize) -> GroupLimits {
         const BUSY_BLOCKS: usize = 512;
-        let heads = heads(self.policy.config());
+        let heads = || self.policy.config().layers.iter().map(|layer| layer.attention().heads);
+        let queries_per_key = heads().map(Heads::group).max().unwrap_or(1);
+        let kv_heads = heads().map(|heads| heads.kv).min().unwrap_or(1);
         // The kernel for half as many rows has more blocks on a multiprocessor.
-        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / heads.group()).max(1));
-        let split_parts = (n_sequences * heads.kv / BUSY_BLOCKS).clamp(1, half);
+        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / queries_per_key).max(1));
+        let split_parts = (n_sequences * kv_heads / BUSY_BLOCKS).clamp(1, half);
         GroupLimits { whole_splits: most, split_parts }
     }
 
@@ -293,7 +296,7 @@ impl<'a> Engine<'a> {
         let layout = self.layout(rows.shape());
         let memory = &mut *self.memory;
         let arena_moved = memory.workspace.reserve(device, &layout, rows.n_positions)?;
-        let inputs_moved = memory.buffers.write(device, heads(self.policy.config()), rows, &uniforms)?;
+        let inputs_moved = memory.buffers.write(device, self.policy.config(), rows, &uniforms)?;
         if arena_moved || inputs_moved {
             memory.recordings.clear();
         }
@@ -328,21 +331,17 @@ impl<'a> Engine<'a> {
         let device = policy.device();
         let layout = self.layout(shape);
         let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
-        let Workspace { arena, table, .. } = workspace;
+        let Workspace { arena, tables, .. } = workspace;
         let inputs = StepInputs::of(&buffers.inputs, &buffers.partials, shape);
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
-            dims: paged::Dims {
-                tokens: shape.rows,
-                sequences: shape.sequences,
-                heads: heads(policy.config()),
-                table_width: shape.table_width,
-            },
+            n_sequences: shape.sequences,
+            table_width: shape.table_width,
             slots: inputs.slots,
             sequences: inputs.sequences,
             caches,
         });
-        let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, table };
+        let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, tables };
         let stack = Stack { policy, layout: &layout, rows };
         let tokens = buffers.tokens.range(0..shape.rows);
         stack.forward(arena, tokens, inputs.drawing, &mut context);
@@ -426,11 +425,7 @@ fn finish_reason(
 
 /// Bytes of one block in all layers' caches.
 fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
-    let dims = CacheDims {
-        blocks: 1,
-        block_size: CacheDims::best_block_size(device),
-        kv_heads: config.n_kv_heads,
-        head_dim: config.head_dim,
-    };
-    (dims.keys_len() + dims.values_len()) * device.compute_bytes() * config.n_layers
+    let block_tokens = CacheDims::best_block_size(device);
+    let caches = config.layers.iter().map(|layer| cache_dims(layer, 1, block_tokens));
+    caches.map(|dims| dims.keys_len() + dims.values_len()).sum::<usize>() * device.compute_bytes()
 }

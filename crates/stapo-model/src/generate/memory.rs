@@ -2,8 +2,8 @@
 
 use super::SamplingRule;
 use super::step::{StepBuffers, StepShape};
-use crate::decoder::arena::Workspace;
-use crate::decoder::layer::heads;
+use crate::config::LayerSpec;
+use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
 use stapo_ops::{Device, OutOfMemory, Recording, sampling};
@@ -54,8 +54,9 @@ impl EngineMemory {
 /// How much memory an engine needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySize {
-    /// Of each layer.
-    pub cache: CacheDims,
+    /// Blocks of each layer's cache, and positions in a block.
+    pub n_blocks: usize,
+    pub block_tokens: usize,
     pub max_rows: usize,
     pub max_drawn: usize,
     pub n_alternatives: usize,
@@ -85,20 +86,27 @@ impl Allocated {
     ) -> Result<Self, OutOfMemory> {
         let device = policy.device();
         let config = policy.config();
-        let MemorySize { cache, max_rows, max_drawn, n_alternatives } = size;
+        let MemorySize { n_blocks, block_tokens, max_rows, max_drawn, n_alternatives } = size;
         let mut workspace = Workspace::new(device, memory, config)?;
         let rows = (max_rows, max_drawn);
         let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
         workspace.reserve(device, &layout, 0)?;
+        let cache = |layer| Cache::zeros(memory, cache_dims(layer, n_blocks, block_tokens));
         Ok(Self {
             policy: policy.id(),
             size,
-            caches: (0..config.n_layers).map(|_| Cache::zeros(memory, cache)).collect::<Result<_, _>>()?,
+            caches: config.layers.iter().map(cache).collect::<Result<_, _>>()?,
             workspace,
-            buffers: StepBuffers::new(device, heads(config), max_rows, max_drawn, n_alternatives)?,
+            buffers: StepBuffers::new(device, config, max_rows, max_drawn, n_alternatives)?,
             logits: sampling::Logits::new(memory, config.vocabulary, max_drawn)?,
             recordings: BTreeMap::new(),
             rule,
         })
     }
+}
+
+/// The keys and values of one layer.
+pub fn cache_dims(layer: &LayerSpec, n_blocks: usize, block_tokens: usize) -> CacheDims {
+    let heads = layer.attention().heads;
+    CacheDims { blocks: n_blocks, block_size: block_tokens, kv_heads: heads.kv, head_dim: heads.dim }
 }

@@ -3,8 +3,8 @@
 use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
 use super::{Alternative, SampledToken, Ticket};
+use crate::config::ModelConfig;
 use crate::decoder::alternatives;
-use stapo_ops::attention::Heads;
 use stapo_ops::attention::paged::{self, GROUPED_KEYS, Groups, Partials, SPLIT_KEYS};
 use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 
@@ -263,14 +263,14 @@ impl<'a> StepInputs<'a> {
 impl StepBuffers {
     pub fn new(
         device: &Device,
-        heads: Heads,
+        config: &ModelConfig,
         max_rows: usize,
         max_drawn: usize,
         n_alternatives: usize,
     ) -> Result<Self, OutOfMemory> {
         Ok(Self {
             inputs: device.zeros(0)?,
-            partials: Partials::new(device, heads, 0)?,
+            partials: partials(device, config, 0)?,
             uniforms: device.zeros(max_drawn)?,
             tokens: device.zeros(max_rows)?,
             ids: device.zeros(max_drawn)?,
@@ -285,7 +285,7 @@ impl StepBuffers {
     pub fn write(
         &mut self,
         device: &Device,
-        heads: Heads,
+        config: &ModelConfig,
         rows: &StepRows,
         uniforms: &[f64],
     ) -> Result<bool, OutOfMemory> {
@@ -296,7 +296,7 @@ impl StepBuffers {
             moves = true;
         }
         if rows.n_partials > self.partials.capacity() {
-            self.partials = Partials::new(device, heads, rows.n_partials.next_power_of_two())?;
+            self.partials = partials(device, config, rows.n_partials.next_power_of_two())?;
             moves = true;
         }
         self.inputs.range_mut(0..inputs.len()).write(&inputs);
@@ -315,6 +315,13 @@ impl StepBuffers {
             best_logp: self.best_logp.range(0..n_best).fetch(),
         }
     }
+}
+
+/// Room for the results of `n` splits in the layer that needs the most.
+fn partials(device: &Device, config: &ModelConfig, n: usize) -> Result<Partials, OutOfMemory> {
+    let heads = config.layers.iter().map(|layer| layer.attention().heads);
+    let largest = heads.max_by_key(|heads| Partials::split_len(*heads)).expect("a model has layers");
+    Partials::new(device, largest, n)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The model's config from GGUF metadata.
 
 use super::Gguf;
-use crate::config::{Family, ModelConfig, Rope, RopeKind};
+use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::Encoding;
 
@@ -27,22 +27,19 @@ impl Gguf {
         let n_heads = n_heads.ok_or_else(|| self.absent(&key("attention.head_count")))?;
         let head_dim = self.head_dim(&key, width, n_heads)?;
         let max_positions = self.required_whole(&key("context_length"))?;
+        let n_kv_heads = self.same_in_all_layers(&key("attention.head_count_kv"))?.unwrap_or(n_heads);
+        let ffn_width = self.same_in_all_layers(&key("feed_forward_length"))?;
+        let ffn_width = ffn_width.ok_or_else(|| self.absent(&key("feed_forward_length")))?;
+        let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
+        let layer = family.layer(heads, self.rope(&key, head_dim, max_positions)?, ffn_width);
+        let n_layers = self.required_whole(&key("block_count"))?;
         let config = ModelConfig {
             family,
             width,
-            n_layers: self.required_whole(&key("block_count"))?,
-            n_heads,
-            n_kv_heads: self.same_in_all_layers(&key("attention.head_count_kv"))?.unwrap_or(n_heads),
-            head_dim,
-            ffn_width: self
-                .same_in_all_layers(&key("feed_forward_length"))?
-                .ok_or_else(|| self.absent(&key("feed_forward_length")))?,
+            layers: ModelConfig::repeat_layer(&self.place, layer, n_layers)?,
             vocabulary: self.vocabulary(&key)?,
             norm_eps: self.number(&key("attention.layer_norm_rms_epsilon"))?.unwrap_or(1e-6) as f32,
-            rope: self.rope(&key, head_dim, max_positions)?,
             max_positions,
-            qk_norm: family == Family::Qwen3,
-            qkv_bias: family == Family::Qwen2,
             tied_embeddings: !self.tensors.contains_key("output.weight"),
             bos: self.token_id("tokenizer.ggml.bos_token_id")?,
             stops: self.stops()?,
@@ -144,19 +141,19 @@ impl Gguf {
     fn rope(&self, key: &impl Fn(&str) -> String, head_dim: usize, max_positions: usize) -> Result<Rope> {
         let theta = self.number(&key("rope.freq_base"))?.unwrap_or(10_000.0);
         if self.tensors.contains_key("rope_freqs.weight") {
-            return Ok(Rope { theta, kind: self.llama3_from_factors(theta, head_dim)? });
+            return Ok(Rope { theta, scaling: self.llama3_from_factors(theta, head_dim)? });
         }
         let factor = || -> Result<f64> {
             let factor = self.number(&key("rope.scaling.factor"))?;
             factor.ok_or_else(|| self.absent(&key("rope.scaling.factor")))
         };
-        let kind = match self.text(&key("rope.scaling.type"))?.unwrap_or("none") {
-            "none" => RopeKind::Default,
-            "linear" => RopeKind::Linear { factor: factor()? },
+        let scaling = match self.text(&key("rope.scaling.type"))?.unwrap_or("none") {
+            "none" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: factor()? },
             "yarn" => {
                 let factor = factor()?;
                 let or = |name: &str, default: f64| Ok(self.number(&key(name))?.unwrap_or(default));
-                RopeKind::Yarn {
+                RopeScaling::Yarn {
                     factor,
                     original_positions: self
                         .whole(&key("rope.scaling.original_context_length"))?
@@ -178,12 +175,12 @@ impl Gguf {
                 ));
             }
         };
-        Ok(Rope { theta, kind })
+        Ok(Rope { theta, scaling })
     }
 
     /// Llama 3's scaling from `rope_freqs.weight`, which lists the divisor of each frequency. The original context
     /// length is found by trying every power of two from 1024 to 131072; the result must reproduce the listed divisors.
-    fn llama3_from_factors(&self, theta: f64, head_dim: usize) -> Result<RopeKind> {
+    fn llama3_from_factors(&self, theta: f64, head_dim: usize) -> Result<RopeScaling> {
         let place = format!("{}: tensor rope_freqs.weight", self.place);
         let stored = &self.tensors["rope_freqs.weight"];
         if stored.shape != [head_dim / 2] || stored.encoding != Encoding::F32 {
@@ -200,14 +197,18 @@ impl Gguf {
         let factor = f64::from(factors.iter().copied().fold(0.0, f32::max));
         let close = |a: f64, b: f32| (a - f64::from(b)).abs() <= 1e-4 * a;
         for original_positions in (10..=17).map(|log2| 1_usize << log2) {
-            let kind =
-                RopeKind::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_positions };
+            let scaling = RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_positions,
+            };
             let fits = |(i, &listed): (usize, &f32)| {
                 let frequency = theta.powf(-2.0 * i as f64 / head_dim as f64);
                 close(llama3_divisor(frequency, factor, original_positions as f64), listed)
             };
             if factors.iter().enumerate().all(fits) {
-                return Ok(kind);
+                return Ok(scaling);
             }
         }
         Err(Error::unsupported(

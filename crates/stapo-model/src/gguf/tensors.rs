@@ -38,12 +38,14 @@ pub(super) fn renamed(
 
 /// llama.cpp rotates neighbouring rows of Llama's q and k as pairs; the other families pair the two halves of a head.
 fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
-    match (config.family, name) {
-        (Family::Llama, name) if name.ends_with(".attn_q.weight") => {
-            RowOrder::RotaryPairs { n_heads: config.n_heads }
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let spec = layer.and_then(|(index, part)| Some((config.layers.get(index.parse::<usize>().ok()?)?, part)));
+    match (config.family, spec) {
+        (Family::Llama, Some((layer, "attn_q.weight"))) => {
+            RowOrder::RotaryPairs { n_heads: layer.attention().heads.query }
         }
-        (Family::Llama, name) if name.ends_with(".attn_k.weight") => {
-            RowOrder::RotaryPairs { n_heads: config.n_kv_heads }
+        (Family::Llama, Some((layer, "attn_k.weight"))) => {
+            RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv }
         }
         _ => RowOrder::AsNamed,
     }

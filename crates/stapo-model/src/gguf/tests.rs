@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::{Heads, RopeScaling};
 use serde_json::{Map, Value};
 
 /// Name, dimensions innermost first, type, offset.
@@ -134,7 +135,8 @@ fn check_refused(draft: &Draft, words: &[&str]) {
 #[test]
 fn a_small_llama_reads_as_written() {
     let (config, weights) = load(&llama().bytes()).unwrap();
-    assert_eq!((config.width, config.n_heads, config.n_kv_heads, config.head_dim), (8, 2, 2, 4));
+    let heads = config.uniform_layer().unwrap().attention().heads;
+    assert_eq!((config.width, heads), (8, Heads { query: 2, kv: 2, dim: 4 }));
     assert_eq!((config.vocabulary, config.tied_embeddings, config.norm_eps), (3, true, 1e-5));
     let mut out = [0.0; 24];
     weights.read_f32("model.embed_tokens.weight", &[3, 8], &mut out).unwrap();
@@ -284,11 +286,10 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
 
 #[test]
 fn rope_scaling_is_read_from_metadata() {
-    use crate::config::RopeKind;
-    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.rope;
+    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope;
     let linear = llama().field("llama.rope.scaling.type", string_field("linear"));
     let linear = linear.field("llama.rope.scaling.factor", f32_field(4.0));
-    assert_eq!(rope(linear).kind, RopeKind::Linear { factor: 4.0 });
+    assert_eq!(rope(linear).scaling, RopeScaling::Linear { factor: 4.0 });
     let yarn = llama()
         .field("llama.rope.freq_base", f32_field(1e6))
         .field("llama.rope.scaling.type", string_field("yarn"))
@@ -296,8 +297,8 @@ fn rope_scaling_is_read_from_metadata() {
         .field("llama.rope.scaling.original_context_length", u32_field(16));
     let rope = rope(yarn);
     assert_eq!(rope.theta, 1e6);
-    match rope.kind {
-        RopeKind::Yarn { factor, original_positions, attention_factor, .. } => {
+    match rope.scaling {
+        RopeScaling::Yarn { factor, original_positions, attention_factor, .. } => {
             assert_eq!((factor, original_positions), (4.0, 16));
             assert_eq!(attention_factor, 1.0 + 0.1 * 4f64.ln());
         }

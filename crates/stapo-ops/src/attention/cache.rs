@@ -129,7 +129,12 @@ pub struct Partials {
 impl Partials {
     /// Room for `n` splits.
     pub fn new(device: &Device, heads: Heads, n: usize) -> Result<Self, OutOfMemory> {
-        Ok(Self { rows: device.zeros(n * heads.query * (heads.dim + 4))?, n })
+        Ok(Self { rows: device.zeros(n * Self::split_len(heads))?, n })
+    }
+
+    /// Numbers that a split takes.
+    pub fn split_len(heads: Heads) -> usize {
+        heads.query * (heads.dim + 4)
     }
 
     /// Splits that there is room for.

@@ -2,7 +2,7 @@ use std::f64::consts::TAU;
 
 use crate::{Buffer, Device, Float, OutOfMemory};
 
-/// How frequencies are stretched beyond the trained length.
+/// How the base frequencies are stretched to longer contexts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
     None,
@@ -10,22 +10,25 @@ pub enum Scaling {
     Linear {
         factor: f64,
     },
-    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    /// With wavelength w and context C = `original_positions`: unchanged for w < C / `high_freq_factor`, divided by
+    /// `factor` for w > C / `low_freq_factor`, and between the two mixed with weight
+    /// s = (C / w - low) / (high - low): frequency * ((1 - s) / factor + s).
     Llama3 {
         factor: f64,
         low_freq_factor: f64,
         high_freq_factor: f64,
-        original_positions: f64,
+        original_positions: usize,
     },
-    /// `YaRN` (Peng et al., 2023): a ramp over dimensions between interpolation and extrapolation; cos and sin are
-    /// multiplied by `attention_factor`, by default `0.1 ln(factor) + 1`.
+    /// Peng et al., 2023. The dimension that turns r times over `original_positions` is
+    /// d(r) = `head_dim` * ln(`original_positions` / (2 pi r)) / (2 ln theta). Below d(`beta_fast`) unchanged, above
+    /// d(`beta_slow`) divided by `factor`, a linear ramp between; `truncate` rounds the two outwards to whole
+    /// dimensions. cos and sin are multiplied by `attention_factor`.
     Yarn {
         factor: f64,
+        original_positions: usize,
         beta_fast: f64,
         beta_slow: f64,
-        original_positions: f64,
-        attention_factor: Option<f64>,
-        /// Whether the ends of the ramp are rounded to whole dimensions.
+        attention_factor: f64,
         truncate: bool,
     },
 }
@@ -48,7 +51,7 @@ impl Frequencies {
             Scaling::Linear { factor } => base.map(|freq| freq / factor).collect(),
             Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => base
                 .map(|freq| {
-                    let turns = original_positions * freq / TAU;
+                    let turns = original_positions as f64 * freq / TAU;
                     if turns < low_freq_factor {
                         freq / factor
                     } else if turns > high_freq_factor {
@@ -61,8 +64,8 @@ impl Frequencies {
                 .collect(),
             Scaling::Yarn { factor, beta_fast, beta_slow, original_positions, truncate, .. } => {
                 // The dimension that makes `turns` full turns over the trained length.
-                let dim_of =
-                    |turns: f64| dim * (original_positions / (turns * TAU)).ln() / (2.0 * self.theta.ln());
+                let positions = original_positions as f64;
+                let dim_of = |turns: f64| dim * (positions / (turns * TAU)).ln() / (2.0 * self.theta.ln());
                 let (mut low, mut high) = (dim_of(beta_fast), dim_of(beta_slow));
                 if truncate {
                     (low, high) = (low.floor(), high.ceil());
@@ -82,9 +85,7 @@ impl Frequencies {
     /// The factor of cos and sin.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
-            Scaling::Yarn { factor, attention_factor, .. } => {
-                attention_factor.unwrap_or(if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 })
-            }
+            Scaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,
         }
     }

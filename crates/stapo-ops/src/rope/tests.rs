@@ -134,7 +134,7 @@ fn scalings_match_transformers() {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
-        original_positions: 8192.0,
+        original_positions: 8192,
     };
     let expected = [
         1.0,
@@ -165,10 +165,10 @@ fn scalings_match_transformers() {
         7.90569356e-6,
         1.40585337e-6,
     ];
-    assert_frequencies(yarn(32768.0, None, true), 16, 1e6, &expected, 1.138629436111989);
+    assert_frequencies(yarn(32768, 1.25, true), 16, 1e6, &expected, 1.25);
     let expected =
         [1.0, 0.316227764, 0.1, 0.0286136102, 0.006556971, 0.00128563191, 0.000250000012, 7.90569466e-5];
-    assert_frequencies(yarn(4096.0, Some(1.5), false), 16, 1e4, &expected, 1.5);
+    assert_frequencies(yarn(4096, 1.5, false), 16, 1e4, &expected, 1.5);
 }
 
 #[test]

@@ -90,9 +90,9 @@ fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompu
     let lookup = if is_looked_up { vocabulary } else { 0 };
     let apart = if lora.is_some() { 0 } else { vocabulary };
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let adapters = lora.as_ref().map(|lora| lora.hidden_layout(true));
+    let adapters = lora.as_ref().map(|lora| lora.hidden_layout(config, true));
     let purpose = Purpose::Training(recompute);
-    let arena = ArenaLayout::new(config, (n_tokens, n_tokens), purpose, adapters).bytes(2);
+    let arena = ArenaLayout::new(config, (n_tokens, n_tokens), purpose, adapters.as_ref()).bytes(2);
     let logits = n_tokens.min(2048) * config.vocabulary * 6;
     (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
@@ -399,8 +399,9 @@ fn fill_adapters(policy: &mut Policy) {
 fn shape(options: &Options) -> Result<ModelConfig, Failure> {
     let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b"];
     let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 2")?;
-    let known = ModelConfig::known(name).ok_or("a known shape")?;
-    let config = ModelConfig { n_layers: options.get("layers", known.n_layers), ..known };
+    let mut config = ModelConfig::known(name).ok_or("a known shape")?;
+    let layer = config.layers[0];
+    config.layers.resize(options.get("layers", config.layers.len()), layer);
     config.validate("shape")?;
     Ok(config)
 }

@@ -71,7 +71,7 @@ struct Running {
 
 impl Ideal {
     fn new(config: &ModelConfig, kv_bytes: usize, prompt_tokens: f64, bytes_per_s: f64) -> Self {
-        let token_bytes = (4 * config.n_kv_heads * config.head_dim * config.n_layers) as f64;
+        let token_bytes = 2.0 * config.kv_numbers_per_token() as f64;
         Self {
             weight_bytes: 2.0 * config.n_parameters() as f64,
             token_bytes,

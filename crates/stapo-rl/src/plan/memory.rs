@@ -281,8 +281,8 @@ impl Needs<'_> {
 
     fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
         // Counted as a Hopper GPU lays it out.
-        let adapters = lora.map(|lora| lora.hidden_layout(self.device != DeviceName::Cpu));
-        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters);
+        let adapters = lora.map(|lora| lora.hidden_layout(model, self.device != DeviceName::Cpu));
+        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters.as_ref());
         layout.bytes(self.device.compute_bytes()) as u64
     }
 
@@ -295,8 +295,7 @@ impl Needs<'_> {
     fn sequence_kv_bytes(&self) -> u64 {
         let rollout = &self.plan.config.rollout;
         let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
-        let per_token = 2 * self.model.n_kv_heads * self.model.head_dim * self.model.n_layers;
-        (n_tokens * per_token * self.device.compute_bytes()) as u64
+        (n_tokens * self.device.compute_bytes()) as u64 * self.model.kv_numbers_per_token()
     }
 
     /// Keys and values of all sequences that can run at once; more would never be used.

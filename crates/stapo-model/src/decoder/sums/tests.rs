@@ -1,10 +1,10 @@
 //! Sums of ranks against the gradients of each micro-batch, added in order.
 
 use super::GradientSums;
-use crate::config::{Family, ModelConfig};
+use crate::config::{Family, Heads, ModelConfig};
 use crate::decoder::{Gradients, HeadOptions, PackedBatch, Pass, Policy, Recompute};
 use crate::ranks::{RankError, Ranks, Share, Solo, Transport};
-use crate::testing::tiny_config;
+use crate::testing::{tiny_config, tiny_layers};
 use stapo_ops::{CpuOptions, Device, View, ViewMut};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -96,9 +96,8 @@ impl Transport for Threads {
 /// Five layers, so that layers share memory, and parameters of several slices.
 fn policy(tied_embeddings: bool) -> Policy {
     let wide = ModelConfig {
-        n_layers: 5,
         width: 96,
-        ffn_width: 400,
+        layers: tiny_layers(Family::Qwen3, Heads { query: 3, kv: 1, dim: 6 }, 400, 5),
         vocabulary: 600,
         tied_embeddings,
         ..tiny_config(Family::Qwen3)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use stapo_model::decoder::Policy;
 use stapo_model::export::{Existing, ExportOptions, Precision, export};
-use stapo_model::{Device, Family, ModelConfig, Rope, RopeKind};
+use stapo_model::{Device, Family, Heads, ModelConfig, Rope, RopeScaling};
 use std::path::Path;
 
 /// The shape of a Qwen3-like model.
@@ -45,20 +45,16 @@ const END: &str = "<|end|>";
 /// Writes the folder of a new model.
 pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result<()> {
     let n_characters = ALPHABET.chars().count();
+    let heads = Heads { query: shape.n_heads, kv: shape.n_kv_heads, dim: shape.head_dim };
+    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
+    let layer = Family::Qwen3.layer(heads, rope, shape.ffn_width);
     let config = ModelConfig {
         family: Family::Qwen3,
         width: shape.width,
-        n_layers: shape.n_layers,
-        n_heads: shape.n_heads,
-        n_kv_heads: shape.n_kv_heads,
-        head_dim: shape.head_dim,
-        ffn_width: shape.ffn_width,
+        layers: ModelConfig::repeat_layer("config.start", layer, shape.n_layers)?,
         vocabulary: (n_characters + 1).next_multiple_of(16),
         norm_eps: 1e-6,
-        rope: Rope { theta: 10_000.0, kind: RopeKind::Default },
         max_positions: shape.max_positions,
-        qk_norm: true,
-        qkv_bias: false,
         tied_embeddings: true,
         bos: None,
         stops: vec![n_characters as u32],

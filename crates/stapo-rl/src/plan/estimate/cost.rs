@@ -3,9 +3,9 @@
 
 use super::machine::{Machine, Processor, at_length};
 use crate::plan::config::States;
-use stapo_model::ModelConfig;
 use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
+use stapo_model::{LayerSpec, ModelConfig};
 
 /// Tokens of a training or scoring pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,32 +59,23 @@ const UNPACKING_START: f64 = 1e-6;
 const UNPACKING_SHARE: f64 = 0.7;
 
 impl Costs<'_> {
-    fn query_width(&self) -> f64 {
-        (self.model.n_heads * self.model.head_dim) as f64
-    }
-
-    fn kv_width(&self) -> f64 {
-        (self.model.n_kv_heads * self.model.head_dim) as f64
-    }
-
-    fn fused_width(&self) -> f64 {
-        self.query_width() + 2.0 * self.kv_width()
-    }
-
     fn n_layers(&self) -> f64 {
-        self.model.n_layers as f64
+        self.model.layers.len() as f64
+    }
+
+    /// The sum of a number of each layer.
+    fn sum_layers(&self, number: impl Fn(&LayerSpec) -> usize) -> f64 {
+        self.model.layers.iter().map(number).sum::<usize>() as f64
     }
 
     /// Weights of all layers' matrices.
     fn layer_weights(&self) -> f64 {
-        let width = self.model.width as f64;
-        let attention = width * self.fused_width() + self.query_width() * width;
-        self.n_layers() * (attention + 3.0 * width * self.model.ffn_width as f64)
+        self.sum_layers(|layer| layer.n_matrix_weights(self.model.width))
     }
 
     /// Weights of all layers' down products.
     fn down_weights(&self) -> f64 {
-        (self.model.n_layers * self.model.width * self.model.ffn_width) as f64
+        self.sum_layers(|layer| self.model.width * layer.ffn_width())
     }
 
     fn adapter_weights(&self) -> f64 {
@@ -140,37 +131,40 @@ impl Costs<'_> {
     }
 
     fn attention_operations(&self, tokens: Tokens) -> f64 {
-        4.0 * tokens.all * (tokens.length / 2.0) * self.query_width() * self.n_layers()
+        let query_widths = self.sum_layers(|layer| layer.attention().heads.out_width());
+        4.0 * tokens.all * (tokens.length / 2.0) * query_widths
     }
 
     /// Norms, rope, swiglu and residual additions of a forward pass.
     pub fn elementwise_forward(&self, n_tokens: f64) -> f64 {
         let chains = match self.machine.processor {
-            Processor::Gpu => 2.0 * SPLIT_K * 4.0 * self.model.width as f64,
+            Processor::Gpu => 2.0 * SPLIT_K * 4.0 * self.model.width as f64 * self.n_layers(),
             Processor::Cpu => 0.0,
         };
         self.elementwise((self.forward_numbers() * self.compute_bytes() + chains) * n_tokens)
     }
 
-    /// Numbers that norms, rope and swiglu of one layer read and write for a token.
+    /// Numbers that norms, rope and swiglu of all layers read and write for a token.
     fn forward_numbers(&self) -> f64 {
-        8.0 * self.model.width as f64 + 2.0 * self.fused_width() + 3.0 * self.model.ffn_width as f64
+        self.sum_layers(|layer| {
+            8 * self.model.width + 2 * layer.attention().heads.qkv_width() + 3 * layer.ffn_width()
+        })
     }
 
     /// The same of a backward pass, with what it recomputes.
     pub fn elementwise_backward(&self, n_tokens: f64, recompute: Recompute) -> f64 {
-        let own =
-            8.0 * self.model.width as f64 + 3.0 * self.fused_width() + 5.0 * self.model.ffn_width as f64;
+        let backward = self.sum_layers(|layer| {
+            8 * self.model.width + 3 * layer.attention().heads.qkv_width() + 5 * layer.ffn_width()
+        });
         let again = match recompute {
             Recompute::Nothing => 0.0,
             Recompute::Inputs | Recompute::Layers => self.forward_numbers(),
         };
-        self.elementwise((own + again) * self.compute_bytes() * n_tokens)
+        self.elementwise((backward + again) * self.compute_bytes() * n_tokens)
     }
 
-    fn elementwise(&self, bytes_per_layer: f64) -> f64 {
-        self.n_layers() * bytes_per_layer
-            / (self.machine.bandwidth.per_second * self.machine.shares.elementwise)
+    fn elementwise(&self, bytes: f64) -> f64 {
+        bytes / (self.machine.bandwidth.per_second * self.machine.shares.elementwise)
     }
 
     /// Rows of logits and their gradient in memory, products aside.
@@ -258,6 +252,7 @@ impl Costs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stapo_model::Heads;
 
     /// Asserts that a prediction is within a share of a figure of docs/performance.md or docs/performance-cpu.md.
     fn near(what: &str, predicted: f64, measured: f64, share: f64) {
@@ -356,16 +351,10 @@ mod tests {
 
     /// The 4.8M model of docs/performance-cpu.md.
     fn small() -> ModelConfig {
-        ModelConfig {
-            width: 256,
-            n_layers: 6,
-            n_heads: 8,
-            n_kv_heads: 4,
-            head_dim: 32,
-            ffn_width: 768,
-            vocabulary: 256,
-            ..ModelConfig::known("qwen3-0.6b").unwrap()
-        }
+        let known = ModelConfig::known("qwen3-0.6b").unwrap();
+        let heads = Heads { query: 8, kv: 4, dim: 32 };
+        let layer = known.family.layer(heads, known.layers[0].attention().rope, 768);
+        ModelConfig { width: 256, layers: vec![layer; 6], vocabulary: 256, ..known }
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl SharedWork<'_> {
         let n_gradients = n_weights + lookup;
         let n_rounds = n_updates * rounds.count;
         // A group of messages for each layer, for the embedding and for the head.
-        let n_groups = model.n_layers as f64 + 2.0;
+        let n_groups = model.layers.len() as f64 + 2.0;
         let gradient_bytes = GRADIENT_BYTES * n_gradients;
         let gradients = n_rounds * world.exchange(gradient_bytes, n_groups);
         let bandwidth = machine.bandwidth.per_second * machine.shares.elementwise;
