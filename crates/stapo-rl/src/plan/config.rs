@@ -252,7 +252,7 @@ pub struct RecordConfig {
     pub responses_every_steps: u64,
     /// Likeliest tokens recorded for each position.
     pub alternatives: usize,
-    /// Steps between hashes of weights and optimizer state, for `stapo verify-run`; 0 writes none.
+    /// Steps between hashes of weights and optimizer state, for `stapo verify --replay`; 0 writes none.
     pub state_hash_every_steps: u64,
 }
 
