@@ -8,6 +8,7 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{PretrainMetrics, Record};
+use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
     InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
@@ -203,10 +204,12 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
-    let read = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str));
-    let checked = read.map_err(PlanError::from).and_then(|config| config.check().map(|()| config));
-    let mut config =
-        checked.map_err(|error| run_folder::placed(error, args.config.as_deref(), &text, &set))?;
+    let file = run_folder::file_name(args.config.as_deref());
+    let raw = RawConfig::new(&text, set.iter().map(String::as_str))
+        .map_err(|error| run_folder::placed(error.into(), &file, None))?;
+    let read = PretrainConfig::over(&base.defaults, &raw).map_err(PlanError::from);
+    let checked = read.and_then(|config| config.check().map(|()| config));
+    let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));
