@@ -25,12 +25,13 @@ const GROUPS: [Group; 5] = [
             (
                 "launch",
                 "stapo launch --gpus 8 train my.toml\n\
-                 stapo launch --ranks 2 train --set update.sum=microbatches",
+                 stapo launch --ranks 2 train --set update.sum=microbatches\n\
+                 stapo launch --gpus 8 verify runs/RUN --replay",
             ),
             ("plan", "stapo plan my.toml\nstapo plan qwen3-1.7b --no-measure"),
             ("problems", "stapo problems my.toml -n 3"),
             ("sft", "stapo sft sft.toml --out runs/sft"),
-            ("pretrain", "stapo pretrain --out runs/base\nstapo pretrain sft.toml --out runs/sft"),
+            ("pretrain", "stapo pretrain --out runs/base\nstapo pretrain base-14m.toml --device cuda"),
             ("experiment", "stapo experiment main-quick\nstapo experiment my.toml --jobs 2"),
         ],
     },
@@ -44,10 +45,10 @@ const GROUPS: [Group; 5] = [
             (
                 "verify",
                 "stapo verify runs/RUN\n\
+                 stapo verify runs/RUN --replay --steps 2\n\
                  stapo verify evals/after --replay\n\
                  stapo verify experiments/main --key public.pem",
             ),
-            ("verify-run", "stapo verify-run runs/RUN --steps 2"),
             ("counterfactual", "stapo counterfactual runs/RUN --samples 32 --out tokens.jsonl"),
         ],
     },

@@ -71,7 +71,12 @@ enum Command {
     Completions(completions::Args),
     Man(man::Args),
     Verify(verify::Args),
-    VerifyRun(verify::replay::Args),
+    /// The name that verify --replay had in earlier programs.
+    #[command(hide = true)]
+    VerifyRun {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
     Counterfactual(counterfactual::Args),
     /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
@@ -161,7 +166,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => completions::run(&args, program()),
         Command::Man(args) => man::run(&args, program()),
         Command::Verify(args) => verify::run(&args),
-        Command::VerifyRun(args) => verify::replay::run(&args),
+        Command::VerifyRun { words } => verify::refuse_earlier_name(&words),
         Command::Counterfactual(args) => counterfactual::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),

@@ -330,7 +330,7 @@ fn what_a_newcomer_tries_is_answered() {
     assert!(ok(&stapo(at, &["version"])).starts_with("stapo    "));
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = ok(&stapo(at, &["completions", shell]));
-        assert!(script.contains("verify-run") && script.contains("resume"), "{shell}");
+        assert!(script.contains("without-checkpoints") && script.contains("resume"), "{shell}");
     }
     assert!(ok(&stapo(at, &["man"])).contains(".TH stapo 1"));
     ok(&stapo(at, &["man", "--out", "man"]));

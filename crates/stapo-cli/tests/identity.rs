@@ -160,7 +160,7 @@ fn whatever_a_run_depends_on_is_compared_and_refused_by_name() {
         let said = complaint(at, &["train", "--resume", "run"]);
         assert!(said.contains(named), "{named} in {said}");
         assert_eq!(tree(at), before, "{named}: a refusal changes nothing");
-        let verified = stapo(at, &["verify-run", "run", "--steps", "1"]);
+        let verified = stapo(at, &["verify", "run", "--replay", "--steps", "1"]);
         assert_ne!(verified.status.code(), Some(0), "{named}");
         fs::remove_dir_all(at).unwrap();
         copy(&kept, at);
@@ -224,6 +224,13 @@ fn what_may_change_by_a_setting_does_and_is_recorded() {
 /// Changes a run folder for the worse.
 type Damage<'a> = &'a dyn Fn(&Path);
 
+/// What a replay prints of a run whose receipt is refused.
+fn replayed_without_receipt(at: &Path, run: &str) -> String {
+    let verified = stapo(at, &["verify", run, "--replay", "--steps", "1"]);
+    assert_eq!(verified.status.code(), Some(2));
+    String::from_utf8_lossy(&verified.stdout).into_owned()
+}
+
 #[test]
 fn damage_is_repaired_from_the_checkpoint_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -267,7 +274,7 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
     };
     for damage in ["", "{", "{\"schema\": 1}"] {
         let run = damaged(&|run| fs::write(run.join("manifest.json"), damage).unwrap());
-        ok(&stapo(at, &["verify-run", &run, "--steps", "1"]));
+        assert!(replayed_without_receipt(at, &run).contains("step 3: the same"), "{damage:?}");
         ok(&stapo(at, &["train", "--resume", &run]));
         assert_eq!(manifest(&at.join(run)), manifest(&whole), "{damage:?}");
     }

@@ -128,7 +128,7 @@ fn commands(file: &str) -> Vec<Vec<&'static str>> {
         vec!["verify", "run"],
     ];
     if !is_plan {
-        all.push(vec!["verify-run", "run", "--steps", "1"]);
+        all.push(vec!["verify", "run", "--replay", "--steps", "1"]);
     }
     if !file.starts_with("run") {
         all = vec![

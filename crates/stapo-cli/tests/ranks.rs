@@ -91,7 +91,7 @@ fn every_world_is_the_same_run(settings: &[&str]) {
     let norms: Vec<f64> =
         metrics(&at.join("w1")).iter().map(|m| m["gradient_norm"].as_f64().unwrap()).collect();
     assert!(norms.iter().all(|norm| *norm > 0.0), "a run without gradients compares nothing: {norms:?}");
-    let replay = launched(at, 2, &["verify-run", "w3", "--steps", "1"].map(String::from));
+    let replay = launched(at, 2, &["verify", "w3", "--replay", "--steps", "1"].map(String::from));
     assert!(replay.contains("step 2: the same"), "{replay}");
 }
 

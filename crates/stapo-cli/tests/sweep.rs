@@ -24,7 +24,7 @@ struct Writer {
 /// Files by name.
 type Contents = BTreeMap<String, Vec<u8>>;
 
-const INPUTS: [&str; 5] = ["data.jsonl", "texts.jsonl", "pretrain.toml", "config.toml", "experiment.toml"];
+const INPUTS: [&str; 5] = ["data.jsonl", "texts.jsonl", "sft.toml", "config.toml", "experiment.toml"];
 
 const FAULTS: [&str; 3] = ["kill", "error", "full"];
 
@@ -41,12 +41,12 @@ fn a_training_run_goes_on_from_every_fault() {
 }
 
 #[test]
-fn a_pretraining_run_goes_on_from_every_fault() {
+fn a_supervised_run_goes_on_from_every_fault() {
     let work = Work::new();
     let writer = Writer {
-        name: "pretrain",
-        start: words("pretrain pretrain.toml --out out --json --set steps=4 --set checkpoint_every_steps=2"),
-        resume: words("pretrain --resume out --json"),
+        name: "sft",
+        start: words("sft sft.toml --out out --json --set steps=4 --set checkpoint_every_steps=2"),
+        resume: words("sft --resume out --json"),
         stride: 4,
     };
     work.sweep(&writer);
@@ -88,11 +88,11 @@ impl Work {
         let texts =
             (0..24).map(|n| format!("{{\"prompt\": \"{}\", \"response\": \"{}\"}}\n", n % 12, 1 + n / 12));
         std::fs::write(at.join("texts.jsonl"), texts.collect::<String>()).unwrap();
-        std::fs::write(at.join("pretrain.toml"), PRETRAIN).unwrap();
+        std::fs::write(at.join("sft.toml"), SUPERVISED).unwrap();
         std::fs::write(at.join("config.toml"), CONFIG).unwrap();
         let config = CONFIG.replace("steps = 4", "steps = 2").replace("\n[", "\n[config.");
         std::fs::write(at.join("experiment.toml"), format!("{EXPERIMENT}\n[config]{config}")).unwrap();
-        let made = call(at, &words("pretrain pretrain.toml --out base"), &[]);
+        let made = call(at, &words("sft sft.toml --out base"), &[]);
         assert!(made.status.success(), "{}", said(&made));
         Self { folder }
     }
@@ -279,7 +279,7 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-const PRETRAIN: &str = r#"
+const SUPERVISED: &str = r#"
 steps = 60
 batch_tokens = 96
 microbatch_tokens = 96

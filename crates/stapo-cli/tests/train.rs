@@ -46,14 +46,14 @@ fn killed_three_times_and_resumed_is_the_uninterrupted_run() {
     }
     ok(&stapo(at, &start_or_resume(at)));
     assert_eq!(last_hash(&at.join("cut")), last_hash(&at.join("whole")));
-    let replay = ok(&stapo(at, &["verify-run", "cut", "--steps", "2"]));
+    let replay = ok(&stapo(at, &["verify", "cut", "--replay", "--steps", "2"]));
     assert_eq!(replay.matches("step ").count(), 3, "{replay}");
     for line in ["config: the same", "weights: the same", "step 6: the same"] {
         assert!(replay.contains(line), "{line} in {replay}");
     }
     let plan = at.join("cut/config.toml");
     std::fs::write(&plan, format!("{}\n# touched", std::fs::read_to_string(&plan).unwrap())).unwrap();
-    let touched = stapo(at, &["verify-run", "cut", "--steps", "1"]);
+    let touched = stapo(at, &["verify", "cut", "--replay", "--steps", "1"]);
     assert!(
         touched.status.code() == Some(1)
             && String::from_utf8_lossy(&touched.stdout).contains("config: DIFFERENT")
@@ -297,7 +297,7 @@ fn is_interrupt_ignored() -> bool {
 
 /// Supervised fine-tuning of the built-in model on a file lowers the loss on the responses and writes a model.
 #[test]
-fn pretrain_fine_tunes_on_given_responses() {
+fn sft_learns_given_responses_and_pretrain_refuses_them() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let lines: Vec<String> = (1..9)
@@ -311,7 +311,7 @@ fn pretrain_fine_tunes_on_given_responses() {
          texts = {{ kind = \"jsonl\", path = \"texts.jsonl\", prompt_field = \"prompt\", response_field = \"response\" }}\n"
     );
     std::fs::write(at.join("sft.toml"), config).unwrap();
-    let lines = ok(&stapo(at, &["pretrain", "sft.toml", "--out", "sft", "--json"]));
+    let lines = ok(&stapo(at, &["sft", "sft.toml", "--out", "sft", "--json"]));
     let losses: Vec<f64> = lines
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
@@ -321,8 +321,13 @@ fn pretrain_fine_tunes_on_given_responses() {
     let tuned =
         stapo(at, &["generate", "--model", "sft/model", "--prompt", "3+3=", "--json", "--max-tokens", "16"]);
     assert!(!ok(&tuned).is_empty());
-    let said = complaint(at, &["pretrain", "sft.toml", "--out", "x", "--set", "texts.path=gone.jsonl"]);
+    let said = complaint(at, &["sft", "sft.toml", "--out", "x", "--set", "texts.path=gone.jsonl"]);
     assert!(said.contains("gone.jsonl"), "{said}");
+    let said = complaint(at, &["pretrain", "sft.toml", "--out", "x"]);
+    assert!(said.contains("file texts.jsonl: has prompts with responses or conversations"), "{said}");
+    assert!(said.contains("hint: stapo sft sft.toml") && !at.join("x").exists(), "{said}");
+    let texts = "texts={kind=\"jsonl\",path=\"texts.jsonl\",response_field=\"response\"}";
+    ok(&stapo(at, &["pretrain", "sft.toml", "--out", "x", "--set", texts, "--set", "steps=1"]));
 }
 
 #[test]

@@ -155,7 +155,7 @@ fn another_users_verifier_starts_only_when_allowed() {
         place.ok(OTHER, args);
     }
     let judging: [&[&str]; 4] = [
-        &["verify-run", "run", "--steps", "1"],
+        &["verify", "run", "--replay", "--steps", "1"],
         &["train", "--resume", "run"],
         &["plan", "run"],
         &["train", "run/plan.toml", "--out", "again"],
@@ -168,15 +168,15 @@ fn another_users_verifier_starts_only_when_allowed() {
     assert_eq!(tree(&place.at("run")), before);
     assert!(!place.at("again").exists());
 
-    place.ok(OTHER, &["verify-run", "run", "--steps", "1", "--allow-command"]);
+    place.ok(OTHER, &["verify", "run", "--replay", "--steps", "1", "--allow-command"]);
     assert_eq!(place.n_started(), n_own + 1);
-    place.refused(OTHER, &["verify-run", "run", "--steps", "1"]);
-    place.ok(OWNER, &["verify-run", "run", "--steps", "1"]);
+    place.refused(OTHER, &["verify", "run", "--replay", "--steps", "1"]);
+    place.ok(OWNER, &["verify", "run", "--replay", "--steps", "1"]);
     assert_eq!(place.n_started(), n_own + 2, "the owner has recorded the program");
     assert_eq!(tree(&place.at("run")), before);
 
     std::fs::write(place.at("judge.sh"), format!("{JUDGE}# another\n")).unwrap();
-    let said = place.refused(OWNER, &["verify-run", "run", "--steps", "1"]);
+    let said = place.refused(OWNER, &["verify", "run", "--replay", "--steps", "1"]);
     assert!(said.contains("--allow-command"), "another content is another program: {said}");
     assert_eq!(place.n_started(), n_own + 2);
 }
@@ -214,7 +214,7 @@ fn reading_commands_leave_the_run_as_it_was() {
     std::fs::create_dir(place.at("out")).unwrap();
     let before = tree(&place.at("run"));
     for args in READING.into_iter().chain([
-        &["verify-run", "run", "--steps", "1"][..],
+        &["verify", "run", "--replay", "--steps", "1"][..],
         &["plan", "run"],
         &["compare", "out/eval", "out/eval", "--json"],
     ]) {
@@ -270,7 +270,7 @@ fn a_read_only_run_is_read_and_asks_for_a_place_for_pages() {
     }
     for args in [
         "export run --to model",
-        "verify-run run --steps 1",
+        "verify run --replay --steps 1",
         "eval --model run --samples 1 --limit 1 --max-tokens 8",
     ] {
         let output = on_a_read_only_run(&place, args).unwrap();
@@ -285,7 +285,7 @@ const OPENING: [&[&str]; 8] = [
     &["generate", "--model", "run", "--prompt", "1+1="],
     &["report", "run"],
     &["inspect", "run"],
-    &["verify-run", "run", "--steps", "1"],
+    &["verify", "run", "--replay", "--steps", "1"],
     &["train", "--resume", "run"],
     &["problems", "run"],
 ];
@@ -349,7 +349,7 @@ fn a_link_or_pipe_anywhere_in_a_run_folder_is_refused() {
     println!("{n_tried} calls on a run folder with a link or pipe inside, all refused");
     // The folder itself may be reached by a link.
     symlink(place.at("run"), place.at("link")).unwrap();
-    place.ok(OWNER, &["verify-run", "link", "--steps", "1"]);
+    place.ok(OWNER, &["verify", "link", "--replay", "--steps", "1"]);
 }
 
 /// A system without user namespaces, made of a user namespace that allows no further one.
@@ -359,7 +359,7 @@ fn where_a_verifier_cannot_be_kept_apart_it_is_said_once() {
     let place = Place::judged();
     let stapo = env!("CARGO_BIN_EXE_stapo");
     let script = format!(
-        "echo 0 > /proc/sys/user/max_user_namespaces && echo alone && exec {stapo} verify-run run --steps 1"
+        "echo 0 > /proc/sys/user/max_user_namespaces && echo alone && exec {stapo} verify run --replay --steps 1"
     );
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", &script]).current_dir(place.folder.path());

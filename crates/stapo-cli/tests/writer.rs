@@ -133,7 +133,7 @@ fn of_two_resumes_at_once_one_goes_on() {
     assert!(codes.contains(&Some(0)), "{codes:?}");
     assert!(codes.iter().all(|code| [Some(0), Some(2)].contains(code)), "{codes:?}");
     assert_eq!(n_steps(&at.join("run")), 8);
-    ok(&stapo(at, &["verify-run", "run"]));
+    ok(&stapo(at, &["verify", "run", "--replay"]));
     // An evaluation in the run's folder is a folder of its own, whose events are no samples.
     let eval = "eval --model run --out run/eval --limit 2 --samples 2 --max-tokens 20";
     ok(&stapo(at, &eval.split(' ').collect::<Vec<_>>()));

@@ -1,12 +1,13 @@
 //! Settings from TOML and `key=value` overrides. An error names the key that cannot be read and the nearest known one.
 
-mod place;
+mod origin;
+mod overrides;
 mod words;
 
-pub use place::place;
+pub use overrides::{Override, set_all};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use toml::{Table, Value};
 
@@ -38,11 +39,25 @@ pub fn hint(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("\nhint: {text}") }
 }
 
-/// The tables and values of a text. A byte-order mark at its start is no part of it.
+/// A config as given: the tables of a file, and overrides of its keys. It knows where each key was given.
+pub struct RawConfig {
+    pub table: Table,
+    pub overrides: Vec<Override>,
+    text: String,
+}
+
+impl RawConfig {
+    pub fn new<'a>(text: &str, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self, SettingsError> {
+        let overrides = overrides.into_iter().map(Override::parse).collect::<Result<_, _>>()?;
+        Ok(Self { table: parse(text)?, overrides, text: text.trim_start_matches('\u{feff}').to_string() })
+    }
+}
+
+/// The tables and values of a text. A byte-order mark at its start is skipped.
 pub fn parse(text: &str) -> Result<Table, SettingsError> {
     let text = text.trim_start_matches('\u{feff}');
     toml::from_str(text).map_err(|error| {
-        let (line, column) = place::position(text, error.span().map_or(text.len(), |span| span.start));
+        let (line, column) = origin::position(text, error.span().map_or(text.len(), |span| span.start));
         SettingsError::Syntax { line, column, problem: error.message().to_string() }
     })
 }
@@ -67,11 +82,19 @@ pub fn to_table<T: Serialize>(value: &T) -> Table {
     Table::try_from(value).expect("settings have only strings, numbers, lists and tables")
 }
 
+/// Keys of which a table has one at most: giving one replaces the other.
+const EXCLUSIVE: [(&str, &str); 1] = [("warmup_steps", "warmup_share")];
+
 /// Lays `above` over `below`: tables of one kind key by key, everything else as a whole.
 pub fn overlay(mut below: Table, above: Table) -> Table {
     let same_kind = above.get("kind").is_none_or(|kind| below.get("kind") == Some(kind));
     if !same_kind {
         return above;
+    }
+    for (one, other) in EXCLUSIVE.into_iter().flat_map(|(one, other)| [(one, other), (other, one)]) {
+        if above.contains_key(one) && !above.contains_key(other) {
+            below.remove(other);
+        }
     }
     for (key, value) in above {
         let value = match (below.remove(&key), value) {
@@ -110,100 +133,6 @@ fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsEr
     }
 }
 
-/// Applies `key.path=value` overrides. Their order matters only between two of the same key, of which the last stands:
-/// the value of a whole table is set before the keys inside, and a `kind` before the keys of that kind.
-pub fn set_all<'a>(
-    root: &mut Table,
-    overrides: impl IntoIterator<Item = &'a str>,
-) -> Result<(), SettingsError> {
-    let mut overrides: Vec<&str> = overrides.into_iter().collect();
-    overrides.sort_by_key(|text| application_order(text));
-    overrides.into_iter().try_for_each(|text| set(root, text))
-}
-
-/// Sorts overrides into the order in which none undoes another: shorter paths first, and `kind` before its neighbours.
-pub fn application_order(text: &str) -> (usize, bool) {
-    let path = text.split('=').next().unwrap_or(text).trim();
-    (path.split('.').count(), path.rsplit('.').next() != Some("kind"))
-}
-
-/// Applies one `key.path=value`. Values are TOML; a bare word is a string. Setting another `kind` drops the keys of the
-/// previous kind. Absent tables on the way are made, and [`read`] refuses those that the type does not have.
-pub fn set(root: &mut Table, text: &str) -> Result<(), SettingsError> {
-    let refuse =
-        |problem: String, remedy: String| SettingsError::Override { text: text.to_string(), problem, remedy };
-    let Some((path, value)) = text.split_once('=') else {
-        return Err(refuse("has no `=`".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
-    };
-    if path.split('.').any(|key| key.trim().is_empty()) {
-        return Err(refuse("a key is empty".to_string(), "write KEY=VALUE, as in steps=20".to_string()));
-    }
-    let value = parse_value(value.trim());
-    let keys: Vec<&str> = path.trim().split('.').collect();
-    let mut whole = Value::Table(std::mem::take(root));
-    let outcome = set_value(&mut whole, &keys, value).map_err(|(problem, remedy)| refuse(problem, remedy));
-    if let Value::Table(table) = whole {
-        *root = table;
-    }
-    outcome
-}
-
-fn set_value(root: &mut Value, keys: &[&str], value: Value) -> Result<(), (String, String)> {
-    let (last, parents) = keys.split_last().expect("split gives at least one part");
-    let mut at = root;
-    for (depth, key) in parents.iter().enumerate() {
-        at = step(at, &keys[..depth], key)?;
-    }
-    match at {
-        Value::Table(table)
-            if *last == "kind" && !parents.is_empty() && table.get("kind") != Some(&value) =>
-        {
-            *table = Table::from_iter([("kind".to_string(), value)]);
-        }
-        Value::Table(table) => {
-            table.insert((*last).to_string(), value);
-        }
-        _ => *step(at, parents, last)? = value,
-    }
-    Ok(())
-}
-
-/// One step down from the path `here`, or (problem, remedy).
-fn step<'a>(at: &'a mut Value, here: &[&str], key: &str) -> Result<&'a mut Value, (String, String)> {
-    let here = if here.is_empty() { "the config".to_string() } else { here.join(".") };
-    match at {
-        Value::Table(table) => {
-            // A table that is absent is made. Where the type has none of that name, `read` refuses it.
-            Ok(table.entry(key).or_insert_with(|| Value::Table(Table::new())))
-        }
-        Value::Array(items) => {
-            let n = items.len();
-            let found = key.parse::<usize>().ok().and_then(|idx| items.get_mut(idx));
-            let remedy = match (here.ends_with("masks"), n) {
-                (true, _) => format!("add S2T with --set '{here}=[{{kind=\"spurious\"}}]'"),
-                (false, 0) => format!("set the whole list, as in --set '{here}=[..]'"),
-                (false, _) => format!("its entries are numbered from 0 to {}", n - 1),
-            };
-            found.ok_or_else(|| (format!("{here} has no entry `{key}`; it has {n}"), remedy))
-        }
-        other => Err((format!("{here} is {}, which has no keys", shown(other)), String::new())),
-    }
-}
-
-fn parse_value(text: &str) -> Value {
-    #[derive(Deserialize)]
-    struct Holder {
-        value: Value,
-    }
-    // TOML has no numbers like `.2`, which command lines do.
-    let digits = text.trim_start_matches(['+', '-']);
-    let number = digits.starts_with('.').then(|| text.parse().ok()).flatten();
-    toml::from_str::<Holder>(&format!("value = {text}")).map_or_else(
-        |_| number.map_or_else(|| Value::String(text.to_string()), Value::Float),
-        |holder| holder.value,
-    )
-}
-
 /// The complaint about a value of the wrong type.
 pub fn wrong_type(path: &str, got: &Value, expected: &str) -> SettingsError {
     let problem = format!("must be {expected}, not {}", shown(got));
@@ -219,8 +148,8 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// serde's message in plain words with the key's path. For an unknown key the hint is the place where a key of that name
-/// belongs, else the nearest of the names that serde says it expected.
+/// serde's message in plain words with the key's path. For an unknown key the hint is the path at which a key of that name
+/// exists, else the nearest of the names that serde says it expected.
 fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsError {
     // The lines behind the first say where the value stands.
     let quoted: Vec<&str> =
@@ -231,11 +160,11 @@ fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsE
             let mut elsewhere = Vec::new();
             find_keys(given, "", unknown, &mut elsewhere);
             // The path of an unknown key ends with the key or with the table around it.
-            let own = [below.clone(), format!("{below}.{unknown}").trim_start_matches('.').to_string()];
-            elsewhere.retain(|found| !own.contains(found));
+            let given_at = [below.clone(), format!("{below}.{unknown}").trim_start_matches('.').to_string()];
+            elsewhere.retain(|found| !given_at.contains(found));
             match elsewhere.as_slice() {
                 [] => suggest(unknown, known),
-                places => format!("did you mean `{}`?", places.join("` or `")),
+                paths => format!("did you mean `{}`?", paths.join("` or `")),
             }
         }
         Some((unknown, known)) if message.starts_with("unknown variant") => suggest(unknown, known),

@@ -80,7 +80,7 @@ impl Run {
     #[pyo3(signature = (step=None))]
     fn responses<'py>(&self, py: Python<'py>, step: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
         let read = || -> Result<_> {
-            let config = Config::from_toml(&plan_text(&self.folder)?, []).map_err(PlanError::from)?;
+            let config = Config::from_toml(&plan_text(&self.folder)?, [])?;
             let plan = Plan::resolve(config)?;
             let files = self.files("rollouts", step)?;
             let read = files.iter().map(|path| responses_of_file(path, &plan.objective));

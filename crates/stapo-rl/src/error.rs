@@ -156,7 +156,7 @@ pub enum Error {
     #[error("config.{key}: {problem}\nhint: {remedy}")]
     Misfit { key: &'static str, problem: String, remedy: &'static str },
     #[error(
-        "step {step}: the replayed batch has another token at place {token_idx} of problem {problem_id:?}, sample {sample_idx}, than the run recorded\nhint: `stapo verify-run` tells what differs"
+        "step {step}: the replayed batch has another token at place {token_idx} of problem {problem_id:?}, sample {sample_idx}, than the run recorded\nhint: `stapo verify --replay` names what differs"
     )]
     OtherReplay { step: u64, problem_id: String, sample_idx: usize, token_idx: usize },
     #[error("step {step}: canary {canary}: {problem}\nhint: {remedy}")]

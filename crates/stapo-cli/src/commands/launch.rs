@@ -30,12 +30,12 @@ pub struct Args {
     #[arg(long)]
     port: Option<u16>,
 
-    /// What to start: train, verify-run or eval, with its arguments.
+    /// What to start: train, eval or verify --replay, with its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
 
-const COMMANDS: [&str; 3] = ["train", "verify-run", "eval"];
+const COMMANDS: [&str; 3] = ["train", "eval", "verify"];
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let name = args.command.first().map(String::as_str).unwrap_or_default();
@@ -45,13 +45,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             COMMANDS.join(", ")
         );
     }
+    if name == "verify" && !args.command.iter().any(|word| word == "--replay") {
+        bail!(
+            "launch verify: several processes replay steps, and nothing else of verify is their work\nhint: add --replay, or call stapo verify without launch"
+        );
+    }
     let stop = stop::on_signals()?;
     let world = args.gpus.or(args.ranks).unwrap_or(1);
     let mut command = args.command.clone();
     let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
-    // A run that goes on has its device in its folder; an evaluation is told its device every time.
-    let is_told = name == "eval" || (name == "train" && !has("--resume"));
-    if args.gpus.is_some() && is_told && !has("--device") {
+    // A run that goes on or is replayed has its device in its folder; an evaluation gets its device every time.
+    let takes_device = name == "eval" || (name == "train" && !has("--resume"));
+    if args.gpus.is_some() && takes_device && !has("--device") {
         command.push("--device=cuda".into());
     }
     let port = args.port.map_or_else(free_port, Ok)?;
@@ -62,7 +67,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ranks.push(started.with_context(|| format!("starting rank {rank}"))?);
     }
     let statuses = watch(&mut ranks, &stop)?;
-    for text in told(ranks, &statuses) {
+    for text in errors_of_others(ranks, &statuses) {
         eprintln!("{text}");
     }
     Ok(exit_code(&statuses))
@@ -71,8 +76,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// One process of several.
 struct Rank {
     child: Child,
-    /// What a rank other than the first writes to standard error.
-    said: Option<JoinHandle<String>>,
+    /// Collects what a rank other than the first writes to standard error.
+    stderr: Option<JoinHandle<String>>,
 }
 
 impl Rank {
@@ -89,14 +94,14 @@ impl Rank {
         }
         apart(&mut child);
         let mut child = child.spawn()?;
-        let said = child.stderr.take().map(|mut stderr| {
+        let stderr = child.stderr.take().map(|mut stderr| {
             std::thread::spawn(move || {
                 let mut bytes = Vec::new();
                 let _ = stderr.read_to_end(&mut bytes);
                 String::from_utf8_lossy(&bytes).trim().to_string()
             })
         });
-        Ok(Self { child, said })
+        Ok(Self { child, stderr })
     }
 }
 
@@ -169,14 +174,15 @@ fn pass_on(child: &Child, signal: i32) {
 #[cfg(not(unix))]
 fn pass_on(_child: &Child, _signal: i32) {}
 
-/// What ranks other than the first said and rank 0 did not: where rank 0 ended with an error of a rank, all ended with it.
-fn told(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
-    let has_told = statuses.first().and_then(ExitStatus::code) == Some(2);
+/// The messages of ranks other than the first, without those that rank 0 has printed: an error of a rank ends all ranks with
+/// the same message.
+fn errors_of_others(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
+    let rank_0_failed = statuses.first().and_then(ExitStatus::code) == Some(2);
     let mut texts: Vec<String> = Vec::new();
-    for said in ranks.into_iter().filter_map(|rank| rank.said) {
-        let text = said.join().unwrap_or_default();
+    for stderr in ranks.into_iter().filter_map(|rank| rank.stderr) {
+        let text = stderr.join().unwrap_or_default();
         let is_known =
-            text.is_empty() || texts.contains(&text) || (has_told && text.starts_with("error: rank "));
+            text.is_empty() || texts.contains(&text) || (rank_0_failed && text.starts_with("error: rank "));
         if !is_known {
             texts.push(text);
         }

@@ -8,6 +8,7 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{PretrainMetrics, Record};
+use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
     InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Trains a model on texts, next token by next token, from scratch or from a model.
+/// Trains a model on whole texts, next token by next token, from scratch or from a model.
 ///
 /// Without a config it makes the built-in base model anew: a small Qwen3-shaped model learns worked solutions that are
 /// wrong now and then. The trained model ends up in RUN/model, a Hugging Face folder.
@@ -86,8 +87,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let built_in = include_str!("../../../../configs/base.toml");
     train_on_texts(
         args,
-        "pretrain",
         &Base {
+            command: "pretrain",
             defaults: PretrainConfig::default(),
             text: built_in,
             without_config: "; without one, stapo pretrain makes the built-in model",
@@ -112,25 +113,27 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
     });
     let set = model.into_iter().chain(data).collect();
     let base = Base {
+        command: "sft",
         defaults: PretrainConfig::fine_tuning(),
         text: "",
         without_config: ", or give --model MODEL --data FILE; the shipped configs are those of stapo train",
         set,
     };
-    train_on_texts(common, "sft", &base)
+    train_on_texts(common, &base)
 }
 
-/// What a config is laid over.
+/// A command and what its configs are laid over.
 struct Base {
+    command: &'static str,
     defaults: PretrainConfig,
     /// The config where none is named, and what a hint says of a command without one.
     text: &'static str,
     without_config: &'static str,
-    /// Settings of the command line beside `--set`.
+    /// Settings of the command line in addition to `--set`.
     set: Vec<String>,
 }
 
-fn train_on_texts(args: &Args, command: &str, base: &Base) -> Result<ExitCode> {
+fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
     // A fresh model's files, which are exported with the trained weights.
     let scratch = tempfile::tempdir().context("temporary folder")?;
@@ -163,8 +166,8 @@ fn train_on_texts(args: &Args, command: &str, base: &Base) -> Result<ExitCode> {
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
         eprintln!(
-            "stopped after {} steps; go on with stapo {command} --resume {folder}",
-            pretrainer.learner.counters.step
+            "stopped after {} steps; go on with stapo {} --resume {folder}",
+            pretrainer.learner.counters.step, base.command
         );
         run.seal()?;
         return Ok(ExitCode::from(stop.exit_status()));
@@ -201,10 +204,12 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
         None => base.text.to_string(),
     };
     let set = settings(args, &base.set);
-    let read = PretrainConfig::over(&base.defaults, &text, set.iter().map(String::as_str));
-    let checked = read.map_err(PlanError::from).and_then(|config| config.check().map(|()| config));
-    let mut config =
-        checked.map_err(|error| run_folder::placed(error, args.config.as_deref(), &text, &set))?;
+    let file = run_folder::file_name(args.config.as_deref());
+    let raw = RawConfig::new(&text, set.iter().map(String::as_str))
+        .map_err(|error| run_folder::placed(error.into(), &file, None))?;
+    let read = PretrainConfig::over(&base.defaults, &raw).map_err(PlanError::from);
+    let checked = read.and_then(|config| config.check().map(|()| config));
+    let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
     let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
     if folder.exists() {
         bail!(stapo_rl::Error::exists(&folder));
@@ -214,6 +219,13 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let programs = args.allow.of_config(args.config.as_deref());
     let device = run_folder::device(config.device(), args.threads, Use::Training)?;
     let pretrainer = Pretrainer::new(&config, start, &device, programs)?;
+    if let Some(file) = pretrainer.file_with_answers().filter(|_| base.command == "pretrain") {
+        let config = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
+        bail!(
+            "file {}: has prompts with responses or conversations, and stapo pretrain learns whole texts\nhint: stapo sft {config} learns the responses; for whole texts, name one field with data.response_field",
+            file.display()
+        );
+    }
     config.steps = pretrainer.steps(&config)?;
     config.epochs = None;
     let run = Run::create(&folder, &text, &config.to_toml(), identity, &writer(config.device()))?;

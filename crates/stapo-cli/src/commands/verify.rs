@@ -1,11 +1,12 @@
-//! `stapo verify`: a folder beside its receipt, its signature, and a replay; `stapo verify-run` is the replay alone.
+//! `stapo verify`: compares a folder with its receipt and, on request, its signature and a replay.
 
-pub mod replay;
+mod replay;
 mod signature;
 
 use crate::commands::eval;
 use crate::shared::allow_command::AllowCommand;
 use crate::shared::model::Fetch;
+use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Experiment};
@@ -17,11 +18,12 @@ use stapo_rl::untrusted::read_text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Checks a run, an evaluation or an experiment: every file beside the folder's receipt, and by request a signature and a
-/// replay.
+/// Checks a run, an evaluation or an experiment: compares every file with the folder's receipt and, on request, checks a
+/// signature and replays.
 ///
-/// The receipt is the SHA-256 of manifest.json, which lists every file but pages that `report` makes. Exit status 0: as
-/// recorded; 1: something differs, and is named; 2: there is no receipt, or the folder cannot be read.
+/// The receipt is the SHA-256 of manifest.json, which lists every file except the pages that `report` makes. Exit status
+/// 0: as recorded; 1: something differs, and is named; 2: there is no receipt, or the folder cannot be read. A run without
+/// a receipt is replayed all the same. `stapo launch` replays a run with several processes.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of a run, an evaluation or an experiment.
@@ -35,7 +37,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
-    /// Takes no offence at checkpoints that are missing, as in a copy without the large files.
+    /// Ignores missing checkpoints, as in a copy without the large files.
     #[arg(long)]
     without_checkpoints: bool,
 
@@ -53,21 +55,42 @@ pub struct Args {
 
     #[command(flatten)]
     allow: AllowCommand,
+
+    #[command(flatten)]
+    ranks: RankFlags,
 }
 
 /// Differences that are printed; the rest is counted.
 const MAX_SHOWN: usize = 20;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut is_same = receipt_is_right(args)?;
+    if !args.replay && args.ranks != RankFlags::default() {
+        bail!("--rank: given without --replay, and only a replay is the work of several processes");
+    }
+    let joined = if args.replay { Joined::meet(&args.ranks)? } else { Joined::alone() };
+    if joined.is_first() {
+        joined.run(|| verified(args, &joined))
+    } else {
+        joined.run(|| replay::follow(args.allow, &joined))
+    }
+}
+
+fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
+    let receipt = receipt_is_right(args);
+    if receipt.is_err() && !args.replay {
+        return receipt.map(|_| ExitCode::SUCCESS);
+    }
+    let mut is_same = true;
     if let Some(key) = &args.key {
         is_same &= signature_is_right(&args.folder, key)?;
     } else if args.folder.join(receipt::SIGNATURE).exists() {
         println!("signature: there is one, not checked; --key KEY checks it");
     }
     if args.replay {
-        is_same &= replayed(args, &args.folder)?;
+        is_same &= replayed(args, joined)?;
     }
+    // A folder without a receipt is replayed first, and the missing receipt is the result all the same.
+    is_same &= receipt?;
     if let Some(key) = &args.sign {
         if !is_same {
             bail!("folder {}: not signed, since it is not as recorded", args.folder.display());
@@ -75,6 +98,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         sign(&args.folder, key)?;
     }
     Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// The command that `verify --replay` replaced.
+pub fn refuse_earlier_name(words: &[String]) -> Result<ExitCode> {
+    let words = if words.is_empty() { "RUN".to_string() } else { words.join(" ") };
+    bail!("verify-run: is now a part of stapo verify\nhint: stapo verify {words} --replay")
 }
 
 fn receipt_is_right(args: &Args) -> Result<bool> {
@@ -121,8 +150,15 @@ fn sign(folder: &Path, key: &Path) -> Result<()> {
 }
 
 /// Replays what the folder holds; true where nothing differs.
-fn replayed(args: &Args, folder: &Path) -> Result<bool> {
+fn replayed(args: &Args, joined: &Joined) -> Result<bool> {
+    let folder = args.folder.as_path();
     let has = |name: &str| folder.join(name).is_file();
+    if joined.ranks.world() > 1 && (has("eval.json") || has("experiment.json")) {
+        bail!(
+            "folder {}: several processes replay a run only, and this is an evaluation or an experiment\nhint: call stapo verify --replay without launch",
+            folder.display()
+        );
+    }
     if has("eval.json") {
         return eval::replay(folder, args.steps as usize, &args.fetch, args.allow);
     }
@@ -133,11 +169,11 @@ fn replayed(args: &Args, folder: &Path) -> Result<bool> {
         let mut is_same = true;
         for arm in experiment.arms.iter().filter(|arm| arm.error.is_none()) {
             println!("{}:", arm.run);
-            is_same &= replayed_run(args, &inside(folder, &arm.run)?)?;
+            is_same &= replayed_run(args, &inside(folder, &arm.run)?, joined)?;
         }
         return Ok(is_same);
     }
-    replayed_run(args, folder)
+    replayed_run(args, folder, joined)
 }
 
 /// The folder of a run inside that of its experiment; a stranger's experiment may name another place.
@@ -148,12 +184,11 @@ fn inside(experiment: &Path, run: &str) -> Result<PathBuf> {
     bail!("experiment {}: names the run {run:?}, which is not inside the folder", experiment.display())
 }
 
-fn replayed_run(args: &Args, run: &Path) -> Result<bool> {
+fn replayed_run(args: &Args, run: &Path, joined: &Joined) -> Result<bool> {
     let plan = settings::parse(&plan_text(run)?)?;
     if !plan.contains_key("objective") {
         println!("replay: none, a supervised run has no replay");
         return Ok(true);
     }
-    let status = replay::alone(run, args.steps, args.allow)?;
-    Ok(status == ExitCode::SUCCESS)
+    replay::replay(run, args.steps, args.allow, joined)
 }

@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Debug, Default, PartialEq, Eq)]
 pub struct RankFlags {
     /// The number of this process among several that work together, from 0; by default what torchrun, Slurm, MPI or a
     /// Kubernetes indexed job says. `stapo launch` starts several on this machine.
@@ -40,12 +40,17 @@ pub struct Joined {
 }
 
 impl Joined {
+    /// A process that works by itself.
+    pub fn alone() -> Self {
+        Self { ranks: Solo::ranks(), others: None }
+    }
+
     /// Meets the other ranks, where there are any. Ranks other than the first say nothing but errors.
     pub fn meet(flags: &RankFlags) -> Result<Self> {
         let RankFlags { rank, world, local_rank, master } = flags;
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
         let place = Place::find(&flags)?;
-        let Some(place) = place else { return Ok(Self { ranks: Solo::ranks(), others: None }) };
+        let Some(place) = place else { return Ok(Self::alone()) };
         let tcp = Tcp::connect(&place)?;
         let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {

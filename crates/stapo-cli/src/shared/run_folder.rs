@@ -2,7 +2,7 @@
 
 use crate::shared::{clock, shipped};
 use anyhow::Result;
-use stapo_core::settings::{self, SettingsError};
+use stapo_core::settings::{RawConfig, SettingsError};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::plan::config::{PlanError, States};
@@ -19,21 +19,26 @@ pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String,
         Some(path) => shipped::read("config", path, &shipped::CONFIGS)?,
         None => shipped::DEFAULT_CONFIG.to_string(),
     };
-    let resolved = Config::from_toml(&text, overrides.iter().map(String::as_str)).map_err(PlanError::from);
-    let plan = resolved.and_then(Plan::resolve).map_err(|error| placed(error, config, &text, overrides))?;
-    Ok((text, plan))
+    let file = file_name(config);
+    let raw = RawConfig::new(&text, overrides.iter().map(String::as_str))
+        .map_err(|error| placed(error.into(), &file, None))?;
+    let plan = Config::read(&raw).and_then(Plan::resolve);
+    Ok((text, plan.map_err(|error| placed(error, &file, Some(&raw)))?))
 }
 
-/// An error in a config with its place: file, line and column, or the `--set` that gave the value.
-pub fn placed(error: PlanError, config: Option<&Path>, text: &str, overrides: &[String]) -> anyhow::Error {
-    let file = config.map_or("the built-in config".to_string(), |path| path.display().to_string());
-    let place = match (error.key(), &error) {
-        (Some(key), _) => settings::place(&key, &file, text, overrides.iter().map(String::as_str)),
-        // The message names the override.
-        (None, PlanError::Settings(SettingsError::Override { .. })) => return error.into(),
-        (None, _) => file,
-    };
-    anyhow::Error::new(error).context(place)
+/// The name of a config in messages.
+pub fn file_name(config: Option<&Path>) -> String {
+    config.map_or("the built-in config".to_string(), |path| path.display().to_string())
+}
+
+/// An error in a config with the origin of the value: file, line and column, or `--set`.
+pub fn placed(error: PlanError, file: &str, raw: Option<&RawConfig>) -> anyhow::Error {
+    // The message names the override.
+    if let PlanError::Settings(SettingsError::Override { .. }) = error {
+        return error.into();
+    }
+    let origin = error.key().zip(raw).map_or(file.to_string(), |(key, raw)| raw.origin(&key, file));
+    anyhow::Error::new(error).context(origin)
 }
 
 /// The resolved plan of a run.

@@ -1,7 +1,7 @@
 //! Reads objectives from preset names, TOML and `key=value` overrides.
 
 use super::{Mask, MaskKind, ObjectiveSpec, preset, presets};
-use crate::settings::{self, SettingsError, hint};
+use crate::settings::{self, Override, SettingsError, hint};
 use thiserror::Error;
 use toml::{Table, Value};
 
@@ -53,7 +53,12 @@ impl ObjectiveSpec {
     }
 
     /// A spec from a table of axes. With `preset = "NAME"` the axes override those of the preset.
-    pub fn from_table(mut table: Table) -> Result<Self, SpecError> {
+    pub fn from_table(table: Table) -> Result<Self, SpecError> {
+        Self::read(Self::without_preset(table)?)
+    }
+
+    /// A table of axes with the values of the preset that it names in place of the name.
+    pub fn without_preset(mut table: Table) -> Result<Table, SpecError> {
         let base = match table.remove("preset") {
             Some(Value::String(name)) => settings::to_table(&Self::from_preset(&name)?),
             Some(other) => {
@@ -63,7 +68,7 @@ impl ObjectiveSpec {
             }
             None => Table::new(),
         };
-        Self::read(settings::overlay(base, table))
+        Ok(settings::overlay(base, table))
     }
 
     /// Applies `key.path=value` overrides; see [`settings::set_all`].
@@ -71,6 +76,7 @@ impl ObjectiveSpec {
         &self,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SpecError> {
+        let overrides = overrides.into_iter().map(Override::parse).collect::<Result<Vec<_>, _>>()?;
         let mut table = settings::to_table(self);
         settings::set_all(&mut table, overrides)?;
         Self::read(table)

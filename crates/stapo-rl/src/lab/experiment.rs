@@ -93,8 +93,8 @@ impl ExperimentSpec {
                 for &seed in &self.seeds {
                     let mut settings = [&self.overrides[..], &arm.set[..], &combination[..]].concat();
                     settings.extend([format!("seed={seed}"), format!("name={}", folder_name(&name))]);
-                    let config = Config::from_toml(&self.config_text(), settings.iter().map(String::as_str));
-                    Plan::resolve(config.map_err(PlanError::from)?)?;
+                    let set = settings.iter().map(String::as_str);
+                    Plan::resolve(Config::from_toml(&self.config_text(), set)?)?;
                     let run = format!("{}/seed-{seed}", folder_name(&name));
                     arms.push(Arm { name: name.clone(), seed, run, settings, error: None });
                 }

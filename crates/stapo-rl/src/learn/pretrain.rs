@@ -89,6 +89,11 @@ impl Pretrainer {
         Ok(Self { learner, task, warnings, texts, pass })
     }
 
+    /// The first file whose rows have answers: prompts with responses, or conversations.
+    pub fn file_with_answers(&self) -> Option<&Path> {
+        self.texts.file_with_answers()
+    }
+
     /// The steps of a run: as given, or those of its epochs.
     pub fn steps(&self, config: &PretrainConfig) -> Result<u64> {
         let Some(epochs) = config.epochs else { return Ok(config.steps) };

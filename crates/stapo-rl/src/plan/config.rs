@@ -1,8 +1,10 @@
-//! The config of a run: TOML -> [`Config`] (as written) -> [`Plan`] (resolved, checked, immutable).
+//! The config of a run: [`RawConfig`] (as given) -> [`Config`] (merged with defaults and presets, typed) -> [`Plan`]
+//! (checked, immutable).
 
 mod auto;
 mod kind;
 pub(crate) mod lora;
+mod merged;
 mod plan;
 pub(crate) mod refusal;
 mod reuse;
@@ -28,11 +30,11 @@ use crate::tasks::TaskSpec;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
-use stapo_core::settings::{self, SettingsError};
+use stapo_core::settings::{self, RawConfig};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// A config as written. Every key has a default; the defaults are the built-in run.
+/// A config. Every key has a default; the defaults are the built-in run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -54,10 +56,11 @@ pub struct Config {
     /// What a distillation learns from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherSource>,
-    /// See `stapo_rl::tasks::TaskSpec`.
-    pub task: Table,
-    /// See `stapo_core::ObjectiveSpec`; `preset` names the preset that the other keys override.
-    pub objective: Table,
+    pub task: TaskSpec,
+    /// The name of the preset that the other keys of `objective` override; `objective` has its values.
+    #[serde(skip)]
+    pub preset: Option<String>,
+    pub objective: ObjectiveSpec,
     pub rollout: RolloutConfig,
     pub reward: RewardConfig,
     /// Several rewards by name, in place of `reward` and `task.verifier`.
@@ -252,7 +255,7 @@ pub struct RecordConfig {
     pub responses_every_steps: u64,
     /// Likeliest tokens recorded for each position.
     pub alternatives: usize,
-    /// Steps between hashes of weights and optimizer state, for `stapo verify-run`; 0 writes none.
+    /// Steps between hashes of weights and optimizer state, for `stapo verify --replay`; 0 writes none.
     pub state_hash_every_steps: u64,
 }
 
@@ -278,7 +281,6 @@ impl CanaryConfig {
 
 impl Default for Config {
     fn default() -> Self {
-        let kind = |kind: &str| Table::from_iter([("kind".to_string(), Value::String(kind.to_string()))]);
         Config {
             name: "stapo".to_string(),
             seed: 0,
@@ -288,8 +290,9 @@ impl Default for Config {
             lora: None,
             reference: None,
             teacher: None,
-            task: kind("arithmetic"),
-            objective: Table::from_iter([("preset".to_string(), Value::String("stapo".to_string()))]),
+            task: TaskSpec::default(),
+            preset: Some(merged::DEFAULT_PRESET.to_string()),
+            objective: ObjectiveSpec::from_preset(merged::DEFAULT_PRESET).expect("the default is a preset"),
             rollout: RolloutConfig::default(),
             reward: RewardConfig::default(),
             rewards: Vec::new(),
@@ -393,82 +396,33 @@ impl Default for CanaryConfig {
 }
 
 impl Config {
-    /// Reads a config and applies `key=value` overrides. Absent keys have their defaults; a `task` or `objective` of
-    /// another kind or preset replaces the default table as a whole.
+    /// Reads a config and applies `key=value` overrides.
     pub fn from_toml<'a>(
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Self, SettingsError> {
-        let mut given = settings::parse(text)?;
-        FileKind::Training.check("config", &given)?;
-        sources::spell_out_models(&mut given);
-        let mut table = overlaid(given);
-        let mut overrides: Vec<&str> = overrides.into_iter().collect();
-        overrides.sort_by_key(|text| settings::application_order(text));
-        for text in overrides {
-            spell_out_objective(&mut table, text);
-            sources::make_room_for_path(&mut table, text);
-            spell_out_verifier(&mut table, text);
-            replace_warmup(&mut table, text);
-            settings::set(&mut table, text)?;
-            sources::spell_out_models(&mut table);
-        }
-        lora::lift(&mut table);
-        settings::read("config", table)
+    ) -> Result<Self, PlanError> {
+        Self::read(&RawConfig::new(text, overrides)?)
+    }
+
+    /// Reads a config. Absent keys have their defaults; a `task` or `objective` of another kind or preset replaces the
+    /// default table as a whole.
+    pub fn read(raw: &RawConfig) -> Result<Self, PlanError> {
+        FileKind::Training.check("config", &raw.table)?;
+        let mut merged = merged::merged(raw)?;
+        let mut config: Self = settings::read("config", merged.rest)?;
+        config.task = TaskSpec::read("task", merged.task)?;
+        config.preset = merged.preset.take();
+        config.objective = ObjectiveSpec::from_table(merged.objective)?;
+        Ok(config)
     }
 
     pub fn to_toml(&self) -> String {
         let mut table = settings::to_table(self);
+        if let (Some(preset), Some(Value::Table(objective))) = (&self.preset, table.get_mut("objective")) {
+            objective.insert("preset".to_string(), Value::String(preset.clone()));
+        }
         lora::lower(&mut table);
         table.to_string()
-    }
-}
-
-/// Replaces a preset's name by the preset's values where an override changes one of these, as in
-/// `objective.masks.0.tau_p=0.001`. An objective that cannot be read stays unchanged, and resolving the plan reports
-/// the error.
-fn spell_out_objective(table: &mut Table, text: &str) {
-    let Some(Value::Table(objective)) = table.get_mut("objective") else { return };
-    let key = text.strip_prefix("objective.").and_then(|rest| rest.split(['.', '=']).next());
-    let is_inside = key.is_some_and(|key| key != "preset" && !objective.contains_key(key));
-    if let Some(spec) = is_inside.then(|| ObjectiveSpec::from_table(objective.clone()).ok()).flatten() {
-        *objective = settings::to_table(&spec);
-    }
-}
-
-/// Writes out the verifier that the task brings where an override changes one of its keys, as in
-/// `task.verifier.mode=exact`.
-fn spell_out_verifier(table: &mut Table, text: &str) {
-    let Some(Value::Table(task)) = table.get_mut("task") else { return };
-    if text.trim_start().starts_with("task.verifier.")
-        && !task.contains_key("verifier")
-        && let Ok(spec) = TaskSpec::read("task", task.clone())
-    {
-        task.insert("verifier".to_string(), Value::Table(settings::to_table(spec.verifier())));
-    }
-}
-
-/// A config over the defaults. A share of warm-up replaces the default number of steps.
-fn overlaid(given: Table) -> Table {
-    let mut defaults = Config::default();
-    let schedule = given.get("update").and_then(|update| update.get("schedule"));
-    if schedule.is_some_and(|schedule| schedule.get("warmup_share").is_some()) {
-        defaults.update.schedule = Schedule::of(Curve::Constant);
-    }
-    settings::overlay(settings::to_table(&defaults), given)
-}
-
-/// Removes the other key of the warm-up where an override gives one of the two, which exclude each other.
-fn replace_warmup(table: &mut Table, text: &str) {
-    let key = text.split('=').next().unwrap_or_default().trim();
-    let other = match key.strip_prefix("update.schedule.") {
-        Some("warmup_share") => "warmup_steps",
-        Some("warmup_steps") => "warmup_share",
-        _ => return,
-    };
-    let schedule = table.get_mut("update").and_then(|update| update.get_mut("schedule"));
-    if let Some(schedule) = schedule.and_then(Value::as_table_mut) {
-        schedule.remove(other);
     }
 }
 

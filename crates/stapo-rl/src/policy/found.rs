@@ -334,7 +334,7 @@ fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
         let remedy = format!("the model is in {} when the run is done", run.join("model").display());
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
     }
-    let config = Config::from_toml(&text, []).map_err(PlanError::from)?;
+    let config = Config::from_toml(&text, [])?;
     // A plan that was not pinned may leave the rank to the adapter that the run started from.
     let pinned = |mut lora: LoraConfig| {
         if lora.rank.is_none() {

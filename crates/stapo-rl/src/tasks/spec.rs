@@ -71,6 +71,21 @@ impl TaskSpec {
         }
     }
 
+    /// The kind of the task, as configs name it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Arithmetic(_) => "arithmetic",
+            Self::Countdown(_) => "countdown",
+            Self::Jsonl(_) => "jsonl",
+            Self::Parquet(_) => "parquet",
+        }
+    }
+
+    /// The verifier of tasks of a kind where the config names none.
+    pub(crate) fn default_verifier(kind: &str) -> VerifierSpec {
+        if kind == "countdown" { CountdownSpec::default().verifier } else { VerifierSpec::default() }
+    }
+
     pub(crate) fn verifier_mut(&mut self) -> &mut VerifierSpec {
         match self {
             Self::Arithmetic(spec) => &mut spec.verifier,

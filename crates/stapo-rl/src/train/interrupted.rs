@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::error::Result;
-use crate::plan::config::{Config, Plan, PlanError};
+use crate::plan::config::{Config, Plan};
 use crate::policy::identity;
 use crate::ranks::Ranks;
 use crate::reward::Programs;
@@ -24,7 +24,7 @@ impl Interrupted {
     pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
         RunKind::Training.check(folder)?;
         let resolve = |text: &str, set: &[String]| -> Result<Plan> {
-            let config = Config::from_toml(text, set.iter().map(String::as_str)).map_err(PlanError::from)?;
+            let config = Config::from_toml(text, set.iter().map(String::as_str))?;
             Ok(Plan::resolve(config)?)
         };
         let complete = |text: &str| Ok(resolve(text, &[])?.to_toml());

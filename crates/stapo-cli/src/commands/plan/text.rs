@@ -25,11 +25,8 @@ pub fn print(planned: &Planned) {
 fn print_run(planned: &Planned) {
     let config = &planned.plan.config;
     let rollout = &config.rollout;
-    let kind = |table: &toml::Table, key: &str| {
-        table.get(key).and_then(toml::Value::as_str).unwrap_or("own").to_string()
-    };
-    let objective = kind(&config.objective, "preset");
-    line("run", &format!("{}: {objective} on {}", config.name, kind(&config.task, "kind")));
+    let objective = config.preset.as_deref().unwrap_or("own");
+    line("run", &format!("{}: {objective} on {}", config.name, config.task.kind()));
     let shapes = planned.shapes;
     let n_parameters = grouped(shapes.model.n_parameters());
     line("model", &format!("{}, {}, {n_parameters} parameters", shapes.name, shapes.model.family.name()));

@@ -1,8 +1,8 @@
-//! `stapo verify-run`, which is `stapo verify --replay` without the receipt.
+//! The replay of a run: steps from a checkpoint, whose states are compared with the recorded hashes.
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
-use crate::shared::ranks::{Joined, RankFlags};
+use crate::shared::ranks::Joined;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
@@ -14,41 +14,10 @@ use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Replays steps of a run from a checkpoint and compares the state with the recorded hashes.
-#[derive(clap::Args)]
-pub struct Args {
-    /// The run folder.
-    run: PathBuf,
-
-    /// How many steps to replay.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
-    steps: u64,
-
-    #[command(flatten)]
-    allow: AllowCommand,
-
-    #[command(flatten)]
-    ranks: RankFlags,
-}
-
-/// The same for a process without others.
-pub fn alone(run: &Path, steps: u64, allow: AllowCommand) -> Result<ExitCode> {
-    self::run(&Args { run: run.to_owned(), steps, allow, ranks: RankFlags::default() })
-}
-
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let joined = Joined::meet(&args.ranks)?;
-    if joined.is_first() {
-        joined.run(|| replay(args, &joined))
-    } else {
-        joined.run(|| beside(args, &joined))
-    }
-}
-
 /// The part of every rank but the first: the steps that rank 0 asks for.
-fn beside(args: &Args, joined: &Joined) -> Result<ExitCode> {
+pub(super) fn follow(allow: AllowCommand, joined: &Joined) -> Result<ExitCode> {
     let plan = run_folder::resolved(&String::from_utf8_lossy(&joined.ranks.broadcast(&[])?))?;
-    let (mut trainer, _) = trainer(args, joined, &plan, None)?;
+    let (mut trainer, _) = trainer(allow, joined, &plan, None)?;
     while joined.ranks.broadcast(&[])? == GO_ON {
         step(&mut trainer, &plan)?;
     }
@@ -60,7 +29,7 @@ const GO_ON: &[u8] = b"step";
 
 /// The trainer at the checkpoint that rank 0 has, and the hash of its state.
 fn trainer(
-    args: &Args,
+    allow: AllowCommand,
     joined: &Joined,
     plan: &Plan,
     checkpoint: Option<&Checkpoint>,
@@ -69,7 +38,7 @@ fn trainer(
     let device = joined.device(plan.device(), None, Use::of(plan))?;
     let ranks = joined.ranks_on(&device)?;
     agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
-    let mut trainer = Trainer::on_ranks(plan, &device, args.allow.of_run(), ranks)?;
+    let mut trainer = Trainer::on_ranks(plan, &device, allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
     let hash = trainer.learner.state_hash()?;
     Ok((trainer, hash))
@@ -82,30 +51,31 @@ fn step(trainer: &mut Trainer, plan: &Plan) -> Result<String> {
     Ok(trainer.learner.state_hash()?)
 }
 
-fn replay(args: &Args, joined: &Joined) -> Result<ExitCode> {
-    let plan = run_folder::plan(&args.run)?;
-    let manifest = Run::read_manifest(&args.run)?;
+/// Replays `n_steps` steps; true where inputs and states are as recorded.
+pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joined) -> Result<bool> {
+    let plan = run_folder::plan(run)?;
+    let manifest = Run::read_manifest(run)?;
     let recorded =
         |step: u64| manifest.steps.iter().find(|hash| hash.step == step).map(|hash| hash.sha256.as_str());
     let last = manifest.steps.last().map_or(0, |hash| hash.step);
-    let checkpoints = Checkpoint::list(&args.run)?;
+    let checkpoints = Checkpoint::list(run)?;
     let before = |path: &PathBuf| Checkpoint::open(path).ok().filter(|c| c.counters.step < last);
     let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
-        bail!("run {}: no checkpoint before step {last} to replay from", args.run.display());
+        bail!("run {}: no checkpoint before step {last} to replay from", run.display());
     };
-    let mut n_different = check_inputs(&args.run, &plan, &manifest, &checkpoint)?;
+    let mut n_different = check_inputs(run, &plan, &manifest, &checkpoint)?;
     joined.ranks.broadcast(plan.to_toml().as_bytes())?;
-    let (mut trainer, found) = trainer(args, joined, &plan, Some(&checkpoint))?;
+    let (mut trainer, found) = trainer(allow, joined, &plan, Some(&checkpoint))?;
     let recorded_hash = checkpoint.provenance.as_ref().map(|provenance| &provenance.state_hash);
     if let Some(hash) = recorded_hash.filter(|hash| **hash != found) {
-        let (run, step) = (args.run.display(), checkpoint.counters.step);
+        let (run, step) = (run.display(), checkpoint.counters.step);
         bail!(
             "run {run}: the state of step {step} has the hash {found}, recorded {hash}\nhint: a program that hashes states in another way wrote the run; verify it with the program that build.json names"
         );
     }
     allow_command::warn(&trainer.task);
     println!("replaying from step {}", checkpoint.counters.step);
-    for _ in 0..args.steps {
+    for _ in 0..n_steps {
         if trainer.learner.counters.step >= last {
             break;
         }
@@ -122,7 +92,7 @@ fn replay(args: &Args, joined: &Joined) -> Result<ExitCode> {
         }
     }
     joined.ranks.broadcast(b"end")?;
-    Ok(if n_different == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(n_different == 0)
 }
 
 /// Compares the inputs that the manifest and the checkpoint recorded with those on disk, by hash, and the plan with that

@@ -9,7 +9,7 @@ use crate::plan::config::{
 };
 use crate::tasks::TaskSpec;
 use serde::{Deserialize, Serialize};
-use stapo_core::settings::{self, SettingsError};
+use stapo_core::settings::{self, Override, RawConfig, SettingsError};
 use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
 use toml::Table;
@@ -181,26 +181,20 @@ impl PretrainConfig {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
-        Self::over(&Self::default(), text, overrides)
+        Self::over(&Self::default(), &RawConfig::new(text, overrides)?)
     }
 
-    /// Reads a config over given defaults and applies `key=value` overrides. Keys may have the names of earlier
-    /// programs.
-    pub fn over<'a>(
-        defaults: &Self,
-        text: &str,
-        overrides: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Self, SettingsError> {
-        let written = settings::parse(text)?;
-        FileKind::Supervised.check("config", &written)?;
+    /// Reads a config over given defaults. Keys may have the names of earlier programs.
+    pub fn over(defaults: &Self, raw: &RawConfig) -> Result<Self, SettingsError> {
+        FileKind::Supervised.check("config", &raw.table)?;
         let mut given = Table::new();
-        spelling::set_all(&mut given, written)?;
-        let overrides: Vec<String> = overrides.into_iter().map(spelling::modern_override).collect();
+        spelling::set_all(&mut given, raw.table.clone())?;
+        lora::lift(&mut given);
+        let overrides = raw.overrides.iter().cloned().map(spelling::modern_override).map(lora::renamed);
+        let overrides: Vec<Override> = overrides.collect();
         let mut below = settings::to_table(defaults);
         // A number of steps replaces the default number of epochs.
-        let names = |key: &str| {
-            given.contains_key(key) || overrides.iter().any(|text| text.split('=').next() == Some(key))
-        };
+        let names = |key: &str| given.contains_key(key) || overrides.iter().any(|set| set.keys == [key]);
         if names("steps") && !names("epochs") {
             below.remove("epochs");
         }
@@ -212,13 +206,7 @@ impl PretrainConfig {
             });
         }
         let mut table = settings::overlay(below, given);
-        // A model that an override names as a whole keeps the adapters of the config.
-        let (whole, keys): (Vec<&str>, Vec<&str>) =
-            overrides.iter().map(String::as_str).partition(|text| text.split('=').next() == Some("model"));
-        let adapters = lora::take(&mut table);
-        settings::set_all(&mut table, whole)?;
-        lora::put_back(&mut table, adapters);
-        settings::set_all(&mut table, keys)?;
+        settings::set_all(&mut table, overrides)?;
         lora::lift(&mut table);
         settings::read("config", table)
     }
@@ -284,8 +272,8 @@ impl PretrainConfig {
 
     /// The plan of the held-out evaluation: that of a training run on the same task.
     pub(super) fn evaluation_plan(&self) -> Result<Plan, PlanError> {
-        let Some(task) = self.data.task() else { return Plan::resolve(Config::default()) };
-        let mut config = Config { task: task.clone(), seed: self.seed, ..Config::default() };
+        let Some(task) = self.evaluation_task()? else { return Plan::resolve(Config::default()) };
+        let mut config = Config { task, seed: self.seed, ..Config::default() };
         config.evaluation.problems = self.evaluation.problems;
         Plan::resolve(config)
     }

@@ -56,6 +56,11 @@ impl FileRows {
         Ok(file)
     }
 
+    /// Whether rows are prompts with responses or conversations, and not texts alone.
+    pub(super) fn has_answers(&self) -> bool {
+        self.rows.iter().any(|row| !matches!(row, TextRow::Text(_)))
+    }
+
     /// The row at `position`; each epoch is a permutation of the rows, keyed by `seed`.
     pub(super) fn row(&self, seed: u64, position: u64) -> &TextRow {
         &self.rows[self.place(seed, position)]

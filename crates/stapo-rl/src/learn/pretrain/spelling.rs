@@ -1,6 +1,6 @@
 //! Names that keys had in earlier programs, and kinds that can be told from the other keys.
 
-use stapo_core::settings::SettingsError;
+use stapo_core::settings::{Override, SettingsError};
 use toml::{Table, Value};
 
 /// Earlier names of keys, and the names they have.
@@ -20,11 +20,14 @@ const EARLIER: [(&str, &str); 13] = [
     ("checkpoint_every_steps", "record.checkpoint_every_steps"),
 ];
 
-/// A `key=value` with the key's name of today.
-pub(super) fn modern_override(text: &str) -> String {
-    let (path, rest) = text.split_at(text.find('=').unwrap_or(text.len()));
-    let (first, inner) = path.split_at(path.find('.').unwrap_or(path.len()));
-    format!("{}{inner}{rest}", modern(first.trim()))
+/// An override with the key's name of today.
+pub(super) fn modern_override(mut set: Override) -> Override {
+    let name = modern(&set.keys[0]);
+    if name != set.keys[0] {
+        let name: Vec<String> = name.split('.').map(str::to_string).collect();
+        set.keys.splice(..1, name);
+    }
+    set
 }
 
 fn modern(key: &str) -> &str {

@@ -95,7 +95,11 @@ fn write(folder: &Path, rows: &[Value]) -> PathBuf {
 fn open(folder: &Path, rows: &[Value], settings: &[&str]) -> Result<(PretrainConfig, Pretrainer)> {
     let data = format!("data={{kind=\"jsonl\",path={:?}}}", write(folder, rows));
     let set: Vec<&str> = [&[data.as_str(), "update.batch_tokens=64"], settings].concat();
-    let config = PretrainConfig::over(&PretrainConfig::fine_tuning(), "", set).map_err(PlanError::from)?;
+    let config = PretrainConfig::over(
+        &PretrainConfig::fine_tuning(),
+        &stapo_core::settings::RawConfig::new("", set).unwrap(),
+    )
+    .map_err(PlanError::from)?;
     let pretrainer = Pretrainer::new(&config, Path::new("unused"), &device(), Programs::Never)?;
     Ok((config, pretrainer))
 }

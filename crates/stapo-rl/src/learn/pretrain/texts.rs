@@ -11,6 +11,7 @@ use crate::tasks::{Mistakes, Split, Task, TaskSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
+use std::path::Path;
 use toml::{Table, Value};
 
 /// The source of the texts.
@@ -135,6 +136,15 @@ impl Texts {
         match self {
             Texts::File(file) => Some(file),
             Texts::Solutions { .. } | Texts::Mixture(_) => None,
+        }
+    }
+
+    /// The first file whose rows have answers: prompts with responses, or conversations.
+    pub fn file_with_answers(&self) -> Option<&Path> {
+        match self {
+            Texts::File(file) => file.has_answers().then_some(file.spec.path.as_path()),
+            Texts::Solutions { .. } => None,
+            Texts::Mixture(parts) => parts.iter().find_map(|(_, part)| part.file_with_answers()),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::PlanError;
 use super::refusal::{positive, require};
 use serde::{Deserialize, Serialize};
+use stapo_core::settings::Override;
 use stapo_model::DeviceName;
 use stapo_model::decoder::{LoraScale, LoraSpec, LoraTarget};
 use stapo_model::peft::MAX_RANK;
@@ -95,7 +96,7 @@ impl From<Targets> for TargetNames {
 }
 
 impl LoraConfig {
-    /// The key under which [`lift`] puts the table beside the model's own.
+    /// The key to which [`lift`] moves the table.
     pub const KEY: &str = "model.lora";
 
     /// Checks what can be checked without files.
@@ -136,30 +137,27 @@ impl LoraConfig {
     }
 }
 
-/// Moves the table `lora` of a config's model beside the model, where [`LoraConfig`] is read.
+/// Moves the table `lora` of a config's model out of the model, to where [`LoraConfig`] is read: the model may then be
+/// replaced, and keeps its adapters.
 pub(crate) fn lift(table: &mut Table) {
-    if let Some(lora) = take(table) {
+    let model = table.get_mut("model").and_then(Value::as_table_mut);
+    if let Some(lora) = model.and_then(|model| model.remove(INNER)) {
         table.insert(LoraConfig::KEY.to_string(), lora);
     }
+}
+
+/// An override of a key that [`lift`] moved.
+pub(crate) fn renamed(mut set: Override) -> Override {
+    if set.keys.starts_with(&["model".to_string(), INNER.to_string()]) {
+        set.keys.splice(..2, [LoraConfig::KEY.to_string()]);
+    }
+    set
 }
 
 /// Undoes [`lift`].
 pub(crate) fn lower(table: &mut Table) {
     let Some(lora) = table.remove(LoraConfig::KEY) else { return };
     if let Some(Value::Table(model)) = table.get_mut("model") {
-        model.insert(INNER.to_string(), lora);
-    }
-}
-
-/// The table `lora` of a config's model, which the model no longer has.
-pub(crate) fn take(table: &mut Table) -> Option<Value> {
-    table.get_mut("model").and_then(Value::as_table_mut).and_then(|model| model.remove(INNER))
-}
-
-/// Gives a config's model the table that [`take`] took.
-pub(crate) fn put_back(table: &mut Table, lora: Option<Value>) {
-    let model = table.get_mut("model").and_then(Value::as_table_mut);
-    if let Some((model, lora)) = model.zip(lora) {
         model.insert(INNER.to_string(), lora);
     }
 }

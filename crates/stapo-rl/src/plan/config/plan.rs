@@ -7,7 +7,6 @@ use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSource, St
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
-use stapo_core::settings;
 use stapo_model::DeviceName;
 use stapo_model::generate::SamplingRule;
 use stapo_model::optimizer::AdamWSettings;
@@ -34,8 +33,8 @@ pub struct Plan {
 impl Plan {
     /// Resolves the presets and checks every value.
     pub fn resolve(config: Config) -> Result<Self, PlanError> {
-        let mut task = TaskSpec::read("task", config.task.clone())?;
-        let objective = ObjectiveSpec::from_table(config.objective.clone())?;
+        let (mut task, objective) = (config.task.clone(), config.objective.clone());
+        objective.check()?;
         let rewards = rewards::resolve(&config, &mut task)?;
         let style = PromptStyle::of(&config.rollout);
         let plan = Plan { config, task: task.with_template(), objective, rewards, style };
@@ -45,10 +44,7 @@ impl Plan {
 
     /// The plan as TOML with presets written out. As a config, this TOML resolves to the same plan.
     pub fn to_toml(&self) -> String {
-        let mut config = self.config.clone();
-        config.task = settings::to_table(&self.task);
-        config.objective = settings::to_table(&self.objective);
-        config.to_toml()
+        Config { task: self.task.clone(), preset: None, ..self.config.clone() }.to_toml()
     }
 
     pub fn optimizer(&self) -> AdamWSettings {
@@ -67,11 +63,11 @@ impl Plan {
 
     /// How gradients are summed.
     pub fn sum(&self) -> GradientSum {
-        let of_device = match self.device() {
+        let default = match self.device() {
             DeviceName::Cpu => GradientSum::Tokens,
             DeviceName::Cuda { .. } => GradientSum::Microbatches,
         };
-        self.config.update.sum.unwrap_or(of_device)
+        self.config.update.sum.unwrap_or(default)
     }
 
     /// True where ratios divide by the log-probs of another engine from the first update on.
@@ -110,7 +106,7 @@ impl Plan {
     /// What is unusual about the objective, and settings of the training loop that the preset's paper uses and the config
     /// does not set.
     pub fn notes(&self) -> Vec<String> {
-        let name = self.config.objective.get("preset").and_then(toml::Value::as_str).unwrap_or_default();
+        let name = self.config.preset.as_deref().unwrap_or_default();
         let mut notes = self.objective.warnings();
         let rollout = &self.config.rollout;
         if let Some(RolloutSource::Jsonl { behavior: Behavior::Policy, .. }) = rollout.source
@@ -120,7 +116,7 @@ impl Plan {
             notes.push(format!("the log-probs of rollout.source are not used; {remedy}"));
         }
         if let Some(rows) = self.task.rows().filter(|rows| rows.has_instruction())
-            && !self.config.task.contains_key("template")
+            && self.config.task.rows().is_some_and(|rows| rows.template.is_none())
         {
             let problem = "task.template is not set: the instruction of its default follows each problem";
             notes.push(format!("{problem} ({:?}); stapo problems shows the prompts", rows.template()));

@@ -48,13 +48,13 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
         let verifier = task.verifier().clone();
         return Ok(vec![Reward { name: "reward".to_string(), weight: 1.0, verifier, right, wrong }]);
     }
-    let own = default_verifier(config)?;
+    let default = TaskSpec::default_verifier(task.kind());
     let mut rewards: Vec<Reward> = Vec::new();
     for spec in &config.rewards {
         let RewardSpec { name, weight, verifier, right, wrong } = spec.clone();
-        let verifier = verifier.unwrap_or_else(|| own.clone());
+        let verifier = verifier.unwrap_or_else(|| default.clone());
         let is_new = rewards.iter().all(|reward| reward.name != name);
-        require(is_new, "rewards.name", &name, "is there twice", "give each reward a name of its own")?;
+        require(is_new, "rewards.name", &name, "is there twice", "give each reward another name")?;
         rewards.push(Reward { name, weight, verifier, right, wrong });
     }
     require(
@@ -66,7 +66,7 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
     )?;
     let given = task.verifier();
     require(
-        *given == own || *given == rewards[0].verifier,
+        *given == default || *given == rewards[0].verifier,
         "task.verifier",
         "given together with [[rewards]]:",
         "one of the two says how responses are judged",
@@ -93,12 +93,4 @@ pub(super) fn check(config: &Config, rewards: &[Reward]) -> Result<(), PlanError
         require(contrast, key, reward.right, expected, "")?;
     }
     Ok(())
-}
-
-/// The verifier that the task has where the config names none.
-fn default_verifier(config: &Config) -> Result<VerifierSpec, PlanError> {
-    let mut table = config.task.clone();
-    table.remove("verifier");
-    let task = TaskSpec::read("task", table)?;
-    Ok(task.verifier().clone())
 }

@@ -2,6 +2,7 @@
 
 use super::lora;
 use serde::{Deserialize, Serialize};
+use stapo_core::settings::Override;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
@@ -47,9 +48,10 @@ const BUILTIN: &str = "builtin";
 /// The keys of a config that name a model.
 const MODELS: [&str; 3] = ["model", "reference", "teacher"];
 
-/// Writes out the `kind` of models that are named without one: `model = "NAME"` and `[model] path = "NAME"`.
-pub(super) fn spell_out_models(table: &mut Table) {
-    let lora = lora::take(table);
+/// Writes out the `kind` of models that are named without one, `model = "NAME"` and `[model] path = "NAME"`, and moves
+/// the adapters out of the model.
+pub(super) fn spelled_out(mut table: Table) -> Table {
+    lora::lift(&mut table);
     for key in MODELS {
         let name = match table.get(key) {
             Some(Value::String(name)) => name.clone(),
@@ -59,27 +61,31 @@ pub(super) fn spell_out_models(table: &mut Table) {
             },
             _ => continue,
         };
-        let kind = |kind: &str| ("kind".to_string(), Value::String(kind.to_string()));
-        let spelled_out = match name.as_str() {
-            BUILTIN => Table::from_iter([kind(BUILTIN)]),
-            "solution" if key == "teacher" => Table::from_iter([kind("solution")]),
-            _ => Table::from_iter([kind("path"), ("path".to_string(), Value::String(name))]),
-        };
-        table.insert(key.to_string(), Value::Table(spelled_out));
+        table.insert(key.to_string(), named_model(key, &name));
     }
-    lora::put_back(table, lora);
+    table
 }
 
-/// Makes room for an override such as `model.path=NAME`, which names a model of another kind than the config does.
-pub(super) fn make_room_for_path(table: &mut Table, text: &str) {
-    let key = text.split('=').next().unwrap_or_default().trim();
-    let Some(key) = MODELS.iter().find(|model| key == format!("{model}.path")) else { return };
-    let kind = table.get(*key).and_then(|value| value.get("kind")).and_then(Value::as_str);
-    if kind != Some("path") {
-        let lora = lora::take(table).filter(|_| *key == MODELS[0]);
-        table.insert((*key).to_string(), Value::Table(Table::new()));
-        lora::put_back(table, lora);
+/// An override such as `model.path=NAME` as one of the whole model, which may be of another kind in the file.
+pub(super) fn renamed(mut set: Override) -> Override {
+    if let ([key, path], Value::String(name)) = (set.keys.as_slice(), &set.value)
+        && MODELS.contains(&key.as_str())
+        && path == "path"
+    {
+        set.value = named_model(key, name);
+        set.keys.truncate(1);
     }
+    set
+}
+
+/// The table of a model that is named without its kind.
+fn named_model(key: &str, name: &str) -> Value {
+    let kind = |kind: &str| ("kind".to_string(), Value::String(kind.to_string()));
+    Value::Table(match name {
+        BUILTIN => Table::from_iter([kind(BUILTIN)]),
+        "solution" if key == "teacher" => Table::from_iter([kind("solution")]),
+        _ => Table::from_iter([kind("path"), ("path".to_string(), Value::String(name.to_string()))]),
+    })
 }
 
 /// Rollouts that come from elsewhere.

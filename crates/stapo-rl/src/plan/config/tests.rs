@@ -4,7 +4,7 @@ mod overrides;
 
 fn complaint(text: &str, overrides: &[&str]) -> String {
     let read = Config::from_toml(text, overrides.iter().copied());
-    match read.map_err(PlanError::from).and_then(Plan::resolve) {
+    match read.and_then(Plan::resolve) {
         Ok(_) => panic!("{text} {overrides:?} must be refused"),
         Err(error) => error.to_string(),
     }
@@ -170,10 +170,7 @@ fn a_model_is_named_by_its_path_alone() {
 
 #[test]
 fn an_error_knows_the_key_it_is_about() {
-    let key = |text: &str| {
-        let read = Config::from_toml(text, []).map_err(PlanError::from);
-        read.and_then(Plan::resolve).expect_err(text).key()
-    };
+    let key = |text: &str| Config::from_toml(text, []).and_then(Plan::resolve).expect_err(text).key();
     for (text, expected) in [
         ("stepz = 3", "stepz"),
         ("[rollout]\ngroup_size = \"x\"", "rollout.group_size"),
@@ -425,7 +422,7 @@ fn adapters_are_a_table_of_the_model() {
         // The device is the CPU.
         ("model.lora.base=quantised", "model.lora.base"),
     ] {
-        let read = Config::from_toml("", [given]).map_err(PlanError::from).and_then(Plan::resolve);
+        let read = Config::from_toml("", [given]).and_then(Plan::resolve);
         let error = read.err().unwrap_or_else(|| panic!("{given} was read")).to_string();
         assert!(error.contains(word), "{given}: {error}");
     }

@@ -3,6 +3,7 @@
 use super::complaint;
 use crate::learn::pretrain::PretrainConfig;
 use crate::plan::config::*;
+use crate::reward::spec::{RuleSpec, VerifierSpec};
 
 #[test]
 fn an_override_may_name_a_key_of_an_absent_table() {
@@ -17,14 +18,15 @@ fn an_override_may_name_a_key_of_an_absent_table() {
         "model.lora.rank=4",
     ];
     let config = Config::from_toml("", set).unwrap();
+    let exact = VerifierSpec::Rule(RuleSpec { mode: stapo_verify::Mode::Exact, ..RuleSpec::default() });
     assert_eq!(config.update.reuse, Some(Reuse { max: 3, ..Reuse::default() }));
     assert_eq!(config.rollout.overlong, Some(OverlongShaping { max_tokens: 90, buffer_tokens: 9 }));
     assert_eq!(config.rollout.lengths, Some(Lengths { mean: 20.0, sigma: 0.5 }));
     assert_eq!(config.lora.unwrap().rank, Some(4));
-    assert_eq!(config.task["verifier"]["mode"].as_str(), Some("exact"));
+    assert_eq!(config.task.verifier(), &exact);
     let supervised = PretrainConfig::fine_tuning();
     let rows = ["data={kind=\"jsonl\",path=\"a\"}", "data.chat_arguments.x=1"];
-    assert!(PretrainConfig::over(&supervised, "", rows).is_ok());
+    assert!(PretrainConfig::over(&supervised, &RawConfig::new("", rows).unwrap()).is_ok());
     // Keys that the type does not have are refused beside those that it has.
     assert!(complaint("", &["update.reus.max=4"]).contains("did you mean `reuse`?"));
     assert!(complaint("", &["rollout.lengths.mean=20"]).contains("the key `sigma` is missing"));
