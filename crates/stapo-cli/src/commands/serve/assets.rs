@@ -7,12 +7,13 @@ use std::sync::LazyLock;
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The scripts in the order in which the page loads them.
-const SCRIPTS: [(&str, &str); 10] = [
+const SCRIPTS: [(&str, &str); 11] = [
     ("page.js", page::SCRIPT),
     ("viewer.js", viewer::SCRIPT),
     ("chart.js", include_str!("page/chart.js")),
     ("app.js", include_str!("page/app.js")),
     ("runs.js", include_str!("page/runs.js")),
+    ("charts.js", include_str!("page/charts.js")),
     ("run.js", include_str!("page/run.js")),
     ("responses.js", include_str!("page/responses.js")),
     ("compare.js", include_str!("page/compare.js")),
