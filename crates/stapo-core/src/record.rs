@@ -5,6 +5,7 @@
 //! [`SCHEMA`], and a reader refuses records with a higher schema than [`SCHEMA`].
 
 mod best;
+pub mod catalogue;
 mod event;
 mod experiment;
 mod identity;

@@ -1,26 +1,16 @@
 "use strict";
-// Which charts the numbers of a run make.
+// Which charts the numbers of a run make. The catalogue of stapo-core names the numbers.
+stapo.catalogue = JSON.parse(document.getElementById("catalogue").textContent);
 stapo.runCharts = (() => {
-  // The charts of a run. A key that ends in * stands for all keys that begin so; `scale` multiplies values.
+  const metrics = new Map(stapo.catalogue.metrics.map((metric) => [metric.key, metric]));
   // In the order of a step; a phase has the same colour in every picture.
-  const PHASES = ["rollout", "grade", "calibrate", "update", "record", "evaluate", "checkpoint"];
+  const PHASES = stapo.catalogue.metrics.flatMap(({ key }) => (key.startsWith("seconds.") ? [key.slice(8)] : []));
+
+  // A key that ends in * stands for all keys that begin so. Title, note and unit are those of the first key's metric
+  // unless given.
   const CHARTS = [
-    {
-      id: "held-out",
-      title: "Held-out accuracy",
-      note: "held-out problems answered right",
-      unit: "%",
-      scale: 100,
-      keys: ["eval_accuracy"],
-    },
-    {
-      id: "accuracy",
-      title: "Training accuracy",
-      note: "sampled responses judged right",
-      unit: "%",
-      scale: 100,
-      keys: ["accuracy"],
-    },
+    { id: "held-out", keys: ["eval_accuracy"] },
+    { id: "accuracy", keys: ["accuracy"] },
     {
       id: "benchmarks",
       title: "Benchmarks",
@@ -32,15 +22,11 @@ stapo.runCharts = (() => {
     },
     {
       id: "reward",
-      title: "Reward",
-      note: "mean of sampled responses, and its spread where recorded",
+      note: "mean of the sampled responses, and its spread where recorded",
       keys: ["reward_mean", "rewards.*", "reward_std"],
     },
     {
       id: "entropy",
-      title: "Entropy",
-      note: "over response tokens",
-      unit: "nats",
       keys: ["entropy_mean"],
       bands: [
         ["5 to 95 %", "entropy_quantiles.q05", "entropy_quantiles.q95"],
@@ -49,65 +35,33 @@ stapo.runCharts = (() => {
     },
     {
       id: "length",
-      title: "Response length",
       note: "mean, and median with quantiles where recorded",
-      unit: "tokens",
       keys: ["response_tokens_mean", "response_tokens.q50"],
       bands: [
         ["min to max", "response_tokens.min", "response_tokens.max"],
         ["10 to 90 %", "response_tokens.q10", "response_tokens.q90"],
       ],
     },
+    { id: "truncated", keys: ["truncated_share"] },
+    { id: "gradient-norm", keys: ["gradient_norm"] },
     {
-      id: "truncated",
-      title: "Truncated responses",
-      note: "cut by the length limit",
-      unit: "%",
-      scale: 100,
-      keys: ["truncated_share"],
+      id: "kl",
+      title: "KL divergence",
+      note: "k3 estimate per token",
+      keys: ["kl_behavior", "kl_reference", "kl", "kl_*", "kl.*"],
     },
-    { id: "gradient-norm", title: "Gradient norm", note: "of all weights, before clipping", keys: ["gradient_norm"] },
-    { id: "kl", title: "KL divergence", note: "k3 estimate per token", unit: "nats", keys: ["kl", "kl_*", "kl.*"] },
-    {
-      id: "clip-fraction",
-      title: "Clip fraction",
-      note: "tokens whose ratio left its range",
-      unit: "%",
-      scale: 100,
-      keys: ["clip_fraction"],
-    },
-    {
-      id: "ratio",
-      title: "Ratio range",
-      note: "smallest and largest ratio of a step",
-      keys: ["ratio_min", "ratio_max"],
-    },
+    { id: "clip-fraction", keys: ["clip_fraction"] },
+    { id: "ratio", title: "Ratio range", note: "smallest and largest of a step", keys: ["ratio_min", "ratio_max"] },
     {
       id: "silenced",
       title: "Silenced and candidate share",
       note: "of response tokens",
-      unit: "%",
-      scale: 100,
       keys: ["silenced_share", "candidate_share"],
     },
-    {
-      id: "silenced-gradient",
-      title: "Gradient taken out by silencing",
-      note: "share of the summed squared gradient norm at the logits",
-      unit: "%",
-      scale: 100,
-      keys: ["silenced_gradient_share"],
-    },
-    {
-      id: "equal-groups",
-      title: "Groups with equal rewards",
-      note: "they teach nothing",
-      unit: "%",
-      scale: 100,
-      keys: ["equal_rewards_share"],
-    },
-    { id: "loss", title: "Loss", note: "of the objective", keys: ["loss"] },
-    { id: "learning-rate", title: "Learning rate", note: "at the last optimizer step", keys: ["learning_rate"] },
+    { id: "silenced-gradient", keys: ["silenced_gradient_share"] },
+    { id: "equal-groups", keys: ["equal_rewards_share"] },
+    { id: "loss", keys: ["loss"] },
+    { id: "learning-rate", keys: ["learning_rate"] },
     {
       id: "speed",
       title: "Tokens per second",
@@ -119,7 +73,6 @@ stapo.runCharts = (() => {
       id: "seconds",
       title: "Seconds by phase",
       note: "of each step",
-      unit: "s",
       keys: [...PHASES.map((phase) => "seconds." + phase), "seconds.*"],
       not: ["seconds.step"],
     },
@@ -132,22 +85,12 @@ stapo.runCharts = (() => {
       keys: ["ranks.*"],
       ending: ".idle_share",
     },
-    {
-      id: "memory",
-      title: "Memory",
-      note: "highest so far",
-      unit: "GiB",
-      scale: 1 / 2 ** 30,
-      keys: ["memory_bytes", "memory_bytes.*"],
-    },
-    {
-      id: "exactness",
-      title: "Exactness",
-      note: "max |logp − behavior_logp|; 0: rollout and training agree to the bit",
-      unit: "nats",
-      keys: ["exactness_max_abs"],
-    },
-  ];
+    { id: "memory", keys: ["memory_bytes", "memory_bytes.*"] },
+    { id: "exactness", keys: ["exactness_max_abs"] },
+  ].map((chart) => {
+    const { label: title, about: note, unit, scale } = metrics.get(chart.keys[0]) || {};
+    return { title, note, unit, scale, ...chart };
+  });
   const HIDDEN = ["seconds.step", "eval_accuracy_before"];
 
   const matching = (keys, pattern) =>
@@ -159,36 +102,29 @@ stapo.runCharts = (() => {
     const used = new Set(HIDDEN);
     const charts = [];
     for (const chart of CHARTS) {
-      const own = chart.keys
+      const found = chart.keys
         .flatMap((pattern) => matching(keys, pattern))
         .filter((key) => !(chart.not || []).includes(key) && key.endsWith(chart.ending || ""));
       const bands = (chart.bands || []).filter(([, low, high]) => keys.includes(low) && keys.includes(high));
-      for (const key of [...own, ...bands.flatMap(([, low, high]) => [low, high])]) used.add(key);
-      if (own.length + bands.length) charts.push({ ...chart, keys: [...new Set(own)], bands });
+      for (const key of [...found, ...bands.flatMap(([, low, high]) => [low, high])]) used.add(key);
+      if (found.length + bands.length) charts.push({ ...chart, keys: [...new Set(found)], bands });
     }
     const others = keys
       .filter((key) => !used.has(key))
-      .map((key) => ({
-        id: "key-" + key.replace(/[^a-z0-9]/gi, "-"),
-        title: key,
-        note: "",
-        keys: [key],
-        bands: [],
-        isOther: true,
-      }));
+      .map((key) => {
+        const { label: title = key, about: note = "", unit, scale } = metrics.get(key) || {};
+        const id = "key-" + key.replace(/[^a-z0-9]/gi, "-");
+        return { id, title, note, unit, scale, keys: [key], bands: [], isOther: true };
+      });
     return [...charts, ...others];
   };
+  // The name of a curve beside its siblings. Keys that the catalogue does not know, such as rewards, are their own names.
   const label = (key) =>
+    metrics.get(key)?.short ||
     key
-      .replace(/^(seconds|tokens_per_second|rewards|response_tokens|benchmarks)\./, "")
+      .replace(/^(seconds|tokens_per_second|rewards|benchmarks)\./, "")
       .replace(/\.accuracy$/, "")
       .replace(/^ranks\.(\d+)\.idle_share$/, "rank $1")
-      .replace(/^q50$/, "median")
       .replace(/_/g, " ");
-  return {
-    PHASES,
-    plan,
-    label,
-    AXES: { step: "step", updates: "optimizer steps", tokens: "tokens", hours: "hours" },
-  };
+  return { PHASES, plan, label, AXES: { step: "step", updates: "optimizer steps", tokens: "tokens", hours: "hours" } };
 })();

@@ -7,16 +7,17 @@
   const MAX_TAGGED = 40;
   const MAX_TAGS = 4;
 
-  const percent = (value) => (100 * value).toFixed(1) + " %";
+  // Title, the number by which the list is sorted, and for numbers of the catalogue key and notation.
+  const listed = stapo.catalogue.listed.map((wanted) => {
+    const { key, short, unit, scale } = stapo.catalogue.metrics.find((metric) => metric.key === wanted);
+    const shown = unit === "%" ? (value) => (scale * value).toFixed(1) + " %" : number;
+    return [short, (row) => -(row.last[key] ?? -Infinity), key, shown];
+  });
   const COLUMNS = [
     ["run", (row) => row.id],
     ["state", (row) => ["running", "died", "broken", "stopped", "done"].indexOf(row.status.kind)],
     ["progress", (row) => -(row.steps ? row.step / row.steps : 0)],
-    ["held-out", (row) => -(row.last.eval_accuracy ?? -1), "eval_accuracy", percent],
-    ["accuracy", (row) => -(row.last.accuracy ?? -1), "accuracy", percent],
-    ["reward", (row) => -(row.last.reward_mean ?? -Infinity), "reward_mean", number],
-    ["entropy", (row) => -(row.last.entropy_mean ?? -1), "entropy_mean", number],
-    ["length", (row) => -(row.last.response_tokens_mean ?? -1), "response_tokens_mean", number],
+    ...listed,
     ["written", (row) => -row.written],
   ];
 
@@ -131,10 +132,10 @@
       );
     };
     const sorted = (found) => {
-      const [, of] = COLUMNS[state.sort];
+      const [, sortKey] = COLUMNS[state.sort];
       const sign = state.isDown ? -1 : 1;
       const order = (a, b) => {
-        const [x, y] = [of(a), of(b)];
+        const [x, y] = [sortKey(a), sortKey(b)];
         return x < y ? -1 : x > y ? 1 : 0;
       };
       return found.sort((a, b) => sign * order(a, b) || a.id.localeCompare(b.id));
@@ -167,9 +168,9 @@
       const made = element("tr", "group");
       const cell = element("td");
       cell.colSpan = COLUMNS.length;
-      const own = found.filter((row) => row.experiment === experiment);
+      const members = found.filter((row) => row.experiment === experiment);
       const states = ["running", "done", "stopped", "died", "broken"]
-        .map((kind) => [kind, own.filter((row) => row.status.kind === kind).length])
+        .map((kind) => [kind, members.filter((row) => row.status.kind === kind).length])
         .filter(([, n]) => n);
       cell.append(
         "experiment ",
