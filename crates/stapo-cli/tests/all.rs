@@ -28,6 +28,7 @@ mod plan;
 mod python_reward;
 mod ranks;
 mod receipt;
+mod scripts;
 mod serve;
 mod survival;
 mod sweep;

@@ -211,6 +211,18 @@ fn files_stay_below_500_lines() {
     assert_none("files over 500 lines", &findings);
 }
 
+#[test]
+fn scripts_of_pages_have_lines_of_at_most_120_columns() {
+    let mut findings = Vec::new();
+    for path in sources(&root().join("crates"), &["js"]) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (idx, line) in text.lines().enumerate().filter(|(_, line)| line.chars().count() > 120) {
+            findings.push(format!("{}:{}: {} columns", relative(&path), idx + 1, line.chars().count()));
+        }
+    }
+    assert_none("lines of scripts over 120 columns", &findings);
+}
+
 fn too_long(functions: &[Function]) -> Vec<String> {
     let long = functions.iter().filter(|function| function.n_lines > MAX_FUNCTION_LINES);
     long.map(|function| format!("{}: {} lines", function.name, function.n_lines)).collect()

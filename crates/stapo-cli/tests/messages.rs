@@ -10,7 +10,7 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
     let at = folder.path();
     fs::create_dir_all(at.join("empty")).unwrap();
     fs::write(at.join("rows.jsonl"), "{\"q\": \"1+1=\", \"a\": \"2\"}\n").unwrap();
-    let cases: [(&str, &str); 25] = [
+    let cases: [(&str, &str); 28] = [
         ("eval --max-tokens 0", "--max-tokens"),
         ("eval --template hello", "--template \"hello\": shows no problem"),
         ("eval --resume E --limit 3", "--limit"),

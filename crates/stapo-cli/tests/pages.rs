@@ -154,13 +154,14 @@ fn objective_counts(folder: &Path, responses: &[Value], settings: &[String]) -> 
     let n_updates = 1 + responses.iter().map(|r| r["update_idx"].as_u64().unwrap()).max().unwrap();
     let mut counts = (0, 0);
     for update in 0..n_updates {
-        let own = responses.iter().filter(|r| r["update_idx"] == update);
+        let members = responses.iter().filter(|r| r["update_idx"] == update);
         let line = |r: &Value| {
             let tokens = &r["tokens"];
             json!({"group": r["problem_id"], "reward": r["reward"], "logp": tokens["logp"],
-                "behavior_logp": tokens["behavior_logp"], "entropy": tokens["entropy"]})
+                "behavior_logp": tokens["behavior_logp"], "entropy": tokens["entropy"],
+                "collision": tokens["collision"]})
         };
-        let batch = json_lines(own.map(line));
+        let batch = json_lines(members.map(line));
         std::fs::write(folder.join("batch.jsonl"), batch).unwrap();
         let mut args = vec!["objective", "batch.jsonl"];
         args.extend(settings.iter().flat_map(|setting| ["--set", setting]));
@@ -178,44 +179,57 @@ fn sliders_give_the_counts_of_the_objective() {
     ok(&stapo(at, &["inspect", "run", "--step", "2", "-o", "tokens.html"]));
     assert_self_contained(&read(at.join("tokens.html")));
     let responses = lines(at.join("run/rollouts/step-000002.jsonl"));
+    let tau_p = |tau_p: f64| json!({"kind": "tau_p", "tau": tau_p});
     let settings = [
-        (0.2, 0.75, "low_entropy", "candidates"),
-        (0.5, 0.75, "low_entropy", "candidates"),
-        (0.5, 0.33, "low_entropy", "candidates"),
-        (0.8, 1.0, "low_entropy", "candidates"),
-        (0.3, 0.5, "high_entropy", "candidates"),
-        (0.3, 0.8, "low_entropy", "all_tokens"),
-        (0.1, 0.5, "full", "candidates"),
-        (1e-5, 0.5, "low_entropy", "candidates"),
+        (tau_p(0.2), 0.75, "low_entropy", "candidates"),
+        (tau_p(0.5), 0.33, "low_entropy", "candidates"),
+        (tau_p(0.8), 1.0, "low_entropy", "candidates"),
+        (tau_p(0.3), 0.5, "high_entropy", "candidates"),
+        (tau_p(0.3), 0.8, "low_entropy", "all_tokens"),
+        (tau_p(0.3), 0.8, "low_entropy", "rewarded_tokens"),
+        (tau_p(0.1), 0.5, "full", "candidates"),
+        (tau_p(1e-5), 0.5, "low_entropy", "candidates"),
+        (json!({"kind": "target_share", "share": 0.05}), 0.75, "low_entropy", "candidates"),
+        (json!({"kind": "surprise", "c": 1.0, "b": 0.5}), 0.75, "low_entropy", "rewarded_tokens"),
+        (json!({"kind": "influence", "kappa": 0.4}), 0.75, "high_entropy", "all_tokens"),
     ];
-    let moves: Vec<Value> =
-        settings.iter().map(|(tau, q, select, over)| json!([tau, q, select, over])).collect();
     let slide = format!(
         "(()=>{{const at=id=>document.getElementById(id),taus=JSON.parse(at('recorded').textContent).tau_p;\
-         return {}.map(([tau,q,select,over])=>{{at('tau').value=taus.findIndex(([t])=>t===tau);at('q').value=q;at('select').value=select;\
-         at('over').value=over;at('q').dispatchEvent(new Event('input'));const c=at('counts').dataset;\
-         return [Number(c.candidates),Number(c.silenced),document.querySelectorAll('.tokens .silenced').length,at('tau-now').textContent]}})}})()",
-        json!(moves)
+         const counts=()=>[Number(at('counts').dataset.candidates),Number(at('counts').dataset.silenced),\
+         document.querySelectorAll('.tokens .silenced').length,at('counts').textContent];\
+         const opened=counts();return [opened,...{}.map(([threshold,q,select,over])=>{{\
+         at('threshold').value=threshold.kind;for(const [id,value] of Object.entries(threshold))if(id==='tau')\
+         at('tau').value=taus.findIndex(([t])=>t===value);else if(id!=='kind')at(id).value=value;\
+         at('q').value=q;at('select').value=select;at('over').value=over;\
+         at('q').dispatchEvent(new Event('input'));return counts()}})]}})()",
+        json!(settings)
     );
     let Some(found) = probe(&at.join("tokens.html"), 1200, &slide) else { return };
     let mut n_distinct = std::collections::BTreeSet::new();
-    for (idx, (tau_p, q, select, over)) in settings.iter().enumerate() {
-        let overrides = [
-            format!("masks.0.tau_p={tau_p:e}"),
+    for ((threshold, q, select, over), found) in settings.iter().zip(&found.as_array().unwrap()[1..]) {
+        let mut overrides = vec![
             format!("masks.0.q={q:?}"),
             format!("masks.0.select=\"{select}\""),
             format!("masks.0.quantile_over=\"{over}\""),
         ];
+        overrides.push(match threshold["tau"].as_f64() {
+            Some(tau_p) => format!("masks.0.tau_p={tau_p:e}"),
+            None => format!("masks.0.threshold={}", toml::Value::try_from(threshold).unwrap()),
+        });
         let (n_candidates, n_silenced) = objective_counts(at, &responses, &overrides);
-        assert_eq!(found[idx][0], n_candidates, "{overrides:?}: {found}");
-        assert_eq!(found[idx][1], n_silenced, "{overrides:?}: {found}");
-        assert_eq!(found[idx][2], n_silenced, "tokens drawn as silenced, {overrides:?}: {found}");
+        assert_eq!(found[0], n_candidates, "{overrides:?}: {found}");
+        assert_eq!(found[1], n_silenced, "{overrides:?}: {found}");
+        assert_eq!(found[2], n_silenced, "tokens drawn as silenced, {overrides:?}: {found}");
         n_distinct.insert((n_candidates, n_silenced));
     }
     assert!(n_distinct.len() >= 5, "settings that all count the same show nothing: {n_distinct:?}");
-    // Every token of the step is recorded, so the run's own settings give the counts of training.
+    // The page opens with the fates of training. Every token of the step is recorded, so the settings of the run give them
+    // again.
     let trained = lines(at.join("run/metrics.jsonl"))[1].clone();
-    assert_eq!((&found[0][0], &found[0][1]), (&trained["n_candidates"], &trained["n_silenced"]));
+    for shown in [&found[0], &found[1]] {
+        assert_eq!((&shown[0], &shown[1]), (&trained["n_candidates"], &trained["n_silenced"]));
+    }
+    assert!(found[0][3].as_str().unwrap().starts_with("As trained: "), "{found}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub use axes::{
     SilencedTokens, WeightLevel,
 };
 pub use calibrate::{Calibration, UpdateKey};
-pub use candidate::{Threshold, is_improbable, logp_below};
+pub use candidate::{Threshold, influence, is_improbable, logp_below};
 pub use control::Controls;
 pub use deferral::Deferral;
 pub use error::ObjectiveError;

@@ -5,6 +5,7 @@
 //! a higher schema, and a reader refuses records whose schema is higher than [`Record::NEWEST_SCHEMA`].
 
 mod best;
+pub mod catalogue;
 mod event;
 mod experiment;
 mod identity;

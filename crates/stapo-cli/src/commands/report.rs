@@ -17,7 +17,7 @@ use crate::shared::study::Study;
 use crate::shared::study::table::csv_line;
 use anyhow::{Context, Result, bail};
 use contents::Contents;
-use stapo_core::record::Metrics;
+use stapo_core::record::catalogue::{ALL, DERIVED};
 use stapo_rl::run::disk::write_whole;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -115,9 +115,9 @@ impl<'a> Pictures<'a> {
         if !self.overview.is_empty() {
             write_png(&self.path.join("overview.png"), &self.overview.iter().collect::<Vec<_>>())?;
         }
-        let own_file =
+        let write_one =
             |figure: &Figure| write_png(&self.path.join(format!("{}.png", figure.name)), &[figure]);
-        self.figures.iter().try_for_each(own_file)
+        self.figures.iter().try_for_each(write_one)
     }
 }
 
@@ -126,50 +126,23 @@ fn is_picture(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "png")
 }
 
+/// The tables of the report, and `metrics.csv` with every number of every step under its key in records.
 fn write_csv(folder: &Path, study: &Study, contents: &Contents) -> Result<()> {
     make_folder(folder)?;
     for table in contents.tables() {
         write_whole(&folder.join(format!("{}.csv", table.name)), table.to_csv().as_bytes())?;
     }
-    let head = ["arm", "seed"].into_iter().chain(METRICS.iter().map(|(name, _)| *name));
+    let columns = || ALL.iter().filter(|metric| !DERIVED.contains(&metric.key));
+    let head = ["arm", "seed", "step"].into_iter().chain(columns().map(|metric| metric.key));
     let mut text = csv_line(&head.map(String::from).collect::<Vec<_>>());
     for (arm, run) in study.runs() {
         for metrics in &run.metrics {
-            let values =
-                METRICS.iter().map(|(_, of)| of(metrics).map_or(String::new(), |value| value.to_string()));
-            let cells = [arm.name.clone(), run.seed.to_string()].into_iter().chain(values);
+            let values = columns()
+                .map(|metric| (metric.value)(metrics).map_or(String::new(), |value| value.to_string()));
+            let named = [arm.name.clone(), run.seed.to_string(), metrics.step.to_string()];
+            let cells = named.into_iter().chain(values);
             text.push_str(&csv_line(&cells.collect::<Vec<_>>()));
         }
     }
     Ok(write_whole(&folder.join("metrics.csv"), text.as_bytes())?)
 }
-
-type MetricOf = fn(&Metrics) -> Option<f64>;
-
-/// Columns of `metrics.csv`, under the names that records use.
-const METRICS: [(&str, MetricOf); 24] = [
-    ("step", |m| Some(m.step as f64)),
-    ("accuracy", |m| Some(m.accuracy)),
-    ("eval_accuracy", |m| m.eval_accuracy),
-    ("eval_accuracy_before", |m| m.eval_accuracy_before),
-    ("reward_mean", |m| Some(m.reward_mean)),
-    ("response_tokens_mean", |m| Some(m.response_tokens_mean)),
-    ("truncated_share", |m| Some(m.truncated_share)),
-    ("entropy_mean", |m| Some(m.entropy_mean)),
-    ("entropy_q05", |m| Some(m.entropy_quantiles.q05)),
-    ("entropy_q25", |m| Some(m.entropy_quantiles.q25)),
-    ("entropy_q50", |m| Some(m.entropy_quantiles.q50)),
-    ("entropy_q75", |m| Some(m.entropy_quantiles.q75)),
-    ("entropy_q95", |m| Some(m.entropy_quantiles.q95)),
-    ("n_tokens", |m| Some(m.n_tokens as f64)),
-    ("n_kept", |m| Some(m.n_kept as f64)),
-    ("n_candidates", |m| Some(m.n_candidates as f64)),
-    ("n_silenced", |m| Some(m.n_silenced as f64)),
-    ("tau_h", |m| m.tau_h),
-    ("clip_fraction", |m| Some(m.clip_fraction)),
-    ("loss", |m| Some(m.loss)),
-    ("learning_rate", |m| Some(m.learning_rate)),
-    ("gradient_norm", |m| Some(m.gradient_norm)),
-    ("entropy_change_predicted", |m| m.entropy_change.map(|change| change.predicted)),
-    ("entropy_change_measured", |m| m.entropy_change.map(|change| change.measured)),
-];

@@ -1,6 +1,7 @@
 //! TensorBoard event files: protocol-buffer events in TFRecord framing with masked CRC-32C, written by hand.
 
 use anyhow::Result;
+use stapo_core::record::catalogue::{ALL, EVAL_ACCURACY, Metric};
 use stapo_core::record::{BenchmarkScore, Metrics};
 use stapo_rl::run::disk::{Appended, create_folder, write_whole};
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ fn seconds(metrics: &Metrics) -> f64 {
 }
 
 fn push_step(out: &mut Vec<u8>, at: f64, metrics: &Metrics) {
-    let before = metrics.eval_accuracy_before.map(|accuracy| ("accuracy/held_out".to_string(), accuracy));
+    let before = EVAL_ACCURACY.tag.map(String::from).zip(metrics.eval_accuracy_before);
     let benchmarks = |scores: &BTreeMap<String, BenchmarkScore>| -> Vec<(String, f64)> {
         scores.iter().map(|(name, score)| (format!("accuracy/{name}"), score.accuracy)).collect()
     };
@@ -69,69 +70,11 @@ fn push_step(out: &mut Vec<u8>, at: f64, metrics: &Metrics) {
     if !before.is_empty() {
         out.extend(framed(&scalar_event(at - seconds(metrics), 0, &before)));
     }
-    let mut all: Vec<(String, f64)> =
-        scalars(metrics).into_iter().map(|(tag, value)| (tag.to_string(), value)).collect();
+    let number = |metric: &Metric| Some((metric.tag?.to_string(), (metric.value)(metrics)?));
+    let mut all: Vec<(String, f64)> = ALL.iter().filter_map(number).collect();
     all.extend(metrics.rewards.iter().map(|(name, mean)| (format!("reward/{name}"), *mean)));
     all.extend(benchmarks(&metrics.benchmarks));
     out.extend(framed(&scalar_event(at, metrics.step, &all)));
-}
-
-fn scalars(m: &Metrics) -> Vec<(&'static str, f64)> {
-    let share = |n: usize| n as f64 / m.n_tokens.max(1) as f64;
-    let mut scalars = vec![
-        ("accuracy/training", m.accuracy),
-        ("reward/mean", m.reward_mean),
-        ("response/tokens_mean", m.response_tokens_mean),
-        ("response/truncated_share", m.truncated_share),
-        ("entropy/mean", m.entropy_mean),
-        ("entropy/q05", m.entropy_quantiles.q05),
-        ("entropy/q25", m.entropy_quantiles.q25),
-        ("entropy/q50", m.entropy_quantiles.q50),
-        ("entropy/q75", m.entropy_quantiles.q75),
-        ("entropy/q95", m.entropy_quantiles.q95),
-        ("silencing/share", share(m.n_silenced)),
-        ("silencing/candidate_share", share(m.n_candidates)),
-        ("silencing/gradient_share", m.silenced_gradient_share),
-        ("update/loss", m.loss),
-        ("update/gradient_norm", m.gradient_norm),
-        ("update/learning_rate", m.learning_rate),
-        ("update/clip_fraction", m.clip_fraction),
-        ("update/ratio_min", m.ratio_min),
-        ("update/ratio_max", m.ratio_max),
-        ("speed/rollout_tokens_per_second", m.tokens_per_second.rollout),
-        ("speed/update_tokens_per_second", m.tokens_per_second.update),
-    ];
-    let lengths = m.response_tokens;
-    let optional = [
-        ("accuracy/held_out", m.eval_accuracy),
-        ("silencing/tau_h", m.tau_h),
-        ("entropy/coefficient", m.entropy_coefficient),
-        ("entropy/q10", m.entropy_quantiles.q10),
-        ("entropy/q90", m.entropy_quantiles.q90),
-        ("update/uses", m.reuse.as_ref().map(|reuse| reuse.n_uses as f64)),
-        ("update/kl_behavior", m.kl_behavior),
-        ("update/kl_reference", m.kl_reference),
-        ("update/n_updates", m.n_updates.map(|n| n as f64)),
-        ("reward/std", m.reward_std),
-        ("reward/equal_share", m.equal_rewards_share),
-        ("response/tokens_min", lengths.map(|lengths| lengths.min as f64)),
-        ("response/tokens_q10", lengths.map(|lengths| lengths.q10)),
-        ("response/tokens_q50", lengths.map(|lengths| lengths.q50)),
-        ("response/tokens_q90", lengths.map(|lengths| lengths.q90)),
-        ("response/tokens_max", lengths.map(|lengths| lengths.max as f64)),
-        ("response/tokens_total", m.tokens_total.map(|n| n as f64)),
-        ("seconds/rollout", m.seconds.map(|seconds| seconds.rollout)),
-        ("seconds/grade", m.seconds.map(|seconds| seconds.grade)),
-        ("seconds/calibrate", m.seconds.map(|seconds| seconds.calibrate)),
-        ("seconds/update", m.seconds.map(|seconds| seconds.update)),
-        ("seconds/record", m.seconds.map(|seconds| seconds.record)),
-        ("seconds/evaluate", m.seconds.map(|seconds| seconds.evaluate)),
-        ("seconds/checkpoint", m.seconds.map(|seconds| seconds.checkpoint)),
-        ("seconds/wall", m.wall_seconds),
-        ("memory/bytes", m.memory_bytes.map(|bytes| bytes as f64)),
-    ];
-    scalars.extend(optional.into_iter().filter_map(|(tag, value)| Some((tag, value?))));
-    scalars
 }
 
 /// `Event { double wall_time = 1; string file_version = 3; }`
@@ -149,10 +92,10 @@ fn scalar_event(at: f64, step: u64, scalars: &[(String, f64)]) -> Vec<u8> {
     event.extend(varint(step));
     let mut summary = Vec::new();
     for (tag, value) in scalars {
-        let mut own = bytes_field(1, tag.as_bytes());
-        own.push(2 << 3 | 5);
-        own.extend((*value as f32).to_le_bytes());
-        summary.extend(bytes_field(1, &own));
+        let mut scalar = bytes_field(1, tag.as_bytes());
+        scalar.push(2 << 3 | 5);
+        scalar.extend((*value as f32).to_le_bytes());
+        summary.extend(bytes_field(1, &scalar));
     }
     event.extend(bytes_field(5, &summary));
     event

@@ -6,7 +6,9 @@ use crate::shared::page::{self, THEME_BUTTON};
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use serde::Serialize;
-use stapo_core::objective::{Mask, MaskKind, MaskSignals, QuantileOver, Select, logp_below};
+use stapo_core::objective::{
+    Mask, MaskKind, MaskSignals, QuantileOver, Select, Threshold, influence, logp_below,
+};
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::rollout::{Finish, Verdict};
 use stapo_rl::Plan;
@@ -14,7 +16,7 @@ use stapo_rl::run::{Run, part_files, responses_of_file, step_of};
 use std::path::Path;
 
 pub const STYLE: &str = include_str!("viewer/viewer.css");
-pub const SCRIPT: &str = include_str!("viewer/viewer.js");
+pub const SCRIPT: &str = concat!(include_str!("viewer/s2t.js"), include_str!("viewer/viewer.js"));
 /// The controls and the place of the responses, as markup.
 pub const BODY: &str = include_str!("viewer/viewer.html");
 
@@ -76,15 +78,23 @@ pub struct Recorded<'a> {
     responses: Vec<Shown<'a>>,
 }
 
-/// The settings of the run's S2T mask, or the published settings if the run has none.
+/// The settings of the run's first S2T mask, or the published settings if the run has none.
 #[derive(Serialize)]
 struct S2tSettings {
     tau_p: f64,
     q: f64,
+    /// The kind of threshold in force.
+    threshold: &'static str,
+    /// The values of every kind of threshold: the run's own for the kind in force, else the defaults.
+    thresholds: Vec<Threshold>,
+    /// The constant C of the threshold `influence`.
+    curvature: f64,
     select: Select,
-    over: QuantileOver,
+    quantile_over: QuantileOver,
     /// False if the run has no S2T mask.
     in_force: bool,
+    /// The masks that a what-if leaves out.
+    other_masks: Vec<MaskKind>,
     signals: MaskSignals,
 }
 
@@ -97,6 +107,8 @@ struct Shown<'a> {
     verdict: Verdict,
     reward: f64,
     advantage: f64,
+    /// One per token; empty where all tokens have the response's advantage.
+    advantages: &'a [f64],
     finish: Finish,
     update: usize,
     tau_h: Option<f64>,
@@ -105,6 +117,7 @@ struct Shown<'a> {
     entropy: &'a [f64],
     ratio: &'a [f64],
     norm: Option<Vec<f64>>,
+    influence: Vec<f64>,
     silenced_by: &'a [Option<MaskKind>],
     clipped: &'a [bool],
     is_candidate: &'a [bool],
@@ -138,27 +151,37 @@ pub fn to_html(inspected: &Inspected) -> String {
 
 fn settings(inspected: &Inspected) -> S2tSettings {
     let objective = &inspected.plan.objective;
-    let own = objective.masks.iter().find_map(s2t);
-    let published = || s2t(&Mask::spurious()).expect("the published mask is S2T");
-    let (tau_p, q, select, over) = own.unwrap_or_else(published);
-    S2tSettings { tau_p, q, select, over, in_force: own.is_some(), signals: objective.mask_signals }
-}
-
-fn s2t(mask: &Mask) -> Option<(f64, f64, Select, QuantileOver)> {
-    match *mask {
-        Mask::Spurious { tau_p, q, select, quantile_over, .. } => Some((tau_p, q, select, quantile_over)),
-        _ => None,
+    let is_s2t = |mask: &&Mask| mask.kind() == MaskKind::Spurious;
+    let first = objective.masks.iter().position(|mask| is_s2t(&mask));
+    let mask = first.map_or_else(Mask::spurious, |idx| objective.masks[idx]);
+    let Mask::Spurious { tau_p, threshold, q, select, quantile_over, .. } = mask else {
+        unreachable!("the masks of this kind are S2T")
+    };
+    let others = objective.masks.iter().enumerate().filter(|(idx, _)| Some(*idx) != first);
+    let with_values =
+        |default: Threshold| if default.kind() == threshold.kind() { threshold } else { default };
+    S2tSettings {
+        tau_p,
+        q,
+        threshold: threshold.kind(),
+        thresholds: Threshold::defaults().map(with_values).to_vec(),
+        curvature: threshold.curvature(),
+        select,
+        quantile_over,
+        in_force: first.is_some(),
+        other_masks: others.map(|(_, mask)| mask.kind()).collect(),
+        signals: objective.mask_signals,
     }
 }
 
-/// Round values from 1e-5 to 0.8, and the run's own value.
-fn slider(own: f64) -> Vec<(f64, f64)> {
+/// Round values from 1e-5 to 0.8, and the value of the run.
+fn slider(of_run: f64) -> Vec<(f64, f64)> {
     let rounds = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0];
     let decades = ["e-5", "e-4", "e-3", "e-2", "e-1"];
     let mut values: Vec<f64> = decades
         .iter()
         .flat_map(|decade| rounds.iter().filter_map(move |round| format!("{round}{decade}").parse().ok()))
-        .chain([own])
+        .chain([of_run])
         .collect();
     values.sort_by(f64::total_cmp);
     values.dedup();
@@ -176,6 +199,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
         verdict: response.verdict,
         reward: response.reward,
         advantage: response.advantage,
+        advantages: &tokens.advantage,
         finish: response.finish,
         update: response.update_idx,
         tau_h: response.tau_h,
@@ -184,6 +208,12 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
         entropy: &tokens.entropy,
         ratio: &tokens.ratio,
         norm: (0..n).map(|t| gradient_norm(response, t)).collect(),
+        influence: tokens
+            .logp
+            .iter()
+            .zip(&tokens.collision)
+            .map(|(logp, sum)| influence(*logp, *sum))
+            .collect(),
         silenced_by: &tokens.silenced_by,
         clipped: &tokens.clipped,
         is_candidate: &tokens.is_candidate,

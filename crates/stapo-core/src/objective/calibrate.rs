@@ -1,6 +1,6 @@
 //! What the masks read from the whole mini-batch: quantiles, means, and the tokens that random masks draw.
 
-use super::candidate::{Improbable, curvature, logp_below};
+use super::candidate::{Improbable, logp_below};
 use super::signals::MaskColumns;
 use super::{
     Controls, Mask, ObjectiveError, ObjectiveSpec, QuantileOver, ResponseSignals, Select, StareSigns,
@@ -254,8 +254,8 @@ impl ObjectiveSpec {
                 Improbable::Below { logp }
             }
             Threshold::Surprise { c, b } => Improbable::Surprising { c, b },
-            Threshold::Influence { kappa, vocabulary } => {
-                Improbable::Influential { kappa, curvature: curvature(vocabulary) }
+            Threshold::Influence { kappa, .. } => {
+                Improbable::Influential { kappa, curvature: threshold.curvature() }
             }
         }
     }

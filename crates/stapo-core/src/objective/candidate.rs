@@ -101,19 +101,46 @@ impl Improbable {
             Improbable::Influential { kappa, curvature } => {
                 let entropy = columns.entropy[token_idx];
                 let collision = columns.collision.map_or(0.0, |collision| collision[token_idx]);
-                let norm_squared = 1.0 - 2.0 * libm::exp(logp) + collision;
-                norm_squared > kappa * (2.0 - curvature * entropy * entropy)
+                influence(logp, collision) > kappa * (2.0 - curvature * entropy * entropy)
             }
         }
     }
 }
 
-/// The constant C = (V - 1) / (V ln^2 V) of the upper bound of the gradient norm; 0 for a vocabulary of unknown size.
-pub(super) fn curvature(vocabulary: Option<usize>) -> f64 {
-    vocabulary.map_or(0.0, |vocabulary| {
+/// The squared norm of a token's gradient at the logits for A = 1, which `influence` compares with its bound; `collision`
+/// is the sum of squared probabilities at the position.
+pub fn influence(logp: f64, collision: f64) -> f64 {
+    1.0 - 2.0 * libm::exp(logp) + collision
+}
+
+impl Threshold {
+    /// Every kind with its default values.
+    pub fn defaults() -> [Self; 4] {
+        [
+            Threshold::TauP,
+            Threshold::TargetShare { share: default_share() },
+            Threshold::Surprise { c: default_c(), b: default_b() },
+            Threshold::Influence { kappa: default_kappa(), vocabulary: None },
+        ]
+    }
+
+    /// The name of the kind in configs.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Threshold::TauP => "tau_p",
+            Threshold::TargetShare { .. } => "target_share",
+            Threshold::Surprise { .. } => "surprise",
+            Threshold::Influence { .. } => "influence",
+        }
+    }
+
+    /// The constant C = (V - 1) / (V ln^2 V) of the upper bound of the gradient norm; 0 for a vocabulary of unknown size,
+    /// and for thresholds without this bound.
+    pub fn curvature(self) -> f64 {
+        let Threshold::Influence { vocabulary: Some(vocabulary), .. } = self else { return 0.0 };
         let v = vocabulary as f64;
         (v - 1.0) / (v * libm::pow(libm::log(v), 2.0))
-    })
+    }
 }
 
 impl ObjectiveSpec {

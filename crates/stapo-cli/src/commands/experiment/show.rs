@@ -3,6 +3,7 @@
 use crate::shared::terminal::is_quiet;
 use crate::shared::units::percent;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use stapo_core::record::catalogue::{ACCURACY, ENTROPY_MEAN};
 use stapo_core::record::{Arm, Experiment, Metrics};
 use stapo_rl::lab::experiment::{ArmSummary, Collapse, ExperimentSummary};
 use std::collections::HashMap;
@@ -35,10 +36,12 @@ impl Progress {
             bar
         });
         bar.set_message(format!(
-            "{} step {}  accuracy {:.1} %  entropy {:.3} nats",
+            "{} step {}  {} {:.1} %  {} {:.3} nats",
             arm.run,
             metrics.step,
+            ACCURACY.short,
             100.0 * metrics.accuracy,
+            ENTROPY_MEAN.short,
             metrics.entropy_mean
         ));
         bar.tick();

@@ -1,26 +1,21 @@
 //! Curves over training: one line per arm, the mean of its seeds with the interval of that mean.
 
 use crate::shared::chart::{
-    ANY, AT_LEAST_ZERO, Band, Bounds, Curve, CurvePoint, Curves, Figure, MIN_SEEDS_FOR_INTERVAL, PERCENT,
-    Scale, band_over,
+    ANY, Band, Bounds, Curve, CurvePoint, Curves, Figure, MIN_SEEDS_FOR_INTERVAL, PERCENT, Scale, band_over,
 };
 use crate::shared::study::summary::interval_of;
 use crate::shared::study::table::slug;
 use crate::shared::study::{ArmData, RunData, Study};
 use stapo_core::record::Metrics;
+use stapo_core::record::catalogue::{self, Axis, Metric};
 use stapo_rl::lab::experiment::Measure;
 use std::collections::BTreeSet;
 
-/// A quantity of a training step and how its curve is drawn.
+/// A curve of a report.
 struct StepQuantity {
+    /// The name of the figure.
     name: &'static str,
-    title: &'static str,
-    what: &'static str,
-    unit: &'static str,
-    bounds: Bounds,
-    /// Whether the axis is logarithmic, with a place for 0.
-    is_log: bool,
-    of: fn(&Metrics) -> Option<f64>,
+    metric: Metric,
     /// Whether a study has something to draw.
     presence: fn(&Study) -> Presence,
     /// Further figures, placed after the curve.
@@ -36,107 +31,35 @@ enum Presence {
 }
 
 /// A curve that every study has, without further figures.
-const PLAIN: StepQuantity = StepQuantity {
-    name: "",
-    title: "",
-    what: "",
-    unit: "",
-    bounds: AT_LEAST_ZERO,
-    is_log: false,
-    of: |_| None,
-    presence: |_| Presence::Drawn,
-    details: |_| Vec::new(),
-};
+const fn plain(name: &'static str, metric: Metric) -> StepQuantity {
+    StepQuantity { name, metric, presence: |_| Presence::Drawn, details: |_| Vec::new() }
+}
 
 const QUANTITIES: [StepQuantity; 10] = [
+    plain("training-accuracy", catalogue::ACCURACY),
     StepQuantity {
-        name: "training-accuracy",
-        title: "Training accuracy",
-        what: "share of sampled responses judged right, %",
-        unit: "%",
-        bounds: PERCENT,
-        of: |m| Some(100.0 * m.accuracy),
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "reward",
-        title: "Reward",
-        what: "mean reward of sampled responses",
-        bounds: ANY,
-        of: |m| Some(m.reward_mean),
         details: |study| reward_names(study).iter().map(|name| reward(study, name)).collect(),
-        ..PLAIN
+        ..plain("reward", catalogue::REWARD_MEAN)
     },
     StepQuantity {
-        name: "entropy",
-        title: "Entropy",
-        what: "mean over response tokens, nats",
-        unit: "nats",
-        of: |m| Some(m.entropy_mean),
         details: |study| study.arms.iter().map(|arm| quantiles(study, arm)).collect(),
-        ..PLAIN
+        ..plain("entropy", catalogue::ENTROPY_MEAN)
     },
+    StepQuantity { presence: silenced_share_presence, ..plain("silenced-share", catalogue::SILENCED_SHARE) },
+    plain("gradient-norm", catalogue::GRADIENT_NORM),
+    plain("response-length", catalogue::RESPONSE_TOKENS_MEAN),
+    StepQuantity { presence: truncated_presence, ..plain("truncated-share", catalogue::TRUNCATED_SHARE) },
     StepQuantity {
-        name: "silenced-share",
-        title: "Silenced share",
-        what: "silenced tokens among response tokens; logarithmic, with a place for steps that silenced none",
-        is_log: true,
-        of: |m| (m.n_tokens > 0).then(|| m.n_silenced as f64 / m.n_tokens as f64),
-        presence: silenced_share_presence,
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "gradient-norm",
-        title: "Gradient norm",
-        what: "of all weights, before clipping, mean over the optimizer steps of a step",
-        of: |m| Some(m.gradient_norm),
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "response-length",
-        title: "Response length",
-        what: "mean, tokens",
-        unit: "tokens",
-        of: |m| Some(m.response_tokens_mean),
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "truncated-share",
-        title: "Truncated responses",
-        what: "share of responses that the length limit cut, %",
-        unit: "%",
-        bounds: PERCENT,
-        of: |m| Some(100.0 * m.truncated_share),
-        presence: truncated_presence,
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "silenced-gradient-share",
-        title: "Gradient taken out by silencing",
-        what: "share of the summed squared gradient norm at the logits, %",
-        unit: "%",
-        bounds: PERCENT,
-        of: |m| Some(100.0 * m.silenced_gradient_share),
         presence: |study| if is_silencing(study) { Presence::Drawn } else { Presence::Omitted },
-        ..PLAIN
+        ..plain("silenced-gradient-share", catalogue::SILENCED_GRADIENT_SHARE)
     },
-    StepQuantity {
-        name: "uses",
-        title: "Uses of a rollout batch",
-        what: "optimizer passes over one rollout batch, the one that the gate ended included",
-        of: |m| Some(m.reuse.as_ref().map_or(1.0, |reuse| reuse.n_uses as f64)),
-        presence: reuse_presence,
-        ..PLAIN
-    },
-    StepQuantity {
-        name: "head-energy",
-        title: "Gradient energy of the output head",
-        what: "squared norm of its gradient after 1/N, mean over the updates of a step",
-        of: head_energy,
-        presence: reuse_presence,
-        ..PLAIN
-    },
+    StepQuantity { presence: reuse_presence, ..plain("uses", USES) },
+    StepQuantity { presence: reuse_presence, ..plain("head-energy", catalogue::HEAD_ENERGY) },
 ];
+
+/// A run without `update.reuse` uses each rollout batch once.
+const USES: Metric =
+    Metric { value: |m| Some((catalogue::N_USES.value)(m).unwrap_or(1.0)), ..catalogue::N_USES };
 
 /// The figures of all quantities that a study has, and the reason for each absent one.
 pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
@@ -162,11 +85,6 @@ pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
 fn reuse_presence(study: &Study) -> Presence {
     let is_reused = study.runs().any(|(_, run)| run.metrics.iter().any(|m| m.reuse.is_some()));
     if is_reused { Presence::Drawn } else { Presence::Omitted }
-}
-
-fn head_energy(metrics: &Metrics) -> Option<f64> {
-    let updates = &metrics.reuse.as_ref()?.updates;
-    Some(updates.iter().map(|update| update.energy).sum::<f64>() / updates.len().max(1) as f64)
 }
 
 /// The names of all rewards of a study, in order.
@@ -208,22 +126,34 @@ fn truncated_presence(study: &Study) -> Presence {
 }
 
 fn figure(study: &Study, quantity: &StepQuantity) -> Figure {
-    let lines = lines_of(study, &quantity.bounds, quantity.of);
-    let y = if quantity.is_log { Scale::log_or_zero(extent(&lines)) } else { None };
+    let metric = quantity.metric;
+    let (unit, factor) = metric.unit.shown();
+    let bounds = factor * metric.bounds().start()..=factor * metric.bounds().end();
+    let lines = lines_of(study, &bounds, |m| (metric.value)(m).map(|value| factor * value));
+    let y = if metric.axis == Axis::Log { Scale::log_or_zero(extent(&lines)) } else { None };
     let y = y.unwrap_or_else(|| Scale::around(extent(&lines)));
     Figure {
         name: quantity.name.to_string(),
-        title: quantity.title.to_string(),
-        note: noted(study, quantity.what),
-        scene: Curves { x_label: "training step".into(), unit: quantity.unit, y, bands: Vec::new(), lines }
-            .draw(),
+        title: metric.label.to_string(),
+        note: noted(study, &described(&metric)),
+        scene: Curves { x_label: "training step".into(), unit, y, bands: Vec::new(), lines }.draw(),
     }
 }
 
+/// What a metric is, its unit, and a word on an unusual axis.
+fn described(metric: &Metric) -> String {
+    let unit = match metric.unit.shown().0 {
+        "" => String::new(),
+        unit => format!(", {unit}"),
+    };
+    let axis = if metric.axis == Axis::Log { "; logarithmic, with a place for 0" } else { "" };
+    format!("{}{unit}{axis}", metric.about)
+}
+
 /// A line for each arm that has values.
-fn lines_of(study: &Study, bounds: &Bounds, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
+fn lines_of(study: &Study, bounds: &Bounds, value: impl Fn(&Metrics) -> Option<f64>) -> Vec<Curve> {
     let line = |arm: &ArmData| {
-        let seeds = arm.runs.iter().map(|run| values(run, &of)).collect();
+        let seeds = arm.runs.iter().map(|run| values(run, &value)).collect();
         Curve::over_seeds(&arm.label(), arm.series, seeds, bounds)
     };
     study.arms.iter().map(line).filter(|curve| !curve.points.is_empty()).collect()
@@ -240,8 +170,8 @@ fn noted(study: &Study, what: &str) -> String {
     }
 }
 
-fn values(run: &RunData, of: impl Fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
-    run.metrics.iter().filter_map(|m| of(m).map(|value| (m.step as f64, value))).collect()
+fn values(run: &RunData, value: impl Fn(&Metrics) -> Option<f64>) -> Vec<(f64, f64)> {
+    run.metrics.iter().filter_map(|m| value(m).map(|value| (m.step as f64, value))).collect()
 }
 
 /// The values that the y axis must include: all means and seeds, and each interval up to one range of these beyond
@@ -282,20 +212,22 @@ fn held_out(study: &Study) -> Option<Figure> {
     };
     let lines: Vec<Curve> = study.arms.iter().map(line).collect();
     let y = Scale::around(extent(&lines));
-    let what = "held-out problems answered right, %";
+    let metric = catalogue::EVAL_ACCURACY;
+    let what = &described(&metric);
     let note = match study.n_seeds() {
         0 | 1 => format!("{what} · 95 % interval over the problems (Wilson)"),
         _ => noted(study, what),
     };
     let scene = Curves { x_label: "training step".into(), unit: "%", y, bands: Vec::new(), lines }.draw();
-    Some(Figure { name: "held-out-accuracy".into(), title: "Held-out accuracy".into(), note, scene })
+    Some(Figure { name: "held-out-accuracy".into(), title: metric.label.into(), note, scene })
 }
 
 /// Quantiles of the token entropies in one arm.
 fn quantiles(study: &Study, arm: &ArmData) -> Figure {
     let series = arm.series;
-    let mean = |of: fn(&Metrics) -> Option<f64>| {
-        band_over(&arm.runs.iter().map(|run| values(run, of)).collect::<Vec<_>>(), &AT_LEAST_ZERO)
+    let mean = |metric: Metric| {
+        let seeds: Vec<_> = arm.runs.iter().map(|run| values(run, metric.value)).collect();
+        band_over(&seeds, &metric.bounds())
     };
     let band = |label: &str, low: Vec<CurvePoint>, high: Vec<CurvePoint>, opacity: f64| Band {
         label: label.to_string(),
@@ -304,20 +236,10 @@ fn quantiles(study: &Study, arm: &ArmData) -> Figure {
         opacity,
     };
     let bands = vec![
-        band(
-            "5 to 95 %",
-            mean(|m| Some(m.entropy_quantiles.q05)),
-            mean(|m| Some(m.entropy_quantiles.q95)),
-            0.16,
-        ),
-        band(
-            "25 to 75 %",
-            mean(|m| Some(m.entropy_quantiles.q25)),
-            mean(|m| Some(m.entropy_quantiles.q75)),
-            0.3,
-        ),
+        band("5 to 95 %", mean(catalogue::ENTROPY_Q05), mean(catalogue::ENTROPY_Q95), 0.16),
+        band("25 to 75 %", mean(catalogue::ENTROPY_Q25), mean(catalogue::ENTROPY_Q75), 0.3),
     ];
-    let median = mean(|m| Some(m.entropy_quantiles.q50));
+    let median = mean(catalogue::ENTROPY_Q50);
     let points = median.iter().map(|p| CurvePoint { interval: None, ..*p }).collect();
     let y = Scale::around(bands[0].points.iter().flat_map(|&(_, low, high)| [low, high]));
     let lines = vec![Curve { label: "median".into(), series, points, seeds: Vec::new() }];

@@ -4,13 +4,14 @@ use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};
 use super::question::{named_runs, number_or, one_run, unreadable};
 use super::site::{Site, lock};
-use crate::shared::chart::{ANY, AT_LEAST_ZERO, Bounds, MIN_SEEDS_FOR_INTERVAL, band_over};
+use crate::shared::chart::{ANY, Bounds, MIN_SEEDS_FOR_INTERVAL, band_over};
 use crate::shared::study::differences::{self, are_seeds};
 use crate::shared::study::table::{Cell, Table, text};
 use crate::shared::study::{Study, benchmarks, summary};
 use anyhow::Result as AnyResult;
 use serde::Serialize;
 use serde_json::{Value, json};
+use stapo_core::record::catalogue::Metric;
 use stapo_rl::lab::evaluation::compare;
 use stapo_rl::run::columns::{Columns, XAxis};
 use stapo_rl::run::part_files;
@@ -55,15 +56,15 @@ fn arms_of(site: &Site, runs: &[(String, PathBuf)]) -> Vec<Arm> {
     let mut arms: Vec<(Arm, String)> = Vec::new();
     for (id, folder) in runs {
         let plan = read_text(&folder.join("plan.toml")).unwrap_or_default();
-        let own = named.get(id).map(name_of);
-        let twin = arms.iter_mut().find(|(arm, other)| match &own {
+        let known_arm = named.get(id).map(name_of);
+        let twin = arms.iter_mut().find(|(arm, other)| match &known_arm {
             Some(name) => arm.name == *name,
             None => !plan.is_empty() && are_seeds(other, &plan),
         });
         if let Some((arm, _)) = twin {
             arm.runs.push(id.clone());
         } else {
-            let name = own.unwrap_or_else(|| id.clone());
+            let name = known_arm.unwrap_or_else(|| id.clone());
             arms.push((Arm { name, runs: vec![id.clone()] }, plan));
         }
     }
@@ -182,17 +183,9 @@ struct ArmCurves {
     mean: Curve,
 }
 
-/// The values that a key of the metrics can have, as far as it is drawn by default.
+/// The values that a key of the metrics can have; keys that the catalogue does not know can have any.
 fn bounds_of(key: &str) -> Bounds {
-    let never_negative = [
-        "accuracy",
-        "eval_accuracy",
-        "entropy_mean",
-        "gradient_norm",
-        "response_tokens_mean",
-        "silenced_share",
-    ];
-    if never_negative.contains(&key) { AT_LEAST_ZERO } else { ANY }
+    Metric::by_key(key).map_or(ANY, Metric::bounds)
 }
 
 /// The curves of every arm for each key.

@@ -5,6 +5,7 @@ use super::status::{Facts, Status, StatusKind, status};
 use crate::shared::discover::{Found, runs_below};
 use rayon::prelude::*;
 use serde::Serialize;
+use stapo_core::record::catalogue::{self, Metric};
 use stapo_core::record::{self, Event, Experiment};
 use stapo_rl::run::columns::row_of;
 use stapo_rl::run::{check_tree, read_events};
@@ -19,8 +20,13 @@ const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
 /// Points of a sparkline.
 const N_SPARKS: usize = 24;
 /// The numbers that the list shows, each as a sparkline.
-pub const SHOWN: [&str; 6] =
-    ["eval_accuracy", "accuracy", "reward_mean", "entropy_mean", "response_tokens_mean", "loss"];
+pub const LISTED: [Metric; 5] = [
+    catalogue::EVAL_ACCURACY,
+    catalogue::ACCURACY,
+    catalogue::REWARD_MEAN,
+    catalogue::ENTROPY_MEAN,
+    catalogue::RESPONSE_TOKENS_MEAN,
+];
 /// Bytes read at the end of a file for its last lines.
 const TAIL: u64 = 16 << 10;
 /// Bytes read at each sampled place of a file; the first whole line in them is taken.
@@ -313,7 +319,7 @@ impl Known {
         self.row.step = rows.last().and_then(|row| get(row, "step")).unwrap_or(0.0) as u64;
         self.row.last.clear();
         self.row.sparks.clear();
-        for key in SHOWN {
+        for Metric { key, .. } in LISTED {
             let values: Vec<f64> = rows.iter().filter_map(|row| get(row, key)).collect();
             if let Some(&last) = values.last() {
                 self.row.last.insert(key, last);

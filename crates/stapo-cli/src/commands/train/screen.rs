@@ -6,6 +6,9 @@ use crate::shared::stop::{Asked, FINISHING, Stop};
 use crate::shared::terminal::{is_quiet, plain};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
+use stapo_core::record::catalogue::{
+    ACCURACY, ENTROPY_MEAN, EVAL_ACCURACY, GRADIENT_NORM, KL_BEHAVIOR, N_CANDIDATES, N_SILENCED, REWARD_MEAN,
+};
 use stapo_core::record::{BenchmarkScore, Best, Metrics, Record};
 use stapo_rl::Plan;
 use stapo_rl::lab::evaluation::Evaluated;
@@ -105,11 +108,14 @@ impl Screen {
     /// A step on one line of at most 80 columns.
     fn line(&self, metrics: &Metrics) -> String {
         format!(
-            "step {:>width$}/{}  accuracy {:>5.1} %  entropy {:.3} nats  grad {:.2}  {} left",
+            "step {:>width$}/{}  {} {:>7}  {} {}  {} {:.2}  {} left",
             metrics.step,
             self.steps,
-            100.0 * metrics.accuracy,
-            metrics.entropy_mean,
+            ACCURACY.short,
+            percent(metrics.accuracy),
+            ENTROPY_MEAN.short,
+            nats(metrics.entropy_mean),
+            GRADIENT_NORM.short,
             metrics.gradient_norm,
             left_text(self.left(metrics.step)),
             width = self.steps.to_string().len(),
@@ -119,14 +125,22 @@ impl Screen {
     /// The curves and the last step, as lines of at most 80 columns.
     fn curves(&self, metrics: &Metrics) -> String {
         format!(
-            "accuracy {}\nheld-out {}\nentropy  {}\nlast     reward {:.3}  silenced {} of {} candidates  grad {:.2}  kl {:.1e}",
+            "{:<8} {}\n{:<8} {}\n{:<8} {}\nlast     {} {:.3}  {} {} of {} {}  {} {:.2}  {} {:.1e}",
+            ACCURACY.short,
             curve(&self.accuracy, &percent),
+            EVAL_ACCURACY.short,
             curve(&self.eval, &percent),
+            ENTROPY_MEAN.short,
             curve(&self.entropy, &nats),
+            REWARD_MEAN.short,
             metrics.reward_mean,
+            N_SILENCED.short,
             metrics.n_silenced,
             metrics.n_candidates,
+            N_CANDIDATES.short,
+            GRADIENT_NORM.short,
             metrics.gradient_norm,
+            KL_BEHAVIOR.short,
             metrics.kl_behavior.unwrap_or(0.0),
         )
     }
@@ -144,7 +158,7 @@ impl Screen {
         benchmarks: &BTreeMap<String, BenchmarkScore>,
     ) {
         if let Some(held_out) = held_out {
-            self.say(&format!("{when}: held-out accuracy {}", percent(held_out)));
+            self.say(&format!("{when}: {} {}", EVAL_ACCURACY.label.to_lowercase(), percent(held_out)));
         }
         for (name, score) in benchmarks {
             let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
@@ -184,15 +198,15 @@ impl Screen {
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
         let shown = |value: Option<f64>| value.map_or("-".to_string(), percent);
+        let row = |label: &str, value: &str| format!("{:<18} {value}", label.to_lowercase());
         let mut rows = vec![
-            format!(
-                "held-out accuracy  {} -> {}",
-                shown(self.start_accuracy),
-                shown(self.eval.last().copied())
+            row(
+                EVAL_ACCURACY.label,
+                &format!("{} -> {}", shown(self.start_accuracy), shown(self.eval.last().copied())),
             ),
-            format!("training accuracy  {}", curve(&self.accuracy, &percent)),
-            format!("entropy            {}", curve(&self.entropy, &nats)),
-            format!("silenced tokens    {} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens),
+            row(ACCURACY.label, &curve(&self.accuracy, &percent)),
+            row(ENTROPY_MEAN.label, &curve(&self.entropy, &nats)),
+            row(N_SILENCED.label, &format!("{} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens)),
         ];
         rows.extend(best.map(|best| {
             format!("best checkpoint    step {}, {} {}", best.step, best.metric, percent(best.value))

@@ -27,7 +27,6 @@ pub struct Curve {
 pub type Bounds = std::ops::RangeInclusive<f64>;
 
 pub const ANY: Bounds = f64::NEG_INFINITY..=f64::INFINITY;
-pub const AT_LEAST_ZERO: Bounds = 0.0..=f64::INFINITY;
 pub const PERCENT: Bounds = 0.0..=100.0;
 
 /// The interval of a mean is drawn from so many seeds on: of fewer seeds the interval is so wide that it hides the

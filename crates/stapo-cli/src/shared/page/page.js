@@ -1,6 +1,7 @@
 "use strict";
 // What all pages share, under one name: making elements, the notation of numbers, the theme, the text under the pointer
 // and legends.
+// biome-ignore lint/correctness/noUnusedVariables: the scripts that follow on a page use it.
 const stapo = (() => {
   const element = (tag, className, text) => {
     const made = document.createElement(tag);
@@ -15,8 +16,8 @@ const stapo = (() => {
     return made;
   };
 
-  // The notation of chart::significant: digits that count, no trailing zeros, powers of ten below 0.001 and from 1e6 on.
-  const trimmed = (text) => text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text;
+  // The notation of chart::significant: digits that count, no trailing zeros, powers of ten below 0.001 and from 1e6.
+  const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
   const number = (value, digits = 3) => {
     if (value === 0) return "0";
     if (!Number.isFinite(value)) return String(value);
@@ -29,11 +30,24 @@ const stapo = (() => {
   const root = document.documentElement;
   const themes = ["system", "light", "dark"];
   // Browsers may deny localStorage to a page opened from a file; the page then starts with the system's theme.
-  const remembered = () => { try { return localStorage.getItem("stapo-theme"); } catch { return null; } };
-  const remember = (theme) => { try { localStorage.setItem("stapo-theme", theme); } catch { /* denied */ } };
+  const remembered = () => {
+    try {
+      return localStorage.getItem("stapo-theme");
+    } catch {
+      return null;
+    }
+  };
+  const remember = (theme) => {
+    try {
+      localStorage.setItem("stapo-theme", theme);
+    } catch {
+      /* denied */
+    }
+  };
   const button = document.getElementById("theme");
   const show = (theme) => {
-    if (theme === "system") root.removeAttribute("data-theme"); else root.setAttribute("data-theme", theme);
+    if (theme === "system") root.removeAttribute("data-theme");
+    else root.setAttribute("data-theme", theme);
     button.textContent = "theme: " + theme;
     button.dataset.now = theme;
   };
@@ -50,11 +64,12 @@ const stapo = (() => {
   const swatched = (text, series) => {
     const line = element("div", "line");
     const swatch = element("span", "swatch");
-    swatch.style.background = "var(--s" + series % 6 + ")";
+    swatch.style.background = "var(--s" + (series % 6) + ")";
     line.append(swatch, element("span", "", text));
     return line;
   };
-  const isOff = (hovered, key) => hovered.closest("svg").querySelector('.key[data-key="' + key + '"][aria-pressed="false"]') !== null;
+  const isOff = (hovered, key) =>
+    hovered.closest("svg").querySelector('.key[data-key="' + key + '"][aria-pressed="false"]') !== null;
   const fill = (hovered) => {
     const [first, ...others] = hovered.dataset.t.split("\n");
     const keys = hovered.dataset.k === undefined ? null : hovered.dataset.k.split(" ").map((key) => key.split(":"));
@@ -65,7 +80,7 @@ const stapo = (() => {
     });
   };
 
-  // The text stands beside a point of a chart, and above or below anything else, so that it never covers what it is about.
+  // The text stands beside a point of a chart, and above or below anything else, so that it never covers its subject.
   const between = (low, value, high) => Math.max(low, Math.min(value, high));
   const place = (around, event, isBeside) => {
     const { width, height } = tip.getBoundingClientRect();
@@ -84,7 +99,10 @@ const stapo = (() => {
 
   // A line at the x under the pointer, with a dot on each curve.
   let cross = null;
-  const uncross = () => { if (cross) cross.remove(); cross = null; };
+  const uncross = () => {
+    if (cross) cross.remove();
+    cross = null;
+  };
   const mark = (hit) => {
     uncross();
     const x = hit.dataset.x;
@@ -93,19 +111,27 @@ const stapo = (() => {
     cross.append(svg("path", { d: "M" + x + " " + top + "V" + (top + Number(hit.getAttribute("height"))) }));
     for (const key of hit.dataset.k.split(" ").filter(Boolean)) {
       const [entry, series, y] = key.split(":");
-      if (y !== "" && !isOff(hit, entry)) cross.append(svg("circle", { cx: x, cy: y, r: 3.4, fill: "var(--s" + series % 6 + ")" }));
+      if (y !== "" && !isOff(hit, entry))
+        cross.append(svg("circle", { cx: x, cy: y, r: 3.4, fill: "var(--s" + (series % 6) + ")" }));
     }
     hit.parentNode.append(cross);
   };
-  const hide = () => { tip.hidden = true; uncross(); };
+  const hide = () => {
+    tip.hidden = true;
+    uncross();
+  };
   const hover = (event) => {
     const hovered = event.target.closest ? event.target.closest("[data-t]") : null;
-    if (!hovered || hovered.dataset.t === "") { hide(); return; }
+    if (!hovered || hovered.dataset.t === "") {
+      hide();
+      return;
+    }
     const isStrip = hovered.dataset.x !== undefined;
     fill(hovered);
     tip.hidden = false;
-    if (isStrip) mark(hovered); else uncross();
-    const box = (isStrip && cross.firstChild || hovered).getBoundingClientRect();
+    if (isStrip) mark(hovered);
+    else uncross();
+    const box = ((isStrip && cross.firstChild) || hovered).getBoundingClientRect();
     place(box, event, isStrip || hovered.tagName === "circle");
   };
   document.addEventListener("pointermove", hover);
@@ -119,11 +145,16 @@ const stapo = (() => {
     for (const shown of drawing.querySelectorAll('[data-of="' + key + '"]')) shown.classList.toggle("off", !isOn);
     entry.dispatchEvent(new CustomEvent("legend", { bubbles: true, detail: { key, isOn } }));
   };
-  const keyOf = (event) => event.target.closest ? event.target.closest("svg .key") : null;
+  const keyOf = (event) => (event.target.closest ? event.target.closest("svg .key") : null);
   const toggle = (key) => setKey(key.closest("svg"), key.dataset.key, key.getAttribute("aria-pressed") === "false");
-  document.addEventListener("click", (event) => { if (keyOf(event)) toggle(keyOf(event)); });
+  document.addEventListener("click", (event) => {
+    if (keyOf(event)) toggle(keyOf(event));
+  });
   document.addEventListener("keydown", (event) => {
-    if ((event.key === "Enter" || event.key === " ") && keyOf(event)) { event.preventDefault(); toggle(keyOf(event)); }
+    if ((event.key === "Enter" || event.key === " ") && keyOf(event)) {
+      event.preventDefault();
+      toggle(keyOf(event));
+    }
   });
   document.addEventListener("dblclick", (event) => {
     const chosen = keyOf(event);

@@ -4,6 +4,7 @@ use super::table::{RowKind, Table, text};
 use super::{RunData, Study};
 use crate::shared::chart::number;
 use crate::shared::html::escape;
+use stapo_core::record::catalogue::{ACCURACY, ENTROPY_MEAN, EVAL_ACCURACY, N_SILENCED};
 use stapo_core::stats::{Estimate, LEVEL, entropy_stability, wilson};
 use stapo_rl::lab::experiment::{ExperimentSummary, split_arm};
 
@@ -147,35 +148,35 @@ pub fn cards(run: &RunData) -> String {
         let n = run.plan.config.evaluation.problems;
         cards.push((
             format!("{start}{}", percent(*accuracy)),
-            "held-out accuracy",
+            EVAL_ACCURACY.label.to_lowercase(),
             format!("{interval}, {n} problems"),
         ));
     }
     cards.push((
         format!("{:.1} → {}", 100.0 * first.accuracy, percent(last.accuracy)),
-        "training accuracy",
+        ACCURACY.label.to_lowercase(),
         format!("first and last of {} steps", run.metrics.len()),
     ));
     let entropies: Vec<f64> = run.metrics.iter().map(|m| m.entropy_mean).collect();
     cards.push((
         format!("{} → {}", number(first.entropy_mean), number(last.entropy_mean)),
-        "mean entropy, nats per token",
+        format!("mean {}, nats per token", ENTROPY_MEAN.short),
         entropy_stability(&entropies)
             .map_or(String::new(), |s| format!("stability −max|ΔH| = {}", number(s).replacen('-', "−", 1))),
     ));
     let share = run.n_silenced() as f64 / run.n_tokens().max(1) as f64;
     cards.push((
         format!("{} of {}", run.n_silenced(), run.n_tokens()),
-        "tokens silenced",
+        N_SILENCED.label.to_lowercase(),
         format!("share {}, {} candidates", number(share), run.n_candidates()),
     ));
     let distance = run.metrics.iter().map(|m| m.exactness_max_abs).fold(0.0, f64::max);
     cards.push((
         number(distance),
-        "max |logp − behavior_logp|, nats",
+        "max |logp − behavior_logp|, nats".to_string(),
         "0: rollout and training agree to the bit".to_string(),
     ));
-    let card = |(value, name, note): &(String, &str, String)| {
+    let card = |(value, name, note): &(String, String, String)| {
         format!(
             "<div class=\"card\"><b>{}</b><span>{}</span><span>{}</span></div>",
             escape(value),

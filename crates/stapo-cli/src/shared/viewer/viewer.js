@@ -1,4 +1,4 @@
-// The token viewer: draws the responses of `recorded` inside `root`, which holds the controls of viewer.html, in the order
+// The token viewer: draws the responses of `recorded` inside `root`, which holds the controls of viewer.html, sorted by
 // `sort`.
 stapo.viewer = (root, recorded, sort = "silenced") => {
   const { element, number } = stapo;
@@ -8,98 +8,105 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
   const MAX_TOKENS = 30000;
   const state = { by: "fate", only: "all", find: "", sort, whatIf: false, budget: MAX_TOKENS };
 
-  // The quantile of stapo_core::stats: position q (n - 1), interpolated from the nearer end.
-  const quantile = (values, q) => {
-    if (values.length === 0) return null;
-    const sorted = Float64Array.from(values).sort();
-    const place = q * (sorted.length - 1);
-    const below = Math.floor(place);
-    const part = place - below;
-    const low = sorted[below];
-    const high = sorted[Math.ceil(place)];
-    if (part === 0) return low;
-    return part < 0.5 ? low + (high - low) * part : high - (high - low) * (1 - part);
+  // The responses of each mini-batch, which has thresholds of its own.
+  const minibatches = new Map();
+  for (const r of responses) minibatches.set(r.update, [...(minibatches.get(r.update) || []), r]);
+
+  // The settings under "What if" as a mask of stapo-core.
+  const trained = recorded.settings;
+  const mask = () => {
+    const kind = at("threshold").value;
+    const [tauP, logpBelow] = recorded.tau_p[at("tau").value];
+    const threshold = { ...trained.thresholds.find((known) => known.kind === kind) };
+    for (const id of ["share", "c", "b", "kappa"]) if (id in threshold) threshold[id] = at(id).valueAsNumber;
+    return {
+      tau_p: tauP,
+      logp_below: logpBelow,
+      curvature: trained.curvature,
+      threshold,
+      q: Number(at("q").value),
+      select: at("select").value,
+      quantile_over: at("over").value,
+    };
   };
 
-  // What S2T would decide under the settings of the sliders, mini-batch by mini-batch, from the recorded numbers. This is the
-  // only place of the page that evaluates S2T's rule (all comparisons strict); fates as trained are read from the record.
-  const decide = ({ lnTau, q, select, over }) => {
-    const updates = new Map();
-    for (const r of responses) {
-      if (!updates.has(r.update)) updates.set(r.update, []);
-      updates.get(r.update).push(r);
-    }
-    const isCandidateHere = (r, t) => r.advantage > 0 && r.logp[t] < lnTau;
-    const outcome = { nTokens: 0, nCandidates: 0, nSilenced: 0, tauH: [], candidates: new Map(), silenced: new Map() };
-    for (const members of updates.values()) {
-      const counted = [];
-      for (const r of members) r.logp.forEach((_, t) => { if (over === "all_tokens" || isCandidateHere(r, t)) counted.push(r.entropy[t]); });
-      const tauH = select === "full" ? null : quantile(counted, select === "high_entropy" ? 1 - q : q);
-      if (tauH !== null) outcome.tauH.push(tauH);
-      for (const r of members) {
-        const candidates = r.logp.map((_, t) => isCandidateHere(r, t));
-        const silenced = candidates.map((candidate, t) => {
-          if (!candidate) return false;
-          if (select === "full") return true;
-          if (tauH === null) return false;
-          return select === "high_entropy" ? r.entropy[t] > tauH : r.entropy[t] < tauH;
-        });
-        outcome.nTokens += candidates.length;
-        outcome.nCandidates += candidates.filter(Boolean).length;
-        outcome.nSilenced += silenced.filter(Boolean).length;
-        outcome.candidates.set(r, candidates);
-        outcome.silenced.set(r, silenced);
-      }
-    }
-    return outcome;
-  };
-
-  const settings = () => ({
-    tauP: recorded.tau_p[at("tau").value][0],
-    lnTau: recorded.tau_p[at("tau").value][1],
-    q: Number(at("q").value),
-    select: at("select").value,
-    over: at("over").value,
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const nTrue = (flags) => flags.filter(Boolean).length;
+  const totals = (candidates, silenced, tauH) => ({
+    nCandidates: sum(candidates.map(nTrue)),
+    nSilenced: sum(silenced.map(nTrue)),
+    tauH: tauH.filter((tau) => tau !== null),
+    candidates: new Map(responses.map((r, idx) => [r, candidates[idx]])),
+    silenced: new Map(responses.map((r, idx) => [r, silenced[idx]])),
   });
+  // The fates in the record, which training decided.
+  const asTrained = totals(
+    responses.map((r) => r.is_candidate),
+    responses.map((r) => r.silenced_by.map((by) => by !== null)),
+    [...minibatches.values()].map(([first]) => first.tau_h ?? null),
+  );
+  const whatIf = (settings) => {
+    const decided = new Map();
+    const tauH = [...minibatches.values()].map((members) => {
+      const found = stapo.s2t.decide(members, settings);
+      members.forEach((r, idx) => decided.set(r, [found.candidates[idx], found.silenced[idx]]));
+      return found.tauH;
+    });
+    return totals(
+      responses.map((r) => decided.get(r)[0]),
+      responses.map((r) => decided.get(r)[1]),
+      tauH,
+    );
+  };
 
-  let outcome = null;
-  const isCandidate = (r, t) => state.whatIf ? outcome.candidates.get(r)[t] : r.is_candidate[t];
+  const nRecorded = sum(responses.map((r) => r.logp.length));
+  let outcome = asTrained;
+  const isCandidate = (r, t) => outcome.candidates.get(r)[t];
   const fate = (r, t) => {
-    const silenced = state.whatIf ? outcome.silenced.get(r)[t] : r.silenced_by[t] !== null;
-    if (silenced) return "silenced";
+    if (outcome.silenced.get(r)[t]) return "silenced";
     if (r.clipped[t]) return "clipped";
     return isCandidate(r, t) ? "candidate" : "kept";
   };
 
   const percent = (logp) => number(100 * Math.exp(logp)) + " %";
-  const visible = (text) => text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+  const visible = (text) => (text === "" ? "∅" : text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
 
   const description = (r, t) => {
     const lines = [
-      "“" + visible(r.text[t]) + "”  " + fate(r, t) + (r.silenced_by[t] ? " (trained: silenced by " + r.silenced_by[t] + ")" : ""),
+      "“" +
+        visible(r.text[t]) +
+        "”  " +
+        fate(r, t) +
+        (r.silenced_by[t] ? " (trained: silenced by " + r.silenced_by[t] + ")" : ""),
       "probability " + percent(r.logp[t]) + "   log-prob " + number(r.logp[t]),
       "entropy " + number(r.entropy[t]) + " nats   advantage " + number(r.advantage),
       "ratio " + number(r.ratio[t]) + (r.norm ? "   gradient norm " + number(r.norm[t]) : ""),
     ];
     const others = r.alternatives[t] || [];
-    if (others.length) lines.push("likeliest: " + others.map(([text, logp]) => visible(text) + " " + percent(logp)).join("   "));
+    if (others.length)
+      lines.push("likeliest: " + others.map(([text, logp]) => visible(text) + " " + percent(logp)).join("   "));
     return lines.join("\n");
   };
 
   const all = (of) => responses.flatMap((r) => r.logp.map((_, t) => of(r, t)));
   const norms = responses.every((r) => r.norm) ? all((r, t) => r.norm[t]) : null;
   const ends = {
-    entropy: quantile(all((r, t) => r.entropy[t]), 0.99) || 1,
-    norm: norms ? quantile(norms, 0.99) || 1 : 1,
+    entropy:
+      stapo.s2t.quantile(
+        all((r, t) => r.entropy[t]),
+        0.99,
+      ) || 1,
+    norm: norms ? stapo.s2t.quantile(norms, 0.99) || 1 : 1,
     advantage: Math.max(1e-9, ...responses.map((r) => Math.abs(r.advantage))),
   };
-  const tint = (series, part) => "color-mix(in srgb, var(--s" + series + ") " + Math.round(72 * Math.min(1, Math.max(0, part))) + "%, transparent)";
+  const tint = (series, part) =>
+    "color-mix(in srgb, var(--s" + series + ") " + Math.round(72 * Math.min(1, Math.max(0, part))) + "%, transparent)";
   const colors = {
     probability: (r, t) => tint(1, -r.logp[t] / Math.log(1e4)),
     entropy: (r, t) => tint(0, r.entropy[t] / ends.entropy),
     advantage: (r) => tint(r.advantage >= 0 ? 0 : 1, Math.abs(r.advantage) / ends.advantage),
     ratio: (r, t) => tint(r.ratio[t] >= 1 ? 0 : 1, Math.abs(Math.log(r.ratio[t])) / Math.log(1.28)),
-    norm: (r, t) => r.norm ? tint(3, r.norm[t] / ends.norm) : "transparent",
+    norm: (r, t) => (r.norm ? tint(3, r.norm[t] / ends.norm) : "transparent"),
   };
 
   const legend = () => {
@@ -111,11 +118,18 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       box.append(element("span", "", low), strip, element("span", "", high));
     };
     if (state.by === "fate") {
-      for (const [name, what] of [["silenced", "silenced"], ["candidate", "candidate, kept"], ["clipped", "clipped"], ["", "kept"]]) box.append(element("span", "t " + name, what));
+      for (const [name, what] of [
+        ["silenced", "silenced"],
+        ["candidate", "candidate, kept"],
+        ["clipped", "clipped"],
+        ["", "kept"],
+      ])
+        box.append(element("span", "t " + name, what));
       box.append(element("span", "", state.whatIf ? "fates under the what-if settings" : "fates as trained"));
     } else if (state.by === "probability") bar(tint(1, 0), "p = 1", "p ≤ 1e-4", tint(1, 1));
     else if (state.by === "entropy") bar(tint(0, 0), "0 nats", "≥ " + number(ends.entropy) + " nats", tint(0, 1));
-    else if (state.by === "advantage") bar(tint(1, 1) + ", transparent", "−" + number(ends.advantage), "+" + number(ends.advantage), tint(0, 1));
+    else if (state.by === "advantage")
+      bar(tint(1, 1) + ", transparent", "−" + number(ends.advantage), "+" + number(ends.advantage), tint(0, 1));
     else if (state.by === "ratio") bar(tint(1, 1) + ", transparent", "≤ 0.78", "≥ 1.28", tint(0, 1));
     else if (norms) bar(tint(3, 0), "0", "≥ " + number(ends.norm) + " (gradient norm at the logits)", tint(3, 1));
     else box.append(element("span", "", "this run is older than the weight column: no gradient norms"));
@@ -129,7 +143,6 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
   };
 
   const nSilenced = (r) => r.logp.filter((_, t) => fate(r, t) === "silenced").length;
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
   const orders = {
     recorded: () => 0,
     advantage: (a, b) => b.advantage - a.advantage,
@@ -145,7 +158,13 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     const verdict = r.verdict.replace("_", " ");
     head.append(element("span", r.verdict === "right" ? "right" : "wrong", verdict));
     head.append(element("span", "", "A " + (r.advantage >= 0 ? "+" : "−") + number(Math.abs(r.advantage))));
-    head.append(element("span", "", r.logp.length + " tokens" + (r.finish.kind === "length_limit" ? ", cut by the length limit" : "")));
+    head.append(
+      element(
+        "span",
+        "",
+        r.logp.length + " tokens" + (r.finish.kind === "length_limit" ? ", cut by the length limit" : ""),
+      ),
+    );
     head.append(element("span", "", nSilenced(r) + " silenced"));
     box.append(head, element("p", "prompt", r.prompt + "   [reference " + r.reference + "]"));
     const line = element("div", "tokens");
@@ -164,19 +183,28 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     return box;
   };
 
-  const draw = () => {
-    const settingsNow = settings();
-    outcome = decide(settingsNow);
-    at("tau-now").textContent = number(settingsNow.tauP);
-    at("q-now").textContent = settingsNow.q.toFixed(2);
-    const trained = { nSilenced: sum(responses.map((r) => r.silenced_by.filter((by) => by !== null).length)) };
-    const tauH = outcome.tauH.map((tau) => number(tau)).join(", ") || "none";
+  const counted = ({ nCandidates, nSilenced, tauH }) =>
+    (trained.in_force || state.whatIf ? nCandidates + " candidates, " : "") +
+    (nSilenced + " silenced of " + nRecorded + " tokens") +
+    (tauH.length ? "; τh = " + tauH.map((tau) => number(tau)).join(", ") + " nats" : "");
+  const showCounts = (problem) => {
     const counts = at("counts");
-    counts.dataset.tokens = outcome.nTokens;
+    counts.dataset.tokens = nRecorded;
     counts.dataset.candidates = outcome.nCandidates;
     counts.dataset.silenced = outcome.nSilenced;
-    counts.textContent = "These settings: " + outcome.nCandidates + " candidates, " + outcome.nSilenced + " silenced of " + outcome.nTokens
-      + " tokens; τh = " + tauH + (outcome.tauH.length ? " nats" : "") + ". As trained: " + trained.nSilenced + " silenced among these.";
+    const settings = state.whatIf && !problem ? "These settings: " + counted(outcome) + ". " : "";
+    counts.textContent = (problem ? problem + " " : settings) + "As trained: " + counted(asTrained) + ".";
+  };
+
+  const draw = () => {
+    const settings = mask();
+    const problem = state.whatIf ? stapo.s2t.problem(settings) : null;
+    outcome = state.whatIf && !problem ? whatIf(settings) : asTrained;
+    at("tau-now").textContent = number(settings.tau_p);
+    at("q-now").textContent = settings.q.toFixed(2);
+    for (const field of root.querySelectorAll("[data-threshold]"))
+      field.hidden = field.dataset.threshold !== settings.threshold.kind;
+    showCounts(problem);
     const filtering = state.only !== "all" || state.find !== "";
     const order = responses.map((r, idx) => [r, idx]);
     order.sort(([a, i], [b, j]) => orders[state.sort](a, b) || i - j);
@@ -192,38 +220,62 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       drawn += 1;
     }
     at("more").hidden = drawn === shown.length;
-    const nFound = filtering ? sum(shown.map(([r]) => r.logp.filter((_, t) => matches(r, t)).length)) : outcome.nTokens;
+    const nFound = filtering ? sum(shown.map(([r]) => r.logp.filter((_, t) => matches(r, t)).length)) : nRecorded;
     at("found").textContent = nFound + " tokens in " + shown.length + " of " + responses.length + " responses";
     legend();
   };
 
   at("sort").value = sort;
-  const own = recorded.settings;
   const reset = () => {
     at("tau").max = recorded.tau_p.length - 1;
-    at("tau").value = recorded.tau_p.findIndex(([tau]) => tau === own.tau_p);
-    at("q").value = own.q;
-    at("select").value = own.select === "random" ? "low_entropy" : own.select;
-    at("over").value = own.over;
+    at("tau").value = recorded.tau_p.findIndex(([tau]) => tau === trained.tau_p);
+    at("q").value = trained.q;
+    at("threshold").value = trained.threshold;
+    for (const values of trained.thresholds)
+      for (const [id, value] of Object.entries(values)) if (root.querySelector("#" + id)) at(id).value = value;
+    at("select").value = trained.select;
+    at("over").value = trained.quantile_over;
     state.whatIf = false;
     draw();
   };
 
-  const nRecorded = sum(responses.map((r) => r.logp.length));
-  const nUpdates = new Set(responses.map((r) => r.update)).size;
-  at("scope").textContent = "The quantile τh is taken over the " + (nUpdates > 1 ? "recorded responses of each of " + nUpdates + " mini-batches" : "recorded responses")
-    + " of step " + recorded.step + ": " + nRecorded + (recorded.n_step_tokens ? " of the step's " + recorded.n_step_tokens : "") + " tokens. "
-    + (recorded.n_step_tokens === nRecorded ? "Every token of the step is recorded, so these are the counts of training. "
-      : "Training took it over whole mini-batches, so its counts can differ: a part of the step is recorded; record.responses asks for more. ")
-    + (own.in_force ? "" : "This run had no S2T mask; the sliders start at the published settings. ")
-    + (own.select === "random" ? "This run drew its candidates at random; a page cannot draw again. " : "")
-    + (own.signals === "behavior" ? "This run decided by the behavior policy's signals; here the current policy's are used. " : "");
+  at("scope").textContent = [
+    "What if recomputes S2T from the recorded responses of step " + recorded.step,
+    minibatches.size > 1 ? ", each of the " + minibatches.size + " mini-batches with a quantile τh of its own: " : ": ",
+    nRecorded + (recorded.n_step_tokens ? " of the step's " + recorded.n_step_tokens : "") + " tokens. ",
+    recorded.n_step_tokens === nRecorded
+      ? "Every token of the step is recorded, so the settings of the run give the counts of training. "
+      : "Training took quantiles over whole mini-batches, so counts can differ; record.responses records more. ",
+    trained.in_force ? "" : "This run had no S2T mask; the settings start at the published ones. ",
+    trained.other_masks.length
+      ? "What if leaves out the run's other masks: " + trained.other_masks.join(", ").replace(/_/g, " ") + ". "
+      : "",
+    trained.signals === "behavior"
+      ? "The run decided by the behavior policy's entropies, which are not recorded; what if takes the current ones. "
+      : "",
+  ].join("");
 
-  for (const id of ["by", "only", "sort"]) at(id).addEventListener("change", () => { state[id] = at(id).value; state.budget = MAX_TOKENS; draw(); });
-  at("find").addEventListener("input", () => { state.find = at("find").value.toLowerCase(); state.budget = MAX_TOKENS; draw(); });
-  for (const id of ["tau", "q", "select", "over"]) at(id).addEventListener("input", () => { state.whatIf = true; draw(); });
+  for (const id of ["by", "only", "sort"])
+    at(id).addEventListener("change", () => {
+      state[id] = at(id).value;
+      state.budget = MAX_TOKENS;
+      draw();
+    });
+  at("find").addEventListener("input", () => {
+    state.find = at("find").value.toLowerCase();
+    state.budget = MAX_TOKENS;
+    draw();
+  });
+  for (const id of ["tau", "q", "threshold", "share", "c", "b", "kappa", "select", "over"])
+    at(id).addEventListener("input", () => {
+      state.whatIf = true;
+      draw();
+    });
   at("reset").addEventListener("click", reset);
-  at("more").addEventListener("click", () => { state.budget += MAX_TOKENS; draw(); });
+  at("more").addEventListener("click", () => {
+    state.budget += MAX_TOKENS;
+    draw();
+  });
   const describeHovered = (event) => {
     const token = event.target.closest ? event.target.closest(".t[data-at]") : null;
     if (!token || token.dataset.t) return;

@@ -11,7 +11,8 @@ stapo.app = (() => {
   const query = (pairs) => {
     const found = new URLSearchParams();
     for (const [name, value] of Object.entries(pairs)) {
-      for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined && one !== "") found.append(name, one);
+      for (const one of Array.isArray(value) ? value : [value])
+        if (one !== null && one !== undefined && one !== "") found.append(name, one);
     }
     return found.toString();
   };
@@ -36,7 +37,8 @@ stapo.app = (() => {
     const { view, params } = place();
     for (const [name, value] of Object.entries(pairs)) {
       params.delete(name);
-      for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined && one !== "") params.append(name, one);
+      for (const one of Array.isArray(value) ? value : [value])
+        if (one !== null && one !== undefined && one !== "") params.append(name, one);
     }
     const text = params.toString();
     history.replaceState(null, "", "#/" + view + (text ? "?" + text : ""));
@@ -48,12 +50,13 @@ stapo.app = (() => {
   };
   const open = async () => {
     stapo.hide();
-    if (current && current.leave) current.leave();
+    if (current?.leave) current.leave();
     const { view, params } = place();
     const make = views[view] || views.runs;
     const root = element("div", "view-" + view);
     at("view").replaceChildren(root);
-    for (const tab of document.querySelectorAll("#tabs a")) tab.toggleAttribute("aria-current", tab.dataset.view === view);
+    for (const tab of document.querySelectorAll("#tabs a"))
+      tab.toggleAttribute("aria-current", tab.dataset.view === view);
     document.title = (params.get("run") || "runs") + " – STAPO";
     // What changes while a view is made is told to it afterwards.
     const missed = new Set();
@@ -61,7 +64,10 @@ stapo.app = (() => {
     current = mine;
     try {
       const made = await make(root, params);
-      if (current !== mine) { if (made && made.leave) made.leave(); return; }
+      if (current !== mine) {
+        if (made?.leave) made.leave();
+        return;
+      }
       current = made || {};
       if (missed.size && current.update) current.update(missed);
     } catch (error) {
@@ -69,15 +75,18 @@ stapo.app = (() => {
     }
   };
 
-  // The stream is closed while the page is hidden: browsers allow six connections per server, and a hidden page needs none.
+  // The stream is closed while the page is hidden: browsers allow six connections per server.
   let source = null;
-  const state = (text, isLost) => { at("live").textContent = text; at("live").classList.toggle("lost", isLost); };
+  const state = (text, isLost) => {
+    at("live").textContent = text;
+    at("live").classList.toggle("lost", isLost);
+  };
   const take = (news) => {
     version = news.version;
     for (const row of news.rows) rows.set(row.id, row);
     for (const id of news.gone) rows.delete(id);
     const changed = new Set([...news.rows.map((row) => row.id), ...news.gone]);
-    if (current && current.update) current.update(changed);
+    if (current?.update) current.update(changed);
   };
   const reload = async () => {
     const news = await ask("/api/runs");
@@ -88,16 +97,31 @@ stapo.app = (() => {
     if (source) source.close();
     source = new EventSource("/stream?since=" + version);
     let wasLost = false;
-    source.addEventListener("open", () => { state("live", false); if (wasLost) reload().catch(() => {}); wasLost = false; });
-    source.addEventListener("error", () => { wasLost = true; state("no connection, trying again", true); });
+    source.addEventListener("open", () => {
+      state("live", false);
+      if (wasLost) reload().catch(() => {});
+      wasLost = false;
+    });
+    source.addEventListener("error", () => {
+      wasLost = true;
+      state("no connection, trying again", true);
+    });
     source.addEventListener("runs", (event) => take(JSON.parse(event.data)));
   };
   const visible = () => {
-    if (document.hidden) { if (source) source.close(); source = null; state("paused", false); } else if (!source) listen();
+    if (document.hidden) {
+      if (source) source.close();
+      source = null;
+      state("paused", false);
+    } else if (!source) listen();
   };
 
   const start = async () => {
-    try { await reload(); } catch (error) { complain(error); }
+    try {
+      await reload();
+    } catch (error) {
+      complain(error);
+    }
     addEventListener("hashchange", open);
     document.addEventListener("visibilitychange", visible);
     visible();
@@ -105,17 +129,23 @@ stapo.app = (() => {
   };
 
   // Keys: the first letter of a view opens it, / goes to the search field, t changes the theme, ? tells the keys.
-  const isTyping = (event) => event.target.closest && event.target.closest("input, select, textarea");
+  const isTyping = (event) => event.target.closest?.("input, select, textarea");
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape") { at("keys").hidden = true; if (isTyping(event)) event.target.blur(); return; }
+    if (event.key === "Escape") {
+      at("keys").hidden = true;
+      if (isTyping(event)) event.target.blur();
+      return;
+    }
     if (isTyping(event)) return;
     const chosen = [...document.querySelectorAll("#tabs a")].find((tab) => tab.dataset.letter === event.key);
     if (chosen) location.hash = chosen.getAttribute("href");
     else if (event.key === "t") stapo.nextTheme();
     else if (event.key === "?") at("keys").hidden = !at("keys").hidden;
-    else if (event.key === "/" && document.querySelector("#view input[type=search]")) { event.preventDefault(); document.querySelector("#view input[type=search]").focus(); }
-    else if (current && current.key) current.key(event);
+    else if (event.key === "/" && document.querySelector("#view input[type=search]")) {
+      event.preventDefault();
+      document.querySelector("#view input[type=search]").focus();
+    } else if (current?.key) current.key(event);
   });
 
   const duration = (seconds) => {

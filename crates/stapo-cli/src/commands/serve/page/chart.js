@@ -1,5 +1,5 @@
 "use strict";
-// Line charts that grow: stapo.chart(options) makes a figure, and its `show` draws data into it as often as there is news.
+// Line charts that grow: stapo.chart(options) makes a figure, and `show` draws data into it whenever there is news.
 (() => {
   const { element, svg, number, between } = stapo;
   const MARGIN = { top: 6, right: 10, bottom: 34 };
@@ -13,7 +13,11 @@
   const around = (values) => {
     let low = Infinity;
     let high = -Infinity;
-    for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+    for (const value of values)
+      if (Number.isFinite(value)) {
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
     if (low > high) return [0, 1];
     const isConstant = high - low <= 1e-6 * Math.max(Math.abs(low), Math.abs(high));
     if (low > 0 && (low < 0.6 * high || isConstant)) low = 0;
@@ -53,7 +57,8 @@
     let high = xs.length - 1;
     while (high - low > 1) {
       const middle = (low + high) >> 1;
-      if (xs[middle] < x) low = middle; else high = middle;
+      if (xs[middle] < x) low = middle;
+      else high = middle;
     }
     return Math.abs(xs[high] - x) < Math.abs(xs[low] - x) ? high : low;
   };
@@ -77,20 +82,22 @@
     return found;
   };
   const csv = (chart) => {
-    const quoted = (text) => /[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
+    const quoted = (text) => (/[",\n\r]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text);
     const lines = [["line", chart.axis, "value", "low", "high"].map(quoted).join(",")];
     for (const line of chart.data.lines) {
       line.x.forEach((x, i) => {
-        const ends = line.low && line.low.length ? [line.low[i], line.high[i]] : ["", ""];
+        const ends = line.low?.length ? [line.low[i], line.high[i]] : ["", ""];
         lines.push([quoted(line.label), x, line.y[i], ...ends].join(","));
       });
     }
-    for (const band of chart.data.bands) band.x.forEach((x, i) => lines.push([quoted(band.label), x, "", band.low[i], band.high[i]].join(",")));
+    for (const band of chart.data.bands)
+      band.x.forEach((x, i) => lines.push([quoted(band.label), x, "", band.low[i], band.high[i]].join(",")));
     return lines.join("\r\n") + "\r\n";
   };
 
   const path = (points) => points.map(([x, y], i) => (i ? "L" : "M") + x.toFixed(1) + " " + y.toFixed(1)).join("");
-  const area = (xs, low, high) => path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
+  const area = (xs, low, high) =>
+    path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
 
   // options: id, title, note, unit; onRange(from, to) is told of a zoom, with nothing for the whole axis.
   stapo.chart = (options) => {
@@ -99,11 +106,30 @@
     const caption = element("figcaption");
     const tools = element("span", "tools");
     const place = element("div", "plot");
-    caption.append(element("b", "", options.title), element("span", "", [options.note, options.unit].filter(Boolean).join(", ")));
+    caption.append(
+      element("b", "", options.title),
+      element("span", "", [options.note, options.unit].filter(Boolean).join(", ")),
+    );
     figure.append(caption, tools, place);
-    const chart = { figure, data: { lines: [], bands: [], marks: [] }, axis: "step", range: null, smooth: 0, hidden: new Set() };
+    const chart = {
+      figure,
+      data: { lines: [], bands: [], marks: [] },
+      axis: "step",
+      range: null,
+      smooth: 0,
+      hidden: new Set(),
+    };
     for (const [label, what, save] of [
-      ["SVG", "saves this chart as SVG", () => download(options.id + ".svg", "image/svg+xml", resolved(new XMLSerializer().serializeToString(place.firstChild)))],
+      [
+        "SVG",
+        "saves this chart as SVG",
+        () =>
+          download(
+            options.id + ".svg",
+            "image/svg+xml",
+            resolved(new XMLSerializer().serializeToString(place.firstChild)),
+          ),
+      ],
       ["CSV", "saves the numbers of this chart", () => download(options.id + ".csv", "text/csv", csv(chart))],
     ]) {
       const button = element("button", "", label);
@@ -121,10 +147,30 @@
         const label = entry.label.length > 42 ? entry.label.slice(0, 40) + "…" : entry.label;
         const room = 38 + 6.6 * label.length;
         if (x > 0 && x + room > width) [x, y] = [0, y + 18];
-        const key = svg("g", { class: "key", "data-key": entry.key, tabindex: 0, role: "button", "aria-pressed": !chart.hidden.has(entry.key) });
-        key.append(entry.isBand
-          ? svg("rect", { x, y: y - 10, width: 18, height: 12, fill: "var(--s" + entry.series % 6 + ")", opacity: 0.3 })
-          : svg("path", { d: "M" + x + " " + (y - 4) + "h18", stroke: "var(--s" + entry.series % 6 + ")", "stroke-width": 2.5, "stroke-dasharray": entry.series >= 6 ? "6 4" : "none" }));
+        const key = svg("g", {
+          class: "key",
+          "data-key": entry.key,
+          tabindex: 0,
+          role: "button",
+          "aria-pressed": !chart.hidden.has(entry.key),
+        });
+        key.append(
+          entry.isBand
+            ? svg("rect", {
+                x,
+                y: y - 10,
+                width: 18,
+                height: 12,
+                fill: "var(--s" + (entry.series % 6) + ")",
+                opacity: 0.3,
+              })
+            : svg("path", {
+                d: "M" + x + " " + (y - 4) + "h18",
+                stroke: "var(--s" + (entry.series % 6) + ")",
+                "stroke-width": 2.5,
+                "stroke-dasharray": entry.series >= 6 ? "6 4" : "none",
+              }),
+        );
         const text = svg("text", { x: x + 24, y, "font-size": 12, fill: "var(--ink)" });
         text.textContent = label;
         key.append(text);
@@ -142,30 +188,48 @@
       const drawing = svg("svg", { role: "img", "aria-label": options.title });
       const entries = [...lines.filter((line) => !line.isThin), ...bands.map((band) => ({ ...band, isBand: true }))];
       const seen = new Set();
-      const top = MARGIN.top + drawLegend(drawing, entries.filter(({ key }) => !seen.has(key) && seen.add(key)), width);
+      const top =
+        MARGIN.top +
+        drawLegend(
+          drawing,
+          entries.filter(({ key }) => !seen.has(key) && seen.add(key)),
+          width,
+        );
       const curves = shownLines.map((line) => ({ ...line, drawn: smoothed(line.y, line.isThin ? 0 : chart.smooth) }));
-      const xs = [...lines, ...bands].flatMap((line) => line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []);
+      const xs = [...lines, ...bands].flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []));
       let [x0, x1] = chart.range || (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
       if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
       const isIn = (line, i) => line.x[i] >= x0 && line.x[i] <= x1;
       const values = [];
-      for (const line of curves) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.drawn[i], line.y[i]); });
-      for (const line of curves) if (line.low && line.low.length) line.x.forEach((_, i) => { if (isIn(line, i)) values.push(line.low[i], line.high[i]); });
-      for (const band of shownBands) band.x.forEach((_, i) => { if (isIn(band, i)) values.push(band.low[i], band.high[i]); });
+      for (const line of curves)
+        line.x.forEach((_, i) => {
+          if (isIn(line, i)) values.push(line.drawn[i], line.y[i]);
+        });
+      for (const line of curves)
+        if (line.low?.length)
+          line.x.forEach((_, i) => {
+            if (isIn(line, i)) values.push(line.low[i], line.high[i]);
+          });
+      for (const band of shownBands)
+        band.x.forEach((_, i) => {
+          if (isIn(band, i)) values.push(band.low[i], band.high[i]);
+        });
       const [y0, y1] = around(values);
       const yTicks = ticks(y0, y1, 5);
       const left = between(28, 10 + 7 * Math.max(...yTicks.map(([, label]) => label.length)), 90);
       const right = width - MARGIN.right;
       const bottom = top + HEIGHT;
-      const toX = (x) => left + (x - x0) / (x1 - x0) * (right - left);
-      const toY = (y) => between(top, top + (y1 - y) / (y1 - y0) * HEIGHT, bottom);
+      const toX = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
+      const toY = (y) => between(top, top + ((y1 - y) / (y1 - y0)) * HEIGHT, bottom);
       const text = (x, y, label, anchor) => {
         const made = svg("text", { x, y, "font-size": 12, fill: "var(--muted)", "text-anchor": anchor });
         made.textContent = label;
         drawing.append(made);
       };
       for (const [value, label] of yTicks) {
-        drawing.append(svg("path", { d: "M" + left + " " + toY(value).toFixed(1) + "H" + right, stroke: "var(--grid)" }));
+        drawing.append(
+          svg("path", { d: "M" + left + " " + toY(value).toFixed(1) + "H" + right, stroke: "var(--grid)" }),
+        );
         text(left - 6, toY(value) + 4, label, "end");
       }
       drawing.append(svg("path", { d: "M" + left + " " + bottom + "H" + right, stroke: "var(--muted)" }));
@@ -178,25 +242,71 @@
       cut.append(svg("rect", { x: left, y: top - 2, width: right - left, height: HEIGHT + 4 }));
       const inside = svg("g", { "clip-path": "url(#" + clip + ")" });
       drawing.append(cut, inside);
-      const color = (series) => "var(--s" + series % 6 + ")";
-      for (const band of shownBands) inside.append(svg("path", { d: area(band.x.map(toX), band.low.map(toY), band.high.map(toY)), fill: color(band.series), opacity: band.opacity || 0.2 }));
+      const color = (series) => "var(--s" + (series % 6) + ")";
+      for (const band of shownBands)
+        inside.append(
+          svg("path", {
+            d: area(band.x.map(toX), band.low.map(toY), band.high.map(toY)),
+            fill: color(band.series),
+            opacity: band.opacity || 0.2,
+          }),
+        );
       for (const line of curves) {
-        if (line.low && line.low.length) inside.append(svg("path", { d: area(line.x.map(toX), line.low.map(toY), line.high.map(toY)), fill: color(line.series), opacity: 0.16 }));
+        if (line.low?.length)
+          inside.append(
+            svg("path", {
+              d: area(line.x.map(toX), line.low.map(toY), line.high.map(toY)),
+              fill: color(line.series),
+              opacity: 0.16,
+            }),
+          );
       }
       for (const line of curves) {
-        const stroke = line.isThin ? "color-mix(in srgb, " + color(line.series) + " 55%, var(--sheet))" : color(line.series);
-        if (chart.smooth > 0 && !line.isThin) inside.append(svg("path", { d: path(line.x.map((x, i) => [toX(x), toY(line.y[i])])), fill: "none", stroke, opacity: 0.25 }));
-        inside.append(svg("path", { class: "curve", d: path(line.x.map((x, i) => [toX(x), toY(line.drawn[i])])), fill: "none", stroke, "stroke-width": line.isThin ? 0.9 : 1.8, "stroke-linejoin": "round", "stroke-dasharray": line.series >= 6 ? "6 4" : "none" }));
-        if (line.x.length <= 24 && !line.isThin) line.x.forEach((x, i) => inside.append(svg("circle", { cx: toX(x).toFixed(1), cy: toY(line.drawn[i]).toFixed(1), r: 2.4, fill: stroke })));
+        const stroke = line.isThin
+          ? "color-mix(in srgb, " + color(line.series) + " 55%, var(--sheet))"
+          : color(line.series);
+        if (chart.smooth > 0 && !line.isThin)
+          inside.append(
+            svg("path", {
+              d: path(line.x.map((x, i) => [toX(x), toY(line.y[i])])),
+              fill: "none",
+              stroke,
+              opacity: 0.25,
+            }),
+          );
+        inside.append(
+          svg("path", {
+            class: "curve",
+            d: path(line.x.map((x, i) => [toX(x), toY(line.drawn[i])])),
+            fill: "none",
+            stroke,
+            "stroke-width": line.isThin ? 0.9 : 1.8,
+            "stroke-linejoin": "round",
+            "stroke-dasharray": line.series >= 6 ? "6 4" : "none",
+          }),
+        );
+        if (line.x.length <= 24 && !line.isThin)
+          line.x.forEach((x, i) =>
+            inside.append(
+              svg("circle", { cx: toX(x).toFixed(1), cy: toY(line.drawn[i]).toFixed(1), r: 2.4, fill: stroke }),
+            ),
+          );
       }
       for (const mark of marks.filter((mark) => mark.x >= x0 && mark.x <= x1)) {
         const x = toX(mark.x).toFixed(1);
-        drawing.append(svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + bottom + "l-4 6h8z", "data-t": mark.text }));
+        drawing.append(
+          svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + bottom + "l-4 6h8z", "data-t": mark.text }),
+        );
       }
       const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height: HEIGHT });
       drawing.append(hit);
       const height = bottom + MARGIN.bottom;
-      for (const [name, value] of [["viewBox", "0 0 " + width + " " + height], ["width", width], ["height", height]]) drawing.setAttribute(name, value);
+      for (const [name, value] of [
+        ["viewBox", "0 0 " + width + " " + height],
+        ["width", width],
+        ["height", height],
+      ])
+        drawing.setAttribute(name, value);
       frame = { left, right, top, x0, x1, toX, toY, curves, bands: shownBands, hit };
       place.replaceChildren(drawing);
     };
@@ -205,11 +315,14 @@
     const describe = (event) => {
       if (!frame || frame.curves.length + frame.bands.length === 0) return;
       const box = place.firstChild.getBoundingClientRect();
-      const at = frame.x0 + (event.clientX - box.left - frame.left) / (frame.right - frame.left) * (frame.x1 - frame.x0);
+      const at =
+        frame.x0 + ((event.clientX - box.left - frame.left) / (frame.right - frame.left)) * (frame.x1 - frame.x0);
       const all = [...frame.curves, ...frame.bands].filter((line) => line.x.length);
       if (!all.length) return;
-      const closest = all.map((line) => line.x[nearest(line.x, at)]).sort((a, b) => Math.abs(a - at) - Math.abs(b - at))[0];
-      const room = (frame.x1 - frame.x0) / (frame.right - frame.left) * 8;
+      const closest = all
+        .map((line) => line.x[nearest(line.x, at)])
+        .sort((a, b) => Math.abs(a - at) - Math.abs(b - at))[0];
+      const room = ((frame.x1 - frame.x0) / (frame.right - frame.left)) * 8;
       const unit = options.unit ? " " + options.unit : "";
       const texts = [chart.axis + " " + number(closest, 6)];
       const keys = [];
@@ -217,7 +330,7 @@
         const i = nearest(line.x, closest);
         if (Math.abs(line.x[i] - closest) > room) continue;
         const isRange = line.drawn === undefined;
-        const ends = line.low && line.low.length ? number(line.low[i]) + " to " + number(line.high[i]) : "";
+        const ends = line.low?.length ? number(line.low[i]) + " to " + number(line.high[i]) : "";
         const value = isRange ? ends : number(line.drawn[i], 4) + unit + (ends ? "  (" + ends + ")" : "");
         texts.push((line.label + "  " + value).replace(/\n/g, " "));
         keys.push([line.key, line.series, isRange ? "" : frame.toY(line.drawn[i]).toFixed(1)].join(":"));
@@ -227,10 +340,11 @@
       frame.hit.dataset.k = keys.slice(0, 23).join(" ");
     };
 
-    // Fingers: one reads values, or pans a chart that is zoomed; two zoom. The page scrolls when a finger moves up or down.
+    // One finger reads values, or pans a zoomed chart; two zoom. The page scrolls when a finger moves up or down.
     const fingers = new Map();
     let grip = null;
-    const partAt = (clientX) => (clientX - place.firstChild.getBoundingClientRect().left - frame.left) / (frame.right - frame.left);
+    const partAt = (clientX) =>
+      (clientX - place.firstChild.getBoundingClientRect().left - frame.left) / (frame.right - frame.left);
     const isMoving = () => fingers.size === 2 || chart.range !== null;
     const takeGrip = () => {
       grip = { range: [frame.x0, frame.x1], parts: [...fingers.values()] };
@@ -242,7 +356,7 @@
         const shift = (was[0] - is[0]) * (x1 - x0);
         options.onRange(x0 + shift, x1 + shift);
       } else if (is.length === 2 && Math.abs(is[1] - is[0]) > 0.02) {
-        const width = (was[1] - was[0]) / (is[1] - is[0]) * (x1 - x0);
+        const width = ((was[1] - was[0]) / (is[1] - is[0])) * (x1 - x0);
         if (width <= 0) return;
         const from = x0 + was[0] * (x1 - x0) - is[0] * width;
         options.onRange(from, from + width);
@@ -262,7 +376,8 @@
     place.addEventListener("pointermove", (event) => {
       if (!fingers.has(event.pointerId)) return;
       fingers.set(event.pointerId, partAt(event.clientX));
-      if (isMoving()) moveFingers(); else describe(event);
+      if (isMoving()) moveFingers();
+      else describe(event);
     });
     place.addEventListener("pointerup", lift);
     place.addEventListener("pointercancel", lift);
@@ -281,7 +396,10 @@
     });
     place.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch") return;
-      if (!drag) { describe(event); return; }
+      if (!drag) {
+        describe(event);
+        return;
+      }
       const to = xAt(event);
       if (drag.isPan) {
         const shift = drag.from - to;
@@ -289,7 +407,10 @@
         options.onRange(range[0], range[1]);
         return;
       }
-      if (!drag.box) { drag.box = svg("rect", { class: "select", y: frame.top, height: HEIGHT }); place.firstChild.append(drag.box); }
+      if (!drag.box) {
+        drag.box = svg("rect", { class: "select", y: frame.top, height: HEIGHT });
+        place.firstChild.append(drag.box);
+      }
       drag.box.setAttribute("x", Math.min(frame.toX(drag.from), frame.toX(to)));
       drag.box.setAttribute("width", Math.abs(frame.toX(to) - frame.toX(drag.from)));
     });
@@ -303,13 +424,18 @@
     };
     place.addEventListener("pointerup", release);
     place.addEventListener("pointercancel", release);
-    place.addEventListener("dblclick", (event) => { if (frame && event.target === frame.hit) options.onRange(null, null); });
+    place.addEventListener("dblclick", (event) => {
+      if (frame && event.target === frame.hit) options.onRange(null, null);
+    });
     place.addEventListener("legend", (event) => {
       const { key, isOn } = event.detail;
-      if (isOn) chart.hidden.delete(key); else chart.hidden.add(key);
+      if (isOn) chart.hidden.delete(key);
+      else chart.hidden.add(key);
       requestAnimationFrame(draw);
     });
-    new ResizeObserver(() => { if (frame && Math.abs(Number(place.firstChild.getAttribute("width")) - place.clientWidth) > 2) draw(); }).observe(place);
+    new ResizeObserver(() => {
+      if (frame && Math.abs(Number(place.firstChild.getAttribute("width")) - place.clientWidth) > 2) draw();
+    }).observe(place);
 
     // data: lines [{ key, label, series, x, y, low, high, isThin }], bands [{ key, label, series, x, low, high }],
     // marks [{ x, kind, text }].
@@ -326,9 +452,11 @@
     if (values.length < 2) return drawing;
     const low = Math.min(...values);
     const high = Math.max(...values);
-    const toY = (value) => high === low ? 11 : 20 - 18 * (value - low) / (high - low);
-    const points = values.map((value, i) => [1 + 88 * i / (values.length - 1), toY(value)]);
-    drawing.append(svg("path", { d: path(points), fill: "none", stroke: "var(--s" + series + ")", "stroke-width": 1.4 }));
+    const toY = (value) => (high === low ? 11 : 20 - (18 * (value - low)) / (high - low));
+    const points = values.map((value, i) => [1 + (88 * i) / (values.length - 1), toY(value)]);
+    drawing.append(
+      svg("path", { d: path(points), fill: "none", stroke: "var(--s" + series + ")", "stroke-width": 1.4 }),
+    );
     return drawing;
   };
 })();

@@ -28,7 +28,7 @@
   };
 
   const scaled = (curve, scale) => {
-    const by = (values) => values && scale !== undefined ? values.map((value) => scale * value) : values;
+    const by = (values) => (values && scale !== undefined ? values.map((value) => scale * value) : values);
     return { x: curve.x, y: by(curve.y), low: by(curve.low), high: by(curve.high) };
   };
   const dataOf = (chart, arms) => {
@@ -39,9 +39,23 @@
       const hasMean = arm.mean.x.length > 0;
       for (const [id, curve] of runs) {
         const own = scaled(curve, chart.scale);
-        lines.push({ key, series, label: runs.length > 1 ? id : arm.name, ...own, isThin: hasMean, low: hasMean ? [] : own.low, high: hasMean ? [] : own.high });
+        lines.push({
+          key,
+          series,
+          label: runs.length > 1 ? id : arm.name,
+          ...own,
+          isThin: hasMean,
+          low: hasMean ? [] : own.low,
+          high: hasMean ? [] : own.high,
+        });
       }
-      if (hasMean) lines.push({ key, series, label: arm.name + " (mean of " + runs.length + ")", ...scaled(arm.mean, chart.scale) });
+      if (hasMean)
+        lines.push({
+          key,
+          series,
+          label: arm.name + " (mean of " + runs.length + ")",
+          ...scaled(arm.mean, chart.scale),
+        });
     });
     return { lines, bands: [], marks: [] };
   };
@@ -50,7 +64,9 @@
   const choose = (root) => {
     root.append(element("p", "", "Choose runs in the list, or an experiment:"));
     const list = element("ul");
-    for (const experiment of new Set([...rows.values()].map((row) => row.experiment).filter((id) => id !== undefined))) {
+    for (const experiment of new Set(
+      [...rows.values()].map((row) => row.experiment).filter((id) => id !== undefined),
+    )) {
       const item = element("li");
       item.append(anchor(experiment === "." ? "this experiment" : experiment, "compare", { experiment }));
       list.append(item);
@@ -63,10 +79,21 @@
 
   views.compare = async (root, params) => {
     const chosen = { run: params.getAll("run"), experiment: params.get("experiment") };
-    if (!chosen.run.length && chosen.experiment === null) { choose(root); return {}; }
+    if (!chosen.run.length && chosen.experiment === null) {
+      choose(root);
+      return {};
+    }
     let facts = await ask("/api/compare", chosen);
     const top = element("div", "bar");
-    top.append(element("h2", "", chosen.experiment !== null ? "experiment " + (chosen.experiment === "." ? "here" : chosen.experiment) : facts.arms.reduce((n, arm) => n + arm.runs.length, 0) + " runs"));
+    top.append(
+      element(
+        "h2",
+        "",
+        chosen.experiment !== null
+          ? "experiment " + (chosen.experiment === "." ? "here" : chosen.experiment)
+          : facts.arms.reduce((n, arm) => n + arm.runs.length, 0) + " runs",
+      ),
+    );
     const add = element("input");
     Object.assign(add, { type: "search", placeholder: "add a run" });
     add.setAttribute("list", "all-runs");
@@ -74,39 +101,68 @@
     options.id = "all-runs";
     for (const id of rows.keys()) options.append(new Option(id));
     if (chosen.experiment === null) top.append(add, options);
-    add.addEventListener("change", () => { if (rows.has(add.value)) location.hash = stapo.app.link("compare", { run: [...new Set([...chosen.run, add.value])] }); });
+    add.addEventListener("change", () => {
+      if (rows.has(add.value))
+        location.hash = stapo.app.link("compare", { run: [...new Set([...chosen.run, add.value])] });
+    });
     const names = element("div", "keysof");
     facts.arms.forEach((arm, idx) => {
       const entry = element("span");
       const swatch = element("i");
-      swatch.style.background = "var(--s" + idx % 6 + ")";
+      swatch.style.background = "var(--s" + (idx % 6) + ")";
       entry.append(swatch, arm.name + " ");
       for (const id of arm.runs) entry.append(anchor(id === arm.name ? "open" : id, "run", { run: id }), " ");
-      if (chosen.experiment === null && facts.arms.length > 1) entry.append(anchor("×", "compare", { run: chosen.run.filter((id) => !arm.runs.includes(id)) }));
+      if (chosen.experiment === null && facts.arms.length > 1)
+        entry.append(anchor("×", "compare", { run: chosen.run.filter((id) => !arm.runs.includes(id)) }));
       names.append(entry);
     });
     const grid = element("div", "charts");
     const tables = element("div");
-    const controls = stapo.chartControls(params, ["step", "updates", "tokens", "hours"], (isNewData) => { if (isNewData) load(); else draw(); });
+    const controls = stapo.chartControls(params, ["step", "updates", "tokens", "hours"], (isNewData) => {
+      if (isNewData) load();
+      else draw();
+    });
     root.append(top, names, controls.bar, grid, tables);
-    const charts = stapo.runCharts.plan(facts.keys).filter((chart) => !chart.isOther && chart.keys.length).flatMap((chart) => chart.keys.slice(0, 2).map((key) => ({
-      ...chart, key, id: "compare-" + key.replace(/[^a-z0-9]/gi, "-"), title: chart.keys.length > 1 ? chart.title + ": " + stapo.runCharts.label(key) : chart.title,
-    })));
+    const charts = stapo.runCharts
+      .plan(facts.keys)
+      .filter((chart) => !chart.isOther && chart.keys.length)
+      .flatMap((chart) =>
+        chart.keys.slice(0, 2).map((key) => ({
+          ...chart,
+          key,
+          id: "compare-" + key.replace(/[^a-z0-9]/gi, "-"),
+          title: chart.keys.length > 1 ? chart.title + ": " + stapo.runCharts.label(key) : chart.title,
+        })),
+      );
     const drawn = charts.map((chart) => stapo.chart({ ...chart, onRange: controls.setRange }));
     grid.append(...drawn.map((one) => one.figure));
     let curves = {};
     controls.state.extent = () => {
-      const xs = Object.values(curves).flat().flatMap((arm) => Object.values(arm.runs)).filter((curve) => curve.x.length).flatMap((curve) => [curve.x[0], curve.x[curve.x.length - 1]]);
+      const xs = Object.values(curves)
+        .flat()
+        .flatMap((arm) => Object.values(arm.runs))
+        .filter((curve) => curve.x.length)
+        .flatMap((curve) => [curve.x[0], curve.x[curve.x.length - 1]]);
       return xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
     };
     const draw = () => {
-      const view = { axis: stapo.runCharts.AXES[controls.state.axis], range: controls.state.range, smooth: controls.state.smooth };
+      const view = {
+        axis: stapo.runCharts.AXES[controls.state.axis],
+        range: controls.state.range,
+        smooth: controls.state.smooth,
+      };
       charts.forEach((chart, idx) => drawn[idx].show(dataOf(chart, curves[chart.key] || []), view));
     };
     const load = async () => {
       const { axis, range } = controls.state;
       const window = range ? { from: range[0], to: range[1] } : {};
-      curves = await ask("/api/compare/curves", { ...chosen, key: charts.map((chart) => chart.key), x: axis, points: 400, ...window });
+      curves = await ask("/api/compare/curves", {
+        ...chosen,
+        key: charts.map((chart) => chart.key),
+        x: axis,
+        points: 400,
+        ...window,
+      });
       draw();
     };
     const tell = () => {
@@ -125,9 +181,20 @@
       n += 1;
       try {
         await load();
-        if (n % 10 === 0) { facts = await ask("/api/compare", chosen); tell(); }
-      } catch { isDue = true; }
+        if (n % 10 === 0) {
+          facts = await ask("/api/compare", chosen);
+          tell();
+        }
+      } catch {
+        isDue = true;
+      }
     }, EVERY_MS);
-    return { key: controls.key, leave: () => clearInterval(timer), update: (changed) => { if ([...changed].some((id) => members.has(id))) isDue = true; } };
+    return {
+      key: controls.key,
+      leave: () => clearInterval(timer),
+      update: (changed) => {
+        if ([...changed].some((id) => members.has(id))) isDue = true;
+      },
+    };
   };
 })();

@@ -4,78 +4,59 @@
   const { element, number } = stapo;
   const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
 
-  // The charts of a run. A key that ends in * stands for all keys that begin so; `scale` multiplies values.
-  // In the order of a step; a phase has the same colour in every picture.
-  const PHASES = ["rollout", "grade", "calibrate", "update", "record", "evaluate", "checkpoint"];
-  const CHARTS = [
-    { id: "held-out", title: "Held-out accuracy", note: "held-out problems answered right", unit: "%", scale: 100, keys: ["eval_accuracy"] },
-    { id: "accuracy", title: "Training accuracy", note: "sampled responses judged right", unit: "%", scale: 100, keys: ["accuracy"] },
-    { id: "benchmarks", title: "Benchmarks", note: "avg@k during training", unit: "%", scale: 100, keys: ["benchmarks.*"], ending: ".accuracy" },
-    { id: "reward", title: "Reward", note: "mean of sampled responses, and its spread where recorded", keys: ["reward_mean", "rewards.*", "reward_std"] },
-    { id: "entropy", title: "Entropy", note: "over response tokens", unit: "nats", keys: ["entropy_mean"], bands: [["5 to 95 %", "entropy_quantiles.q05", "entropy_quantiles.q95"], ["25 to 75 %", "entropy_quantiles.q25", "entropy_quantiles.q75"]] },
-    { id: "length", title: "Response length", note: "mean, and median with quantiles where recorded", unit: "tokens", keys: ["response_tokens_mean", "response_tokens.q50"], bands: [["min to max", "response_tokens.min", "response_tokens.max"], ["10 to 90 %", "response_tokens.q10", "response_tokens.q90"]] },
-    { id: "truncated", title: "Truncated responses", note: "cut by the length limit", unit: "%", scale: 100, keys: ["truncated_share"] },
-    { id: "gradient-norm", title: "Gradient norm", note: "of all weights, before clipping", keys: ["gradient_norm"] },
-    { id: "kl", title: "KL divergence", note: "k3 estimate per token", unit: "nats", keys: ["kl", "kl_*", "kl.*"] },
-    { id: "clip-fraction", title: "Clip fraction", note: "tokens whose ratio left its range", unit: "%", scale: 100, keys: ["clip_fraction"] },
-    { id: "ratio", title: "Ratio range", note: "smallest and largest ratio of a step", keys: ["ratio_min", "ratio_max"] },
-    { id: "silenced", title: "Silenced and candidate share", note: "of response tokens", unit: "%", scale: 100, keys: ["silenced_share", "candidate_share"] },
-    { id: "silenced-gradient", title: "Gradient taken out by silencing", note: "share of the summed squared gradient norm at the logits", unit: "%", scale: 100, keys: ["silenced_gradient_share"] },
-    { id: "equal-groups", title: "Groups with equal rewards", note: "they teach nothing", unit: "%", scale: 100, keys: ["equal_rewards_share"] },
-    { id: "loss", title: "Loss", note: "of the objective", keys: ["loss"] },
-    { id: "learning-rate", title: "Learning rate", note: "at the last optimizer step", keys: ["learning_rate"] },
-    { id: "speed", title: "Tokens per second", note: "by phase", unit: "tokens/s", keys: ["tokens_per_second", "tokens_per_second.*"] },
-    { id: "seconds", title: "Seconds by phase", note: "of each step", unit: "s", keys: [...PHASES.map((phase) => "seconds." + phase), "seconds.*"], not: ["seconds.step"] },
-    { id: "waiting", title: "Waiting by rank", note: "share of a step in which a rank waited for others", unit: "%", scale: 100, keys: ["ranks.*"], ending: ".idle_share" },
-    { id: "memory", title: "Memory", note: "highest so far", unit: "GiB", scale: 1 / 2 ** 30, keys: ["memory_bytes", "memory_bytes.*"] },
-    { id: "exactness", title: "Exactness", note: "max |logp − behavior_logp|; 0: rollout and training agree to the bit", unit: "nats", keys: ["exactness_max_abs"] },
-  ];
-  const HIDDEN = ["seconds.step", "eval_accuracy_before"];
-
-  const matching = (keys, pattern) => pattern.endsWith("*") ? keys.filter((key) => key.startsWith(pattern.slice(0, -1))) : keys.filter((key) => key === pattern);
-  // The charts that a run has keys for, and one chart for each key that no chart names.
-  const plan = (keys) => {
-    const used = new Set(HIDDEN);
-    const charts = [];
-    for (const chart of CHARTS) {
-      const own = chart.keys.flatMap((pattern) => matching(keys, pattern)).filter((key) => !(chart.not || []).includes(key) && key.endsWith(chart.ending || ""));
-      const bands = (chart.bands || []).filter(([, low, high]) => keys.includes(low) && keys.includes(high));
-      for (const key of [...own, ...bands.flatMap(([, low, high]) => [low, high])]) used.add(key);
-      if (own.length + bands.length) charts.push({ ...chart, keys: [...new Set(own)], bands });
-    }
-    const others = keys.filter((key) => !used.has(key)).map((key) => ({ id: "key-" + key.replace(/[^a-z0-9]/gi, "-"), title: key, note: "", keys: [key], bands: [], isOther: true }));
-    return [...charts, ...others];
-  };
-  const label = (key) => key.replace(/^(seconds|tokens_per_second|rewards|response_tokens|benchmarks)\./, "").replace(/\.accuracy$/, "").replace(/^ranks\.(\d+)\.idle_share$/, "rank $1").replace(/^q50$/, "median").replace(/_/g, " ");
-  stapo.runCharts = { plan, label, AXES: { step: "step", updates: "optimizer steps", tokens: "tokens", hours: "hours" } };
-
-  const scaled = (values, scale) => scale === undefined ? values : values.map((value) => scale * value);
+  const { PHASES, plan, label } = stapo.runCharts;
+  const scaled = (values, scale) => (scale === undefined ? values : values.map((value) => scale * value));
   const EMPTY = { x: [], y: [] };
   // The data of a chart from curves by key.
   const dataOf = (chart, curves, marks) => ({
-    lines: chart.keys.map((key, idx) => {
-      const curve = curves[key] || EMPTY;
-      return { key: String(idx), label: label(key), series: idx, x: curve.x, y: scaled(curve.y, chart.scale), low: curve.low && scaled(curve.low, chart.scale), high: curve.high && scaled(curve.high, chart.scale) };
-    }).filter((line) => line.x.length),
-    bands: chart.bands.map(([name, low, high], idx) => ({
-      key: String(chart.keys.length + idx), label: name, series: 0, opacity: 0.14 + 0.1 * idx,
-      x: (curves[low] || EMPTY).x, low: scaled((curves[low] || EMPTY).y, chart.scale), high: scaled((curves[high] || EMPTY).y, chart.scale),
-    })).filter((band) => band.x.length && band.low.length === band.high.length),
+    lines: chart.keys
+      .map((key, idx) => {
+        const curve = curves[key] || EMPTY;
+        return {
+          key: String(idx),
+          label: label(key),
+          series: idx,
+          x: curve.x,
+          y: scaled(curve.y, chart.scale),
+          low: curve.low && scaled(curve.low, chart.scale),
+          high: curve.high && scaled(curve.high, chart.scale),
+        };
+      })
+      .filter((line) => line.x.length),
+    bands: chart.bands
+      .map(([name, low, high], idx) => ({
+        key: String(chart.keys.length + idx),
+        label: name,
+        series: 0,
+        opacity: 0.14 + 0.1 * idx,
+        x: (curves[low] || EMPTY).x,
+        low: scaled((curves[low] || EMPTY).y, chart.scale),
+        high: scaled((curves[high] || EMPTY).y, chart.scale),
+      }))
+      .filter((band) => band.x.length && band.low.length === band.high.length),
     marks,
   });
 
   // Where on the axis a step lies: the curve of the key `step` over that axis.
   const placed = (steps, step) => {
-    if (!steps || !steps.x.length) return null;
+    if (!steps?.x.length) return null;
     const after = steps.y.findIndex((known) => known >= step);
     return after < 0 ? steps.x[steps.x.length - 1] : steps.x[after];
   };
-  const marksOf = (events, steps) => events
-    .filter((event) => ["warning", "canary", "resume", "stop", "checkpoint_refused"].includes(event.event))
-    .map((event) => ({ x: placed(steps, event.step), kind: event.event, text: event.event.replace("_", " ") + " after step " + event.step + "\n" + (event.text || event.reason || "") }))
-    .filter((mark) => mark.x !== null);
+  const marksOf = (events, steps) =>
+    events
+      .filter((event) => ["warning", "canary", "resume", "stop", "checkpoint_refused"].includes(event.event))
+      .map((event) => ({
+        x: placed(steps, event.step),
+        kind: event.event,
+        text: event.event.replace("_", " ") + " after step " + event.step + "\n" + (event.text || event.reason || ""),
+      }))
+      .filter((mark) => mark.x !== null);
 
-  const phaseColor = (phase) => { const place = PHASES.indexOf(phase); return place < 6 ? "var(--s" + place + ")" : "var(--muted)"; };
+  const phaseColor = (phase) => {
+    const place = PHASES.indexOf(phase);
+    return place < 6 ? "var(--s" + place + ")" : "var(--muted)";
+  };
   // The phases of the last steps, one line per step.
   const timeline = (curves) => {
     const phases = PHASES.filter((phase) => curves["seconds." + phase] && curves["seconds." + phase].y.length);
@@ -92,16 +73,28 @@
     });
     const grid = element("div", "phases");
     const steps = curves.step.x.slice(-8);
-    const seconds = (phase, x) => { const curve = curves["seconds." + phase]; const i = curve.x.lastIndexOf(x); return i < 0 ? 0 : curve.y[i]; };
+    const seconds = (phase, x) => {
+      const curve = curves["seconds." + phase];
+      const i = curve.x.lastIndexOf(x);
+      return i < 0 ? 0 : curve.y[i];
+    };
     const totals = steps.map((x) => phases.reduce((sum, phase) => sum + seconds(phase, x), 0));
     const longest = Math.max(...totals, 1e-9);
     steps.forEach((x, row) => {
       const track = element("div", "track");
       phases.forEach((phase) => {
         const part = element("i");
-        part.style.width = 100 * seconds(phase, x) / longest + "%";
+        part.style.width = (100 * seconds(phase, x)) / longest + "%";
         part.style.background = phaseColor(phase);
-        part.dataset.t = phase + "  " + number(seconds(phase, x)) + " s\n" + number(100 * seconds(phase, x) / (totals[row] || 1)) + " % of the step's " + number(totals[row]) + " s";
+        part.dataset.t =
+          phase +
+          "  " +
+          number(seconds(phase, x)) +
+          " s\n" +
+          number((100 * seconds(phase, x)) / (totals[row] || 1)) +
+          " % of the step's " +
+          number(totals[row]) +
+          " s";
         track.append(part);
       });
       grid.append(element("span", "", number(x, 6)), track, element("span", "n", number(totals[row]) + " s"));
@@ -116,8 +109,12 @@
     const table = element("table");
     for (const event of [...events].reverse().slice(0, 200)) {
       const line = element("tr");
-      const what = event.text || event.reason || (event.writer ? event.writer.host + ", stapo " + event.writer.program + ", " + event.writer.device : "");
-      for (const text of [event.event.replace("_", " "), what, "step " + event.step, event.time]) line.append(element("td", "", text));
+      const what =
+        event.text ||
+        event.reason ||
+        (event.writer ? event.writer.host + ", stapo " + event.writer.program + ", " + event.writer.device : "");
+      for (const text of [event.event.replace("_", " "), what, "step " + event.step, event.time])
+        line.append(element("td", "", text));
       table.append(line);
     }
     const scroll = element("div", "scroll");
@@ -133,11 +130,24 @@
     if (row) {
       line.append(badge(row));
       if (row.status.text) line.append(element("span", "note", row.status.text));
-      line.append(element("span", "", "step " + row.step + (row.steps ? " of " + row.steps : "") + (row.seconds_left && row.status.kind === "running" ? ", " + duration(row.seconds_left) + " left" : "")));
+      line.append(
+        element(
+          "span",
+          "",
+          "step " +
+            row.step +
+            (row.steps ? " of " + row.steps : "") +
+            (row.seconds_left && row.status.kind === "running" ? ", " + duration(row.seconds_left) + " left" : ""),
+        ),
+      );
     }
     const links = element("span", "grow");
     if (facts.recorded_steps.length) links.append(anchor("responses", "responses", { run }), " · ");
-    links.append(anchor("compare with others", "compare", { run }), " · ", anchor("evaluations", "evaluations", { run }));
+    links.append(
+      anchor("compare with others", "compare", { run }),
+      " · ",
+      anchor("evaluations", "evaluations", { run }),
+    );
     line.append(links);
     box.replaceChildren(line);
     if (facts.problem) box.append(element("p", "problem", facts.problem));
@@ -145,7 +155,11 @@
 
   // Axis, smoothing and zoom for all charts of a view. `changed(isNewData)` is called after each change.
   stapo.chartControls = (params, axes, changed) => {
-    const state = { axis: params.get("x") || "step", smooth: Number(params.get("smooth") || 0), range: params.get("from") === null ? null : [Number(params.get("from")), Number(params.get("to"))] };
+    const state = {
+      axis: params.get("x") || "step",
+      smooth: Number(params.get("smooth") || 0),
+      range: params.get("from") === null ? null : [Number(params.get("from")), Number(params.get("to"))],
+    };
     const bar = element("div", "bar");
     const axis = element("select");
     for (const name of axes) axis.append(new Option(stapo.runCharts.AXES[name], name, false, name === state.axis));
@@ -162,16 +176,35 @@
       remember({ from, to });
       changed(true);
     };
-    const whole = () => state.extent ? state.extent() : [0, 1];
+    const whole = () => (state.extent ? state.extent() : [0, 1]);
     const zoom = (factor, shift = 0) => {
       const [from, to] = state.range || whole();
-      const [middle, half] = [(from + to) / 2 + shift * (to - from), (to - from) / 2 * factor];
+      const [middle, half] = [(from + to) / 2 + shift * (to - from), ((to - from) / 2) * factor];
       setRange(middle - half, middle + half);
     };
-    const labelled = (text, control) => { const made = element("label", "", text + " "); made.append(control); return made; };
-    bar.append(labelled("x axis", axis), labelled("smoothing", smooth), button("+", "zoom in", () => zoom(0.5)), button("−", "zoom out", () => zoom(2)), button("all", "show everything", () => setRange(null, null)));
-    axis.addEventListener("change", () => { state.axis = axis.value; state.range = null; remember({ x: axis.value, from: null, to: null }); changed(true); });
-    smooth.addEventListener("input", () => { state.smooth = Number(smooth.value); remember({ smooth: state.smooth || null }); changed(false); });
+    const labelled = (text, control) => {
+      const made = element("label", "", text + " ");
+      made.append(control);
+      return made;
+    };
+    bar.append(
+      labelled("x axis", axis),
+      labelled("smoothing", smooth),
+      button("+", "zoom in", () => zoom(0.5)),
+      button("−", "zoom out", () => zoom(2)),
+      button("all", "show everything", () => setRange(null, null)),
+    );
+    axis.addEventListener("change", () => {
+      state.axis = axis.value;
+      state.range = null;
+      remember({ x: axis.value, from: null, to: null });
+      changed(true);
+    });
+    smooth.addEventListener("input", () => {
+      state.smooth = Number(smooth.value);
+      remember({ smooth: state.smooth || null });
+      changed(false);
+    });
     const key = (event) => {
       if (event.key === "ArrowLeft") zoom(1, -0.25);
       else if (event.key === "ArrowRight") zoom(1, 0.25);
@@ -197,71 +230,105 @@
     let asked = new Set();
     let isAsking = false;
     let isStale = false;
-    const controls = stapo.chartControls(params, facts.axes, (isNewData) => { if (isNewData) load(false); else draw(); });
+    const controls = stapo.chartControls(params, facts.axes, (isNewData) => {
+      if (isNewData) load(false);
+      else draw();
+    });
     const { state } = controls;
-    state.extent = () => { const xs = (curves.step || EMPTY).x; return xs.length ? [xs[0], xs[xs.length - 1]] : [0, 1]; };
+    state.extent = () => {
+      const xs = (curves.step || EMPTY).x;
+      return xs.length ? [xs[0], xs[xs.length - 1]] : [0, 1];
+    };
     root.append(top, controls.bar, grid, rest, others);
     others.addEventListener("toggle", () => draw());
 
     const draw = () => {
       const marks = marksOf(facts.events, curves.step);
       const view = { axis: stapo.runCharts.AXES[state.axis], range: state.range, smooth: state.smooth };
-      for (const { chart, drawn } of charts) if (!chart.isOther || others.open) drawn.show(dataOf(chart, curves, marks), view);
+      for (const { chart, drawn } of charts)
+        if (!chart.isOther || others.open) drawn.show(dataOf(chart, curves, marks), view);
     };
     const lay = () => {
       const wanted = plan(facts.keys);
-      if (wanted.map(({ id, keys }) => id + keys).join() === charts.map(({ chart }) => chart.id + chart.keys).join()) return;
+      if (wanted.map(({ id, keys }) => id + keys).join() === charts.map(({ chart }) => chart.id + chart.keys).join())
+        return;
       charts = wanted.map((chart) => ({ chart, drawn: stapo.chart({ ...chart, onRange: controls.setRange }) }));
       grid.replaceChildren(...charts.filter(({ chart }) => !chart.isOther).map(({ drawn }) => drawn.figure));
       otherGrid.replaceChildren(...charts.filter(({ chart }) => chart.isOther).map(({ drawn }) => drawn.figure));
       others.hidden = !charts.some(({ chart }) => chart.isOther);
-      if (!charts.length) grid.append(element("p", "missing", "No step has been finished yet; curves appear with the first."));
+      if (!charts.length)
+        grid.append(element("p", "missing", "No step has been finished yet; curves appear with the first."));
     };
     const below = () => {
       const isOpen = [...rest.querySelectorAll("details")].map((details) => details.open);
       const plan = element("details");
       plan.append(element("summary", "", "Plan"), element("pre", "", facts.plan));
       rest.replaceChildren(...[timeline(curves), happened(facts.events), plan].filter(Boolean));
-      [...rest.querySelectorAll("details")].forEach((details, idx) => { details.open = isOpen[idx] || false; });
+      [...rest.querySelectorAll("details")].forEach((details, idx) => {
+        details.open = isOpen[idx] || false;
+      });
     };
 
     // Asks for what is new, or for everything where the axis, the window or the file changed.
     const nPoints = () => Math.max(200, Math.min(1000, Math.round(innerWidth / 2)));
     const load = async (isGrowing) => {
-      if (isAsking) { isStale = true; return; }
+      if (isAsking) {
+        isStale = true;
+        return;
+      }
       isAsking = true;
       try {
         facts = await ask("/api/run", { run });
         const wanted = ["step", ...facts.keys];
         const longest = (curves.step || EMPTY).x.length;
-        // A key that was not asked for before needs all its points: steps may have been written between the two questions.
+        // A key that was not asked for before needs all its points: steps may have been written between the questions.
         const isKnown = facts.generation === generation && wanted.every((key) => asked.has(key));
         const isAppended = isGrowing && isKnown && !state.range && longest > 0 && longest < 2 * nPoints();
         generation = facts.generation;
-        const known = curves.step && curves.step.y.length ? curves.step.y[curves.step.y.length - 1] : null;
+        const known = curves.step?.y.length ? curves.step.y[curves.step.y.length - 1] : null;
         const window = state.range ? { from: state.range[0], to: state.range[1] } : {};
-        const answer = await ask("/api/series", { run, key: wanted, x: state.axis, points: nPoints(), after: isAppended ? known : null, ...window });
+        const answer = await ask("/api/series", {
+          run,
+          key: wanted,
+          x: state.axis,
+          points: nPoints(),
+          after: isAppended ? known : null,
+          ...window,
+        });
         asked = new Set(wanted);
         const fresh = answer.runs[0].curves;
         if (isAppended && answer.runs[0].generation === generation) {
-          for (const [key, curve] of Object.entries(fresh)) curves[key] = curves[key] ? joined(curves[key], curve) : curve;
+          for (const [key, curve] of Object.entries(fresh))
+            curves[key] = curves[key] ? joined(curves[key], curve) : curve;
         } else curves = fresh;
         lay();
         head(top, run, facts);
         draw();
         below();
-      } finally { isAsking = false; }
-      if (isStale) { isStale = false; await load(true); }
+      } finally {
+        isAsking = false;
+      }
+      if (isStale) {
+        isStale = false;
+        await load(true);
+      }
     };
     const joined = (curve, more) => {
-      const low = curve.low && curve.low.length || more.low && more.low.length;
-      const ends = (one, name) => one[name] && one[name].length ? one[name] : one.y;
+      const low = curve.low?.length || more.low?.length;
+      const ends = (one, name) => (one[name]?.length ? one[name] : one.y);
       return {
-        x: [...curve.x, ...more.x], y: [...curve.y, ...more.y],
-        low: low ? [...ends(curve, "low"), ...ends(more, "low")] : [], high: low ? [...ends(curve, "high"), ...ends(more, "high")] : [],
+        x: [...curve.x, ...more.x],
+        y: [...curve.y, ...more.y],
+        low: low ? [...ends(curve, "low"), ...ends(more, "low")] : [],
+        high: low ? [...ends(curve, "high"), ...ends(more, "high")] : [],
       };
     };
     await load(false);
-    return { key: controls.key, update: (changed) => { if (changed.has(run)) load(true).catch((error) => head(top, run, { ...facts, problem: error.message })); } };
+    return {
+      key: controls.key,
+      update: (changed) => {
+        if (changed.has(run)) load(true).catch((error) => head(top, run, { ...facts, problem: error.message }));
+      },
+    };
   };
 })();

@@ -7,16 +7,17 @@
   const MAX_TAGGED = 40;
   const MAX_TAGS = 4;
 
-  const percent = (value) => (100 * value).toFixed(1) + " %";
+  // Title, the number by which the list is sorted, and for numbers of the catalogue key and notation.
+  const listed = stapo.catalogue.listed.map((wanted) => {
+    const { key, short, unit, scale } = stapo.catalogue.metrics.find((metric) => metric.key === wanted);
+    const shown = unit === "%" ? (value) => (scale * value).toFixed(1) + " %" : number;
+    return [short, (row) => -(row.last[key] ?? -Infinity), key, shown];
+  });
   const COLUMNS = [
     ["run", (row) => row.id],
     ["state", (row) => ["running", "died", "broken", "stopped", "done"].indexOf(row.status.kind)],
     ["progress", (row) => -(row.steps ? row.step / row.steps : 0)],
-    ["held-out", (row) => -(row.last.eval_accuracy ?? -1), "eval_accuracy", percent],
-    ["accuracy", (row) => -(row.last.accuracy ?? -1), "accuracy", percent],
-    ["reward", (row) => -(row.last.reward_mean ?? -Infinity), "reward_mean", number],
-    ["entropy", (row) => -(row.last.entropy_mean ?? -1), "entropy_mean", number],
-    ["length", (row) => -(row.last.response_tokens_mean ?? -1), "response_tokens_mean", number],
+    ...listed,
     ["written", (row) => -row.written],
   ];
 
@@ -25,12 +26,13 @@
     if (row.steps) {
       const track = element("span", "progress");
       const done = element("i");
-      done.style.width = Math.min(100, 100 * row.step / row.steps) + "%";
+      done.style.width = Math.min(100, (100 * row.step) / row.steps) + "%";
       track.append(done);
       cell.append(track);
     }
     cell.append(row.step + (row.steps ? " / " + row.steps : ""));
-    if (row.seconds_left !== null && row.status.kind === "running") cell.append(element("span", "note", ", " + duration(row.seconds_left) + " left"));
+    if (row.seconds_left !== null && row.status.kind === "running")
+      cell.append(element("span", "note", ", " + duration(row.seconds_left) + " left"));
     return cell;
   };
 
@@ -43,7 +45,8 @@
     box.checked = chosen.has(row.id);
     box.title = "choose this run for a comparison";
     box.addEventListener("change", () => {
-      if (box.checked) chosen.add(row.id); else chosen.delete(row.id);
+      if (box.checked) chosen.add(row.id);
+      else chosen.delete(row.id);
       box.dispatchEvent(new CustomEvent("chosen", { bubbles: true }));
     });
     name.append(box, " ", anchor(row.id, "run", { run: row.id }));
@@ -51,7 +54,9 @@
     if (tags.length) {
       const shown = tags.slice(0, MAX_TAGS).map((tag) => element("span", "tag", tag));
       if (tags.length > MAX_TAGS) shown.push(element("span", "tag", "+ " + (tags.length - MAX_TAGS)));
-      shown.forEach((tag) => { tag.title = tags.join("\n"); });
+      shown.forEach((tag) => {
+        tag.title = tags.join("\n");
+      });
       name.append(element("br"), ...shown);
     }
     const state = element("td");
@@ -70,7 +75,13 @@
   };
 
   views.runs = (root, params) => {
-    const state = { find: params.get("find") || "", kind: params.get("state") || "", sort: Number(params.get("sort") || 0), isDown: params.get("down") === "1", most: MAX_ROWS };
+    const state = {
+      find: params.get("find") || "",
+      kind: params.get("state") || "",
+      sort: Number(params.get("sort") || 0),
+      isDown: params.get("down") === "1",
+      most: MAX_ROWS,
+    };
     const chosen = new Set(params.getAll("run"));
     const bar = element("div", "bar");
     const find = element("input", "grow");
@@ -78,7 +89,8 @@
     find.placeholder = "find runs by name or setting";
     find.value = state.find;
     const kinds = element("select");
-    for (const kind of ["", "running", "done", "stopped", "died", "broken"]) kinds.append(new Option(kind || "every state", kind, false, kind === state.kind));
+    for (const kind of ["", "running", "done", "stopped", "died", "broken"])
+      kinds.append(new Option(kind || "every state", kind, false, kind === state.kind));
     const compare = element("a", "", "");
     const counts = element("span", "note");
     bar.append(find, kinds, compare, counts);
@@ -100,7 +112,10 @@
     });
     const body = element("tbody");
     const more = element("button", "", "show more runs");
-    more.addEventListener("click", () => { state.most += MAX_ROWS; draw(); });
+    more.addEventListener("click", () => {
+      state.most += MAX_ROWS;
+      draw();
+    });
     const thead = element("thead");
     thead.append(head);
     table.append(thead, body);
@@ -112,12 +127,17 @@
     const matching = () => {
       const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
       const text = (row) => (row.id + " " + (row.arm || "") + " " + (tags.get(row.id) || []).join(" ")).toLowerCase();
-      return [...rows.values()].filter((row) => (!state.kind || row.status.kind === state.kind) && words.every((word) => text(row).includes(word)));
+      return [...rows.values()].filter(
+        (row) => (!state.kind || row.status.kind === state.kind) && words.every((word) => text(row).includes(word)),
+      );
     };
     const sorted = (found) => {
-      const [, of] = COLUMNS[state.sort];
+      const [, sortKey] = COLUMNS[state.sort];
       const sign = state.isDown ? -1 : 1;
-      const order = (a, b) => { const [x, y] = [of(a), of(b)]; return x < y ? -1 : x > y ? 1 : 0; };
+      const order = (a, b) => {
+        const [x, y] = [sortKey(a), sortKey(b)];
+        return x < y ? -1 : x > y ? 1 : 0;
+      };
       return found.sort((a, b) => sign * order(a, b) || a.id.localeCompare(b.id));
     };
 
@@ -127,10 +147,20 @@
       const asked = ids.join("\n");
       if (asked === taggedFor) return;
       taggedFor = asked;
-      if (ids.length < 2 || ids.length > MAX_TAGGED) { tags = new Map(); return; }
+      if (ids.length < 2 || ids.length > MAX_TAGGED) {
+        tags = new Map();
+        return;
+      }
       const answer = await ask("/api/differences", { run: ids });
       if (asked !== taggedFor) return;
-      tags = new Map(answer.runs.map((id, idx) => [id, Object.entries(answer.settings).filter(([key, values]) => key !== "name" && values[idx] !== "absent").map(([key, values]) => key + "=" + values[idx])]));
+      tags = new Map(
+        answer.runs.map((id, idx) => [
+          id,
+          Object.entries(answer.settings)
+            .filter(([key, values]) => key !== "name" && values[idx] !== "absent")
+            .map(([key, values]) => key + "=" + values[idx]),
+        ]),
+      );
       draw();
     };
 
@@ -138,9 +168,16 @@
       const made = element("tr", "group");
       const cell = element("td");
       cell.colSpan = COLUMNS.length;
-      const own = found.filter((row) => row.experiment === experiment);
-      const states = ["running", "done", "stopped", "died", "broken"].map((kind) => [kind, own.filter((row) => row.status.kind === kind).length]).filter(([, n]) => n);
-      cell.append("experiment ", element("b", "", experiment === "." ? "here" : experiment), " · " + states.map(([kind, n]) => n + " " + kind).join(", ") + " · ", anchor("compare its arms", "compare", { experiment }));
+      const members = found.filter((row) => row.experiment === experiment);
+      const states = ["running", "done", "stopped", "died", "broken"]
+        .map((kind) => [kind, members.filter((row) => row.status.kind === kind).length])
+        .filter(([, n]) => n);
+      cell.append(
+        "experiment ",
+        element("b", "", experiment === "." ? "here" : experiment),
+        " · " + states.map(([kind, n]) => n + " " + kind).join(", ") + " · ",
+        anchor("compare its arms", "compare", { experiment }),
+      );
       made.append(cell);
       return made;
     };
@@ -151,16 +188,23 @@
       const lines = [];
       let group = null;
       for (const row of shown) {
-        if (state.sort === 0 && row.experiment !== undefined && row.experiment !== group) lines.push(groupLine(row.experiment, found));
+        if (state.sort === 0 && row.experiment !== undefined && row.experiment !== group)
+          lines.push(groupLine(row.experiment, found));
         group = row.experiment;
         lines.push(line(row, chosen, tags.get(row.id) || []));
       }
       body.replaceChildren(...lines);
-      [...head.children].forEach((cell, idx) => { if (idx === state.sort) cell.setAttribute("aria-sort", state.isDown ? "descending" : "ascending"); else cell.removeAttribute("aria-sort"); });
+      [...head.children].forEach((cell, idx) => {
+        if (idx === state.sort) cell.setAttribute("aria-sort", state.isDown ? "descending" : "ascending");
+        else cell.removeAttribute("aria-sort");
+      });
       more.hidden = found.length <= state.most;
       const nRunning = [...rows.values()].filter((row) => row.status.kind === "running").length;
       counts.textContent = found.length + " of " + rows.size + " runs, " + nRunning + " running";
-      if (rows.size === 0) body.append(Object.assign(element("tr"), { textContent: "no run in this folder yet; one that is started appears here" }));
+      if (rows.size === 0)
+        body.append(
+          Object.assign(element("tr"), { textContent: "no run in this folder yet; one that is started appears here" }),
+        );
       choose();
       tag(found).catch(() => {});
     };
@@ -170,16 +214,32 @@
       remember({ run: [...chosen] });
     };
     root.addEventListener("chosen", choose);
-    find.addEventListener("input", () => { state.find = find.value; remember({ find: state.find }); draw(); });
-    kinds.addEventListener("change", () => { state.kind = kinds.value; remember({ state: state.kind }); draw(); });
+    find.addEventListener("input", () => {
+      state.find = find.value;
+      remember({ find: state.find });
+      draw();
+    });
+    kinds.addEventListener("change", () => {
+      state.kind = kinds.value;
+      remember({ state: state.kind });
+      draw();
+    });
     draw();
     // Ages grow without news.
     const timer = setInterval(draw, 20000);
     return {
       update: (changed) => {
-        const inPlace = [...changed].every((id) => rows.has(id) && body.querySelector('tr[data-id="' + CSS.escape(id) + '"]'));
-        if (!inPlace || state.sort !== 0) { draw(); return; }
-        for (const id of changed) body.querySelector('tr[data-id="' + CSS.escape(id) + '"]').replaceWith(line(rows.get(id), chosen, tags.get(id) || []));
+        const inPlace = [...changed].every(
+          (id) => rows.has(id) && body.querySelector('tr[data-id="' + CSS.escape(id) + '"]'),
+        );
+        if (!inPlace || state.sort !== 0) {
+          draw();
+          return;
+        }
+        for (const id of changed)
+          body
+            .querySelector('tr[data-id="' + CSS.escape(id) + '"]')
+            .replaceWith(line(rows.get(id), chosen, tags.get(id) || []));
       },
       leave: () => clearInterval(timer),
     };
