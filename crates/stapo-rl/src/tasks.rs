@@ -183,9 +183,9 @@ impl Task {
     pub fn warnings(&self) -> Vec<String> {
         let unreadable = self.census().and_then(|census| {
             let (n, first) = (census.n_unreadable, census.first_unreadable.as_ref()?);
-            let of = census.n_train + census.n_held_out;
+            let n_problems = census.n_train + census.n_held_out;
             Some(format!(
-                "{n} of {of} problems have a reference that the verifier cannot read, so that only a response written exactly so is right; {first}"
+                "{n} of {n_problems} problems have a reference that the verifier cannot read, so that only a response written exactly so is right; {first}"
             ))
         });
         let shared = std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings);

@@ -113,7 +113,7 @@ fn read(run: String, folder: &Path) -> ListedRun {
 /// The command that made a supervised run, and its progress; `None` for another folder.
 fn supervised(folder: &Path) -> Option<(&'static str, RunProgress)> {
     let text = plan_text(folder).ok()?;
-    if RunKind::of(&settings::parse(&text).ok()?) == RunKind::Training {
+    if RunKind::of_plan(&settings::parse(&text).ok()?) == RunKind::Training {
         return None;
     }
     let plan = PretrainConfig::from_toml(&text, []).ok()?;

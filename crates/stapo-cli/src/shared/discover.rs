@@ -24,8 +24,8 @@ pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
         runs.insert(".".to_string(), Found { folder: root.to_owned(), experiment: None });
         return runs;
     }
-    let own = root.join("experiment.json").is_file().then(|| ".".to_string());
-    let mut open = vec![(root.to_owned(), String::new(), own, 1)];
+    let here = root.join("experiment.json").is_file().then(|| ".".to_string());
+    let mut open = vec![(root.to_owned(), String::new(), here, 1)];
     let mut n_folders = 0;
     while let Some((folder, prefix, experiment, depth)) = open.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
@@ -44,8 +44,8 @@ pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
             if is_run(&path) {
                 runs.insert(id, Found { folder: path, experiment: experiment.clone() });
             } else if depth < MAX_DEPTH {
-                let own = path.join("experiment.json").is_file().then(|| id.clone());
-                open.push((path, id, own.or_else(|| experiment.clone()), depth + 1));
+                let here = path.join("experiment.json").is_file().then(|| id.clone());
+                open.push((path, id, here.or_else(|| experiment.clone()), depth + 1));
             }
         }
     }

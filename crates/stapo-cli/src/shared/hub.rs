@@ -148,10 +148,10 @@ impl Hub {
         file: &str,
         progress: &dyn Fn(u64, u64),
     ) -> Result<PathBuf> {
-        let place = format!("{} {file}", repo.id);
+        let source = format!("{} {file}", repo.id);
         let is_inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
         if !is_inside || file.is_empty() || file.contains(['\0', '\\']) {
-            bail!("{place}: the hub names a file outside its repository");
+            bail!("{source}: the hub names a file outside its repository");
         }
         let root = self.cache.join(repo.folder());
         let pointer = root.join("snapshots").join(commit).join(file);
@@ -160,19 +160,19 @@ impl Hub {
         }
         let url =
             format!("{}/{}{}/resolve/{commit}/{}", self.endpoint, repo.kind.prefix(), repo.id, encoded(file));
-        let (hash, size) = self.ask(&place, &url)?;
+        let (hash, size) = self.ask(&source, &url)?;
         if size > MAX_FILE_BYTES {
-            bail!("{place}: the hub names {size} bytes, at most {MAX_FILE_BYTES} are fetched");
+            bail!("{source}: the hub names {size} bytes, at most {MAX_FILE_BYTES} are fetched");
         }
         let blob = root.join("blobs").join(hash.digits());
         if !blob.is_file() {
             fs::create_dir_all(root.join("blobs")).with_context(|| root.display().to_string())?;
             let partial = blob.with_extension("incomplete");
-            self.download(&place, &url, &partial, size, progress)?;
+            self.download(&source, &url, &partial, size, progress)?;
             if hash.of_file(&partial)? != hash {
                 fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
                 bail!(
-                    "{place}: its content does not have the hash the hub names, {}; it was thrown away\nhint: fetch it again",
+                    "{source}: its content does not have the hash the hub names, {}; it was thrown away\nhint: fetch it again",
                     hash.digits()
                 );
             }

@@ -126,8 +126,8 @@ impl Joined {
             DeviceName::Cpu => {
                 let n_cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
                 let is_given = threads.is_some() || std::env::var_os("STAPO_THREADS").is_some();
-                let own = (n_cores / place.n_local).max(1);
-                run_folder::device(name, if is_given { threads } else { Some(own) }, for_use)
+                let threads_per_rank = (n_cores / place.n_local).max(1);
+                run_folder::device(name, if is_given { threads } else { Some(threads_per_rank) }, for_use)
             }
         }
     }

@@ -202,7 +202,7 @@ impl Study {
 
     /// The accuracy that the runs are compared by.
     pub fn measure(&self) -> Measure {
-        Measure::of(self.runs().map(|(_, run)| run.metrics.as_slice()))
+        Measure::of_runs(self.runs().map(|(_, run)| run.metrics.as_slice()))
     }
 
     /// What the arms say together. Only a method that the experiment names is compared with the others.

@@ -159,8 +159,8 @@ impl Work<'_> {
     }
 
     fn has(&self, benchmark: &Benchmark, problem: &Problem, sample: usize) -> bool {
-        let place = (benchmark.name.clone(), self.decoding.name.clone(), problem.id.clone(), sample);
-        self.done.contains(&place)
+        let sample_key = (benchmark.name.clone(), self.decoding.name.clone(), problem.id.clone(), sample);
+        self.done.contains(&sample_key)
     }
 
     fn request(&self, prompting: &Prompting, benchmark: &Benchmark, problem: &Problem) -> Result<Request> {

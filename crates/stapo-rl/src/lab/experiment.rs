@@ -155,8 +155,8 @@ impl ExperimentSpec {
 pub fn split_arm(name: &str) -> (&str, &str) {
     let is_setting =
         |place: &usize| name[place + 1..].split(',').next().is_some_and(|part| part.contains('='));
-    let place = name.match_indices(',').map(|(place, _)| place).find(is_setting);
-    place.map_or((name, ""), |place| (&name[..place], &name[place + 1..]))
+    let comma = name.match_indices(',').map(|(comma, _)| comma).find(is_setting);
+    comma.map_or((name, ""), |comma| (&name[..comma], &name[comma + 1..]))
 }
 
 /// Refuses runs that would share a folder, also where the file system does not tell upper from lower case.

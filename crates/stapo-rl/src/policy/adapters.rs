@@ -33,14 +33,14 @@ enum Start {
 }
 
 impl Adapters {
-    /// The adapters of the model `name`, which was found with the adapters `own`.
-    pub fn of(name: &str, own: Option<&LoraSpec>, adapting: Adapting) -> Result<Self> {
+    /// The adapters of the model `name`, which was found with the adapters `found`.
+    pub fn for_model(name: &str, found: Option<&LoraSpec>, adapting: Adapting) -> Result<Self> {
         let refuse = |problem: &str| {
             let remedy = "export the run with stapo export --merge, and name that folder".to_string();
             Err(Error::no_model(name, problem.to_string(), remedy))
         };
-        match (own, adapting) {
-            (own, Adapting::AsFound) => Ok(Self { spec: own.cloned(), start: Start::Restored }),
+        match (found, adapting) {
+            (found, Adapting::AsFound) => Ok(Self { spec: found.cloned(), start: Start::Restored }),
             (None, Adapting::With(adapter)) => {
                 Ok(Self { spec: Some(adapter.spec.clone()), start: Start::Read(adapter) })
             }
@@ -55,10 +55,10 @@ impl Adapters {
                 };
                 Ok(Self { spec: Some(lora.spec()), start })
             }
-            (Some(own), Adapting::Training(Some(lora), _))
-                if lora.adapter.is_none() && lora.spec() == *own =>
+            (Some(found), Adapting::Training(Some(lora), _))
+                if lora.adapter.is_none() && lora.spec() == *found =>
             {
-                Ok(Self { spec: Some(own.clone()), start: Start::Restored })
+                Ok(Self { spec: Some(found.clone()), start: Start::Restored })
             }
             (Some(_), Adapting::Training(..)) => {
                 refuse("is a run with adapters, which only a run with the same model.lora goes on with")

@@ -224,7 +224,8 @@ fn locate(source: &ModelSource) -> Result<Located> {
     if is_run(path) {
         check_tree(path)?;
         let exported = path.join("model");
-        if exported.join("config.json").is_file() && RunKind::of(&plan_of_run(path)?.1) == RunKind::Supervised
+        if exported.join("config.json").is_file()
+            && RunKind::of_plan(&plan_of_run(path)?.1) == RunKind::Supervised
         {
             // A finished pretraining run has exported its model. The folder of the same name in a training run is what
             // somebody exported at some step.
@@ -329,7 +330,7 @@ fn start_of_run(run: &Path) -> Result<StartOfRun> {
 /// The model that a run's plan names, and the adapters that the run trains, with all keys written out.
 fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
     let (text, plan) = plan_of_run(run)?;
-    if RunKind::of(&plan) == RunKind::Supervised {
+    if RunKind::of_plan(&plan) == RunKind::Supervised {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
         let remedy = format!("the model is in {} when the run is done", run.join("model").display());
         return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });

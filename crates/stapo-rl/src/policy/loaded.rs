@@ -91,7 +91,7 @@ impl LoadedModel {
             }
         }
         let storage = storage_of_base(found, &adapting);
-        let adapters = Adapters::of(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
+        let adapters = Adapters::for_model(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
         adapters.check(&found.shape()?)?;
         // The CPU holds all weights in f32.

@@ -21,7 +21,7 @@ pub struct BestSoFar {
 
 impl BestSoFar {
     /// Of a run that has made the steps of `history`.
-    pub fn of(plan: &Plan, history: &[Metrics]) -> Self {
+    pub fn from_history(plan: &Plan, history: &[Metrics]) -> Self {
         let evaluation = &plan.config.evaluation;
         let mut best = Self {
             metric: evaluation.best.clone(),
@@ -103,7 +103,7 @@ mod tests {
                 equal_rewards_share: *share,
                 ..metrics(i as u64 + 1, 0.5, 0.3)
             };
-            BestSoFar::of(&plan, &shares.iter().enumerate().map(step).collect::<Vec<_>>()).is_idle()
+            BestSoFar::from_history(&plan, &shares.iter().enumerate().map(step).collect::<Vec<_>>()).is_idle()
         };
         assert!(is_idle(&[Some(0.5), Some(1.0), Some(1.0)]));
         assert!(!is_idle(&[Some(1.0), Some(0.99), Some(1.0)]), "one step since the last with a contrast");

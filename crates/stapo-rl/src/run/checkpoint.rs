@@ -114,10 +114,10 @@ impl Checkpoint {
         state::check_finite(counters.step, policy, optimizer)?;
         let folder = run.join("checkpoints");
         let path = folder.join(folder_name(counters.step));
-        let beside = beside(&folder, counters.step);
-        let written = snapshot.write(&beside).and_then(|()| put_in_place(&beside, &path));
+        let temporary = temporary_folder(&folder, counters.step);
+        let written = snapshot.write(&temporary).and_then(|()| put_in_place(&temporary, &path));
         if written.is_err() {
-            let _ = fs::remove_dir_all(&beside);
+            let _ = fs::remove_dir_all(&temporary);
         }
         written?;
         Ok(path)
@@ -137,7 +137,7 @@ impl Checkpoint {
         let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
         for (number, old) in earlier.skip(n_kept).filter(|(number, _)| Some(*number) != spared) {
             // It leaves by one rename: whoever reads beside the trainer finds the whole folder or none.
-            let leaving = beside(&folder, number);
+            let leaving = temporary_folder(&folder, number);
             rename(&old, &leaving)?;
             remove_folder(&leaving)?;
         }
@@ -259,8 +259,9 @@ pub(crate) fn restore(
         Some(checkpoint) => checkpoint.refusal(problem),
         None => Error::Rank(RankError { rank: 0, problem }),
     };
-    let own = checkpoint.map(|checkpoint| (checkpoint.counters, checkpoint.loop_state.clone()));
-    let text = own.as_ref().map(|own| serde_json::to_string(own).expect("numbers and texts are JSON"));
+    let carried = checkpoint.map(|checkpoint| (checkpoint.counters, checkpoint.loop_state.clone()));
+    let text =
+        carried.as_ref().map(|carried| serde_json::to_string(carried).expect("numbers and texts are JSON"));
     let shared = ranks.broadcast(text.unwrap_or_default().as_bytes())?;
     let (counters, loop_state): (Counters, LoopState) =
         serde_json::from_slice(&shared).map_err(|error| refuse(error.to_string()))?;
@@ -307,15 +308,15 @@ impl Snapshot<'_> {
 
 /// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
 /// from its newest good checkpoint.
-fn put_in_place(beside: &Path, path: &Path) -> Result<()> {
+fn put_in_place(temporary: &Path, path: &Path) -> Result<()> {
     if path.exists() {
         remove_folder(path)?;
     }
-    rename(beside, path)
+    rename(temporary, path)
 }
 
 /// A folder that is being written or removed.
-fn beside(checkpoints: &Path, step: u64) -> PathBuf {
+fn temporary_folder(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!(".{}.tmp", folder_name(step)))
 }
 

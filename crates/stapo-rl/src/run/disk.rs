@@ -22,14 +22,14 @@ pub fn write_whole_with(
     write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
 ) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let beside = path.with_file_name(format!(".{name}.tmp"));
-    if let Err(error) = create_synced(&beside, write) {
+    let temporary = path.with_file_name(format!(".{name}.tmp"));
+    if let Err(error) = create_synced(&temporary, write) {
         // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller
         // learns of the failed write.
-        let _ = fs::remove_file(&beside);
+        let _ = fs::remove_file(&temporary);
         return Err(Error::io(path, error));
     }
-    rename(&beside, path)
+    rename(&temporary, path)
 }
 
 fn create_synced(

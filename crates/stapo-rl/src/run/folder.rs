@@ -48,51 +48,51 @@ pub(super) fn parts() -> impl Iterator<Item = &'static str> {
 /// The best evaluation of a run, and the file that names it.
 const BEST: &str = "best.json";
 
-/// A folder in the making beside the place where it will appear.
+/// A folder in the making, under a temporary name in the folder where it will appear.
 pub struct NewFolder {
-    place: PathBuf,
-    beside: PathBuf,
+    final_path: PathBuf,
+    temporary: PathBuf,
     pub lock: FolderLock,
     replaces_empty: bool,
 }
 
 impl NewFolder {
-    /// As `begin`, but an empty folder at `place` is no obstacle: the new folder replaces it.
-    pub fn begin_in_place_of_empty(place: &Path) -> Result<Self> {
-        Self::make(place, fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_none()))
+    /// As `begin`, but an empty folder at `path` is no obstacle: the new folder replaces it.
+    pub fn begin_in_place_of_empty(path: &Path) -> Result<Self> {
+        Self::make(path, fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()))
     }
 
-    /// Makes `.NAME.starting` beside `place` and locks it. A `place` that exists is refused. What an interrupted start
+    /// Makes `.NAME.starting` next to `path` and locks it. A `path` that exists is refused. What an interrupted start
     /// left in that folder is written anew.
-    pub fn begin(place: &Path) -> Result<Self> {
-        Self::make(place, false)
+    pub fn begin(path: &Path) -> Result<Self> {
+        Self::make(path, false)
     }
 
-    fn make(place: &Path, replaces_empty: bool) -> Result<Self> {
-        if place.exists() && !replaces_empty {
-            return Err(Error::exists(place));
+    fn make(path: &Path, replaces_empty: bool) -> Result<Self> {
+        if path.exists() && !replaces_empty {
+            return Err(Error::exists(path));
         }
-        let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let beside = place.with_file_name(format!(".{name}.starting"));
-        create_folder(&beside).map_err(|error| match error {
-            Error::Io { source, .. } => Error::io(place, source),
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let temporary = path.with_file_name(format!(".{name}.starting"));
+        create_folder(&temporary).map_err(|error| match error {
+            Error::Io { source, .. } => Error::io(path, source),
             other => other,
         })?;
-        let lock = FolderLock::take(&beside)?;
-        Ok(Self { place: place.to_owned(), beside, lock, replaces_empty })
+        let lock = FolderLock::take(&temporary)?;
+        Ok(Self { final_path: path.to_owned(), temporary, lock, replaces_empty })
     }
 
     pub fn path(&self) -> &Path {
-        &self.beside
+        &self.temporary
     }
 
     /// Gives the folder its name, as one rename.
     pub fn appear(mut self) -> Result<FolderLock> {
-        if self.place.exists() && !self.replaces_empty {
-            return Err(Error::exists(&self.place));
+        if self.final_path.exists() && !self.replaces_empty {
+            return Err(Error::exists(&self.final_path));
         }
-        rename(&self.beside, &self.place)?;
-        self.lock.moved_to(&self.place);
+        rename(&self.temporary, &self.final_path)?;
+        self.lock.moved_to(&self.final_path);
         Ok(self.lock)
     }
 }

@@ -26,7 +26,7 @@ const FREE: [&str; 4] = ["name", "rollout.kv_mib", "update.recompute", "model.lo
 
 impl Freedom {
     /// The freedom of a key by its path, as in `evaluation.every_steps`. A key that no list names is identity.
-    pub fn of(key: &str) -> Self {
+    pub fn of_key(key: &str) -> Self {
         let (table, rest) = key.split_once('.').unwrap_or((key, ""));
         let last = rest.rsplit('.').next();
         let is_place = WITH_PATHS.contains(&table) && (last == Some("path") || key == "model.lora.adapter");
@@ -46,7 +46,7 @@ pub fn freedom(change: &Change) -> Freedom {
     if change.name == "device" && kind(&change.before) == kind(&change.after) {
         return Freedom::Free;
     }
-    Freedom::of(&change.name)
+    Freedom::of_key(&change.name)
 }
 
 /// What differs between two plans, key by key. `complete` is `before` with every key that this program knows: a key

@@ -37,7 +37,7 @@ pub enum RunKind {
 
 impl RunKind {
     /// The kind of a run with that plan.
-    pub fn of(plan: &Table) -> Self {
+    pub fn of_plan(plan: &Table) -> Self {
         if FileKind::Supervised.key_in(plan).is_some() { Self::Supervised } else { Self::Training }
     }
 
@@ -47,7 +47,7 @@ impl RunKind {
             return Ok(());
         };
         let shown = run.display();
-        let (problem, remedy) = match (self, Self::of(&plan)) {
+        let (problem, remedy) = match (self, Self::of_plan(&plan)) {
             (Self::Training, Self::Supervised) => (
                 "was written by stapo sft or pretrain; this command reads runs of stapo train",
                 format!("stapo sft --resume {shown} goes on with it; generate and eval take --model {shown}"),

@@ -189,11 +189,11 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     verified.differences.extend(missing.map(|name| Difference::Missing { name: name.clone() }));
     // Where the work put files of its own, nothing was made later: a receipt is easily made.
     let first = |name: &str| name.split('/').next().unwrap_or_default().to_string();
-    let own: BTreeSet<String> =
+    let own_folders: BTreeSet<String> =
         recorded.keys().filter(|name| name.contains('/')).map(|name| first(name)).collect();
     for part in &contents.sealed {
         let is_later = !listed_parts.contains(&part);
-        if is_later && own.contains(&first(part)) {
+        if is_later && own_folders.contains(&first(part)) {
             verified.differences.push(Difference::Extra { name: part.clone() });
             continue;
         }
@@ -315,10 +315,12 @@ fn contents(folder: &Path) -> Result<Contents> {
             paths.push(entry.map_err(|e| Error::io(&inside, e))?.path());
         }
         for path in paths {
-            let own = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let is_top = prefix.is_empty();
-            let name = format!("{prefix}{own}");
-            if is_top && (UNLISTED.contains(&own.as_str()) || is_page(&own)) || is_temporary(&own) {
+            let name = format!("{prefix}{file_name}");
+            if is_top && (UNLISTED.contains(&file_name.as_str()) || is_page(&file_name))
+                || is_temporary(&file_name)
+            {
                 continue;
             }
             if !path.is_dir() {

@@ -235,11 +235,11 @@ pub(super) fn restore(
 ) -> std::result::Result<(), String> {
     let tensors = state.map(SafeTensors::deserialize).transpose().map_err(|e| e.to_string())?;
     let shared = |part: &str, spec: &TensorSpec| {
-        let own = tensors.as_ref().map(|tensors| read(tensors, part, spec)).transpose()?;
+        let stored = tensors.as_ref().map(|tensors| read(tensors, part, spec)).transpose()?;
         if ranks.world() == 1 {
-            return own.ok_or_else(|| "there is no state file".to_string());
+            return stored.ok_or_else(|| "there is no state file".to_string());
         }
-        let packed = own.as_ref().map(packed).unwrap_or_default();
+        let packed = stored.as_ref().map(packed).unwrap_or_default();
         let bytes = ranks.broadcast(&packed).map_err(|lost| lost.to_string())?;
         unpacked(&bytes, spec).map_err(|Malformed| format!("{}: rank 0 sent another tensor", spec.name))
     };

@@ -35,8 +35,9 @@ impl Wording {
     /// The turns before the prompt, the system message first. A system message among `given` keeps its place and the
     /// task's is not added.
     pub(super) fn turns(&self, given: &[Turn]) -> Vec<Turn> {
-        let own = self.system.iter().filter(|_| given.iter().all(|turn| turn.role != SYSTEM)).cloned();
-        own.chain(given.iter().cloned()).collect()
+        let system_turn =
+            self.system.iter().filter(|_| given.iter().all(|turn| turn.role != SYSTEM)).cloned();
+        system_turn.chain(given.iter().cloned()).collect()
     }
 }
 

@@ -53,7 +53,7 @@ impl<'a> Leader<'a> {
         warnings.extend(changed_questions(trainer.benchmarks.as_deref().unwrap_or_default(), &history));
         let mut leader = Self {
             plan,
-            best: BestSoFar::of(plan, &history),
+            best: BestSoFar::from_history(plan, &history),
             before: None,
             tokens_total: last.and_then(|m| m.tokens_total).unwrap_or_else(|| sampled.sum()),
             began: Instant::now(),

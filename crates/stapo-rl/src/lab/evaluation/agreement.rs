@@ -48,7 +48,7 @@ pub struct Agreement {
 
 impl Agreement {
     /// Counts the samples that two verifiers judged; `None` where there are none.
-    pub fn of<'a>(records: impl IntoIterator<Item = &'a EvalRecord>) -> Option<Self> {
+    pub fn from_records<'a>(records: impl IntoIterator<Item = &'a EvalRecord>) -> Option<Self> {
         let mut found = Self::default();
         for (record, second) in records.into_iter().filter_map(|own| Some((own, second_verdict(own)?))) {
             let count = match (record.verdict == Verdict::Right, second.verdict == Verdict::Right) {
@@ -157,10 +157,10 @@ mod tests {
             record("wrong", Some("unparsable")),
             record("right", None),
         ];
-        let found = Agreement::of(&records).unwrap();
+        let found = Agreement::from_records(&records).unwrap();
         assert_eq!((found.n_both, found.n_rule_alone, found.n_second_alone, found.n_neither), (1, 1, 1, 1));
         assert_eq!((found.n_samples(), found.n_apart()), (4, 2));
         assert_eq!(records.iter().filter(|own| is_disputed(own)).count(), 2);
-        assert_eq!(Agreement::of(&records[4..]), None);
+        assert_eq!(Agreement::from_records(&records[4..]), None);
     }
 }

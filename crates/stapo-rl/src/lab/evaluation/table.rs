@@ -104,7 +104,7 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
         n_left_to_grader: records.iter().filter(|r| is_left_to_grader(r)).count(),
         response_tokens_mean: mean(&lengths)?,
-        agreement: Agreement::of(records.iter().copied()),
+        agreement: Agreement::from_records(records.iter().copied()),
     })
 }
 

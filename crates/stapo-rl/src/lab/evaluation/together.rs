@@ -87,7 +87,7 @@ impl Evaluation<'_> {
             return Ok(asked());
         }
         if ranks.rank() > 0 {
-            return self.beside(ranks, memory, asked);
+            return self.follow(ranks, memory, asked);
         }
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -103,7 +103,7 @@ impl Evaluation<'_> {
     }
 
     /// The part of every rank but the first.
-    fn beside(
+    fn follow(
         &self,
         ranks: &dyn Transport,
         memory: &mut EngineMemory,

@@ -36,7 +36,7 @@ impl Collapse {
     /// The step of a run's collapse, or its last step where it has not collapsed; a run that recovers has collapsed all
     /// the same.
     pub fn lifetime(self, run: &SeedRun<'_>) -> Lifetime {
-        let place = match self {
+        let column = match self {
             Self::Entropy => {
                 let first = run.metrics[0].entropy_mean;
                 run.metrics.iter().position(|m| run.canaries.is_collapse(first, m.entropy_mean))
@@ -47,11 +47,11 @@ impl Collapse {
             }
             Self::Endings => {
                 let shares: Vec<f64> = run.metrics.iter().map(|m| m.truncated_share).collect();
-                means(&shares).find(|&(_, mean)| no_longer_ends(shares[0], mean)).map(|(place, _)| place)
+                means(&shares).find(|&(_, mean)| no_longer_ends(shares[0], mean)).map(|(column, _)| column)
             }
         };
         let last = run.metrics.len() - 1;
-        Lifetime { time: run.metrics[place.unwrap_or(last)].step as f64, is_event: place.is_some() }
+        Lifetime { time: run.metrics[column.unwrap_or(last)].step as f64, is_event: column.is_some() }
     }
 }
 

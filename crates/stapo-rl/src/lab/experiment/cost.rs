@@ -24,7 +24,7 @@ pub struct Cost {
 
 /// A point of a mean curve.
 #[derive(Debug, Clone, Copy)]
-struct Point {
+struct CostPoint {
     accuracy: f64,
     responses: f64,
     seconds: f64,
@@ -33,11 +33,11 @@ struct Point {
 /// What each arm spent, and what it had spent when it had the last accuracy of the arm `reach`. `None` where that arm has
 /// no run, or where some run has no evaluation or was written without counts of responses.
 pub(super) fn costs(arms: &[ArmRuns<'_>], reach: &str) -> Option<Vec<Cost>> {
-    let curves: Vec<Vec<Point>> = arms.iter().map(mean_curve).collect::<Option<_>>()?;
-    let ends: Vec<Point> = curves.iter().map(|curve| curve.last().copied()).collect::<Option<_>>()?;
+    let curves: Vec<Vec<CostPoint>> = arms.iter().map(mean_curve).collect::<Option<_>>()?;
+    let ends: Vec<CostPoint> = curves.iter().map(|curve| curve.last().copied()).collect::<Option<_>>()?;
     let target_accuracy = ends[arms.iter().position(|arm| arm.name == reach)?].accuracy;
     let equal_seconds = ends.iter().map(|end| end.seconds).fold(f64::INFINITY, f64::min);
-    let cost = |(curve, end): (&Vec<Point>, &Point)| {
+    let cost = |(curve, end): (&Vec<CostPoint>, &CostPoint)| {
         let at_target = first_at(curve, target_accuracy, |point| point.accuracy);
         let at_time = first_at(curve, equal_seconds, |point| point.seconds);
         Cost {
@@ -54,13 +54,13 @@ pub(super) fn costs(arms: &[ArmRuns<'_>], reach: &str) -> Option<Vec<Cost>> {
 }
 
 /// The mean over seeds at the evaluations that all runs of an arm have.
-fn mean_curve(arm: &ArmRuns<'_>) -> Option<Vec<Point>> {
-    let curves: Vec<Vec<Point>> = arm.runs.iter().map(|run| curve(run.metrics)).collect::<Option<_>>()?;
+fn mean_curve(arm: &ArmRuns<'_>) -> Option<Vec<CostPoint>> {
+    let curves: Vec<Vec<CostPoint>> = arm.runs.iter().map(|run| curve(run.metrics)).collect::<Option<_>>()?;
     let n_points = curves.iter().map(Vec::len).min().filter(|&n| n > 0)?;
-    let mean = |place: usize, of: &dyn Fn(&Point) -> f64| {
+    let mean = |place: usize, of: &dyn Fn(&CostPoint) -> f64| {
         curves.iter().map(|curve| of(&curve[place])).sum::<f64>() / curves.len() as f64
     };
-    let point = |place| Point {
+    let point = |place| CostPoint {
         accuracy: mean(place, &|point| point.accuracy),
         responses: mean(place, &|point| point.responses),
         seconds: mean(place, &|point| point.seconds),
@@ -69,7 +69,7 @@ fn mean_curve(arm: &ArmRuns<'_>) -> Option<Vec<Point>> {
 }
 
 /// Held-out accuracy of a run against what had been spent.
-fn curve(metrics: &[Metrics]) -> Option<Vec<Point>> {
+fn curve(metrics: &[Metrics]) -> Option<Vec<CostPoint>> {
     let mut spent = vec![(0.0, 0.0)];
     for step in metrics {
         let (responses, seconds) = *spent.last()?;
@@ -77,20 +77,20 @@ fn curve(metrics: &[Metrics]) -> Option<Vec<Point>> {
     }
     let steps: Vec<u64> = std::iter::once(0).chain(metrics.iter().map(|step| step.step)).collect();
     let point = |(step, accuracy): (f64, f64)| {
-        let place = steps.iter().position(|&at| at as f64 == step)?;
-        Some(Point { accuracy, responses: spent[place].0, seconds: spent[place].1 })
+        let idx = steps.iter().position(|&at| at as f64 == step)?;
+        Some(CostPoint { accuracy, responses: spent[idx].0, seconds: spent[idx].1 })
     };
     held_out(metrics).into_iter().map(point).collect()
 }
 
 /// Where a curve first has `target` in the coordinate `of`, interpolated; `None` where it never has.
-fn first_at(curve: &[Point], target: f64, of: impl Fn(&Point) -> f64) -> Option<Point> {
-    let place = curve.iter().position(|point| of(point) >= target)?;
-    let after = curve[place];
-    let Some(before) = place.checked_sub(1).map(|place| curve[place]) else { return Some(after) };
+fn first_at(curve: &[CostPoint], target: f64, of: impl Fn(&CostPoint) -> f64) -> Option<CostPoint> {
+    let idx = curve.iter().position(|point| of(point) >= target)?;
+    let after = curve[idx];
+    let Some(before) = idx.checked_sub(1).map(|idx| curve[idx]) else { return Some(after) };
     let share = (target - of(&before)) / (of(&after) - of(&before));
     let between = |a: f64, b: f64| a + share * (b - a);
-    Some(Point {
+    Some(CostPoint {
         accuracy: between(before.accuracy, after.accuracy),
         responses: between(before.responses, after.responses),
         seconds: between(before.seconds, after.seconds),

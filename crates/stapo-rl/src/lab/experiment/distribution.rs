@@ -149,7 +149,7 @@ struct NGramStep {
 impl NGramStep {
     fn new(a: &Groups, b: &Groups, n: usize) -> Self {
         let mut numbers: HashMap<Vec<u32>, usize> = HashMap::new();
-        let mut of = |groups: &Groups| -> Vec<Vec<usize>> {
+        let mut counts_of = |groups: &Groups| -> Vec<Vec<usize>> {
             let responses = groups.values().flatten();
             responses
                 .map(|response| {
@@ -163,8 +163,8 @@ impl NGramStep {
                 })
                 .collect()
         };
-        let first = of(a);
-        let second = of(b);
+        let first = counts_of(a);
+        let second = counts_of(b);
         let n_first = first.len();
         let responses = first.into_iter().chain(second).collect();
         NGramStep { responses, n_first, n_kinds: numbers.len() }
@@ -237,14 +237,14 @@ fn quadrants(pairs: &[(&Groups, &Groups)], thresholds: Thresholds) -> Vec<Quadra
 fn share(steps: &[&Groups], quadrant: Quadrant, thresholds: Thresholds, third: usize) -> Option<f64> {
     let steps = &steps[third * steps.len() / 3..(third + 1) * steps.len() / 3];
     let responses = steps.iter().flat_map(|groups| groups.values()).flatten();
-    let (mut own, mut all) = (0, 0);
+    let (mut n_in_quadrant, mut all) = (0, 0);
     for tokens in responses.map(|response| &response.tokens) {
         for (logp, entropy) in tokens.logp.iter().zip(&tokens.entropy) {
             all += 1;
-            own += usize::from(Quadrant::at(*logp, *entropy, thresholds) == quadrant);
+            n_in_quadrant += usize::from(Quadrant::at(*logp, *entropy, thresholds) == quadrant);
         }
     }
-    (all > 0).then(|| own as f64 / all as f64)
+    (all > 0).then(|| n_in_quadrant as f64 / all as f64)
 }
 
 #[cfg(test)]
@@ -287,9 +287,9 @@ mod tests {
     #[test]
     fn quadrants_have_one_pair_of_thresholds_for_both_runs() {
         let token = |logp: f64, entropy: f64| {
-            let mut own = response(1, 0, 0, "a");
-            (own.tokens.logp, own.tokens.entropy) = (vec![logp; 3], vec![entropy; 3]);
-            own
+            let mut changed = response(1, 0, 0, "a");
+            (changed.tokens.logp, changed.tokens.entropy) = (vec![logp; 3], vec![entropy; 3]);
+            changed
         };
         let groups = |own| Groups::from([(0, vec![own])]);
         let (sure, typo) = (token(-0.1, 0.1), token(-9.0, 0.1));

@@ -24,7 +24,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    pub fn of<'a>(runs: impl IntoIterator<Item = &'a [Metrics]>) -> Self {
+    pub fn of_runs<'a>(runs: impl IntoIterator<Item = &'a [Metrics]>) -> Self {
         let is_evaluated = |metrics: &[Metrics]| metrics.iter().any(|m| m.eval_accuracy.is_some());
         if runs.into_iter().all(is_evaluated) { Measure::HeldOut } else { Measure::Training }
     }
@@ -101,7 +101,7 @@ pub fn summarise(
     method: Option<&str>,
     reach: Option<&str>,
 ) -> Result<ExperimentSummary> {
-    let measure = Measure::of(arms.iter().flat_map(|arm| &arm.runs).map(|run| run.metrics));
+    let measure = Measure::of_runs(arms.iter().flat_map(|arm| &arm.runs).map(|run| run.metrics));
     let mut summaries = Vec::new();
     for arm in arms {
         summaries.push(summarise_arm(arm, measure)?);

@@ -163,10 +163,10 @@ fn the_method_is_compared_within_each_setting_of_a_matrix() {
 #[test]
 fn an_accuracy_that_is_lost_is_a_collapse_of_its_own() {
     let canaries = Config::default().canaries;
-    let of = |accuracy: fn(u64) -> f64| {
+    let collapse_step = |accuracy: fn(u64) -> f64| {
         (1..=40).map(|step| Metrics { accuracy: accuracy(step), ..metrics(step, 0.5, 0.3) }).collect()
     };
-    let runs = [(0, of(|step| if step <= 20 { 0.8 } else { 0.0 })), (1, of(|_| 0.8))];
+    let runs = [(0, collapse_step(|step| if step <= 20 { 0.8 } else { 0.0 })), (1, collapse_step(|_| 0.8))];
     let summary = summarise(&[arm("a", &runs, &canaries)], None, None).unwrap();
     assert_eq!((summary.arms[0].n_collapsed, summary.arms[0].n_collapsed_accuracy), (0, 1));
 }
@@ -174,15 +174,15 @@ fn an_accuracy_that_is_lost_is_a_collapse_of_its_own() {
 #[test]
 fn responses_that_no_longer_end_are_a_collapse_of_their_own() {
     let canaries = Config::default().canaries;
-    let of = |truncated_share: fn(u64) -> f64| -> Vec<Metrics> {
+    let with_truncated = |truncated_share: fn(u64) -> f64| -> Vec<Metrics> {
         let step = |step| Metrics { truncated_share: truncated_share(step), ..metrics(step, 0.5, 0.3) };
         (1..=40).map(step).collect()
     };
     // From step 21 on all are cut, so that half of ten steps is reached at step 25; one step alone is no collapse.
     let runs = [
-        (0, of(|step| if step <= 20 { 0.0 } else { 1.0 })),
-        (1, of(|step| if step == 20 { 1.0 } else { 0.0 })),
-        (2, of(|step| if step <= 20 { 0.5 } else { 1.0 })),
+        (0, with_truncated(|step| if step <= 20 { 0.0 } else { 1.0 })),
+        (1, with_truncated(|step| if step == 20 { 1.0 } else { 0.0 })),
+        (2, with_truncated(|step| if step <= 20 { 0.5 } else { 1.0 })),
     ];
     let arm = &summarise(&[arm("a", &runs, &canaries)], None, None).unwrap().arms[0];
     assert_eq!((arm.n_collapsed, arm.n_collapsed_accuracy, arm.n_collapsed_endings), (0, 0, 1));

@@ -47,12 +47,12 @@ mod counted {
 
     static FAULT: LazyLock<Option<Fault>> = LazyLock::new(|| {
         let text = std::env::var("STAPO_DISK_FAULT").ok()?;
-        let (kind, place) = text.split_once(':').expect("STAPO_DISK_FAULT is KIND:NUMBER");
-        let place = place.parse().expect("STAPO_DISK_FAULT is KIND:NUMBER");
+        let (kind, operation_number) = text.split_once(':').expect("STAPO_DISK_FAULT is KIND:NUMBER");
+        let operation_number = operation_number.parse().expect("STAPO_DISK_FAULT is KIND:NUMBER");
         match kind {
-            "kill" => Some(Fault::Kill(place)),
-            "error" => Some(Fault::Error(place)),
-            "full" => Some(Fault::Full(place)),
+            "kill" => Some(Fault::Kill(operation_number)),
+            "error" => Some(Fault::Error(operation_number)),
+            "full" => Some(Fault::Full(operation_number)),
             _ => panic!("STAPO_DISK_FAULT is kill, error or full, not {kind}"),
         }
     });
@@ -68,18 +68,18 @@ mod counted {
 
     /// Counts an operation and brings down the fault that is due; `half` is what happens of the operation then.
     fn count(operation: Operation, path: &Path, half: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let place = N_DONE.fetch_add(1, Ordering::SeqCst) + 1;
-        trace(place, operation, path);
+        let operation_number = N_DONE.fetch_add(1, Ordering::SeqCst) + 1;
+        trace(operation_number, operation, path);
         match *FAULT {
-            Some(Fault::Kill(at)) if place == at => {
+            Some(Fault::Kill(at)) if operation_number == at => {
                 half()?;
                 std::process::abort();
             }
-            Some(Fault::Error(at)) if place == at => {
+            Some(Fault::Error(at)) if operation_number == at => {
                 half()?;
-                Err(io::Error::other(format!("injected at operation {place}")))
+                Err(io::Error::other(format!("injected at operation {operation_number}")))
             }
-            Some(Fault::Full(from)) if place >= from => {
+            Some(Fault::Full(from)) if operation_number >= from => {
                 half()?;
                 Err(io::Error::from(io::ErrorKind::StorageFull))
             }

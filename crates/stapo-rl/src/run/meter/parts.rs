@@ -154,11 +154,14 @@ mod tests {
         meter.part(Part::Objective, pause);
         meter.part_on(Part::Backward, &device, pause);
         let times = meter.take_parts();
-        let of = |seconds: [f64; Part::ALL.len()], part: Part| seconds[part as usize];
+        let seconds_of = |seconds: [f64; Part::ALL.len()], part: Part| seconds[part as usize];
         for part in [Part::Forward, Part::Objective, Part::Backward] {
-            assert!(of(times.host, part) >= 2e-3, "{part:?}");
+            assert!(seconds_of(times.host, part) >= 2e-3, "{part:?}");
         }
-        assert!(of(times.device, Part::Forward) >= 2e-3 && of(times.device, Part::Objective) == 0.0);
+        assert!(
+            seconds_of(times.device, Part::Forward) >= 2e-3
+                && seconds_of(times.device, Part::Objective) == 0.0
+        );
         // The device did nothing during the objective, which lies between the two.
         assert!(times.wall >= 6e-3 && times.busy_share() < 1.0);
         assert_eq!(meter.take_parts().host, [0.0; Part::ALL.len()]);

@@ -24,8 +24,8 @@ fn every_key_of_a_plan_has_the_freedom_that_the_documentation_gives_it() {
                 .chain(key.match_indices('.').map(|(at, _)| format!("{}.*", &key[..at])))
                 .collect();
             let named = |list: &str| names.iter().any(|name| list.contains(&format!("`{name}`")));
-            let (_, own) = lists.iter().find(|(freedom, _)| *freedom == Freedom::of(key)).unwrap();
-            assert!(named(own), "{key} is {:?}, and docs/trust.md does not say so", Freedom::of(key));
+            let (_, own) = lists.iter().find(|(freedom, _)| *freedom == Freedom::of_key(key)).unwrap();
+            assert!(named(own), "{key} is {:?}, and docs/trust.md does not say so", Freedom::of_key(key));
         }
     }
 }
@@ -52,16 +52,16 @@ fn how_a_gpu_holds_the_weights_below_adapters_is_free_and_adapters_are_not() {
     let free = std::fs::read_to_string(page).unwrap();
     let free = free.split_once("- **Free**").unwrap().1.split("\n- **").next().unwrap();
     assert!(free.contains("`model.lora.base`"), "{free}");
-    assert_eq!(Freedom::of("model.lora.base"), Freedom::Free);
-    assert_eq!(Freedom::of("model.lora.rank"), Freedom::Identity);
+    assert_eq!(Freedom::of_key("model.lora.base"), Freedom::Free);
+    assert_eq!(Freedom::of_key("model.lora.rank"), Freedom::Identity);
 }
 
 #[test]
 fn the_number_of_a_device_is_free_and_its_kind_is_not() {
-    let of = |before: &str, after: &str| {
+    let differing = |before: &str, after: &str| {
         freedom(&Change { name: "device".into(), before: before.into(), after: after.into() })
     };
-    assert_eq!(of("\"cuda:0\"", "\"cuda:3\""), Freedom::Free);
-    assert_eq!(of("\"cuda\"", "\"cuda:1\""), Freedom::Free);
-    assert_eq!(of("\"cpu\"", "\"cuda\""), Freedom::Identity);
+    assert_eq!(differing("\"cuda:0\"", "\"cuda:3\""), Freedom::Free);
+    assert_eq!(differing("\"cuda\"", "\"cuda:1\""), Freedom::Free);
+    assert_eq!(differing("\"cpu\"", "\"cuda\""), Freedom::Identity);
 }

@@ -160,11 +160,11 @@ impl Expression {
     }
 
     fn may_go_next(&self, operation: Operation) -> bool {
-        let own = operation.operator.precedence();
+        let precedence = operation.operator.precedence();
         let before = operation.token_idx.checked_sub(2).map(|at| self.0[at]);
         let after = self.0.get(operation.token_idx + 2);
-        let left_waits = !matches!(before, Some(Symbol::Operator(other)) if other.precedence() >= own);
-        let right_waits = !matches!(after, Some(Symbol::Operator(other)) if other.precedence() > own);
+        let left_waits = !matches!(before, Some(Symbol::Operator(other)) if other.precedence() >= precedence);
+        let right_waits = !matches!(after, Some(Symbol::Operator(other)) if other.precedence() > precedence);
         left_waits && right_waits
     }
 

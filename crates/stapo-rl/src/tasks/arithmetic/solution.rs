@@ -135,10 +135,10 @@ fn wrong_value(right: i64, key: Key) -> i64 {
 
 fn with_another_digit(right: i64, key: Key) -> i64 {
     let digits = right.unsigned_abs().to_string().len() as u64;
-    let place = 10_i128.pow(key.with(0).below(digits) as u32);
+    let power_of_ten = 10_i128.pow(key.with(0).below(digits) as u32);
     let size = i128::from(right.unsigned_abs());
-    let digit = size / place % 10;
+    let digit = size / power_of_ten % 10;
     let other = (digit + 1 + i128::from(key.with(1).below(9))) % 10;
-    let changed = (size + (other - digit) * place).min(i128::from(i64::MAX)) as i64;
+    let changed = (size + (other - digit) * power_of_ten).min(i128::from(i64::MAX)) as i64;
     if right < 0 { -changed } else { changed }
 }

@@ -11,15 +11,15 @@ pub(crate) fn image(position: u64, n: u64, key: Key) -> u64 {
     let bits = u64::BITS - (n - 1).leading_zeros();
     let half = bits.div_ceil(2).max(1);
     let mask = (1_u64 << half) - 1;
-    let mut place = position;
+    let mut index = position;
     loop {
-        let (mut left, mut right) = (place >> half, place & mask);
+        let (mut left, mut right) = (index >> half, index & mask);
         for round in 0..N_ROUNDS {
             (left, right) = (right, left ^ (key.with(round).with(right).bits() & mask));
         }
-        place = left << half | right;
-        if place < n {
-            return place;
+        index = left << half | right;
+        if index < n {
+            return index;
         }
     }
 }
