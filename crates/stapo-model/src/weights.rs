@@ -7,6 +7,7 @@ pub(crate) mod safetensors;
 mod tests;
 
 pub use encoding::Encoding;
+pub(crate) use encoding::decode;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -117,7 +118,7 @@ impl Weights {
         );
         let bytes = &self.files[stored.file][stored.bytes.clone()];
         match stored.rows {
-            RowOrder::AsNamed => stored.encoding.decode(bytes, out),
+            RowOrder::AsNamed => decode(stored.encoding, bytes, out),
             RowOrder::RotaryPairs { n_heads } => decode_rotary_pairs(stored, n_heads, bytes, out),
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Weights {
     pub(crate) fn read_blocks(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
         let stored = self.find(name, shape)?;
         let bytes = &self.files[stored.file][stored.bytes.clone()];
-        if stored.encoding.block_format().is_none() {
+        if !stored.encoding.is_quantised() {
             let mut values = vec![0.0; shape.iter().product()];
             self.read_f32(name, shape, &mut values)?;
             let mut rounded = Vec::new();
@@ -205,7 +206,7 @@ fn decode_rotary_pairs(stored: &StoredTensor, n_heads: usize, bytes: &[u8], out:
     let row_bytes = bytes.len() / n_rows;
     for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {
         let named_row = rotary_row(stored_row, head_rows);
-        stored.encoding.decode(row, &mut out[named_row * row_len..][..row_len]);
+        decode(stored.encoding, row, &mut out[named_row * row_len..][..row_len]);
     }
 }
 

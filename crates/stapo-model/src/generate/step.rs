@@ -1,5 +1,6 @@
 //! A step's rows as the ops take them, and the buffers that hold them.
 
+use super::running::RunningSequences;
 use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
 use super::{Alternative, SampledToken, Ticket};
@@ -58,7 +59,7 @@ pub struct GroupLimits {
 }
 
 impl StepRows {
-    pub fn new(step: &ScheduledStep, running: &[Sequence], block_tokens: usize) -> Self {
+    pub fn new(step: &ScheduledStep, running: &RunningSequences, block_tokens: usize) -> Self {
         let n_blocks = |scheduled: &ScheduledRows| running[scheduled.running_idx].blocks.len();
         let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };

@@ -3,7 +3,7 @@
 use super::Gguf;
 use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
-use crate::weights::Encoding;
+use crate::weights::{Encoding, decode};
 
 impl Gguf {
     /// The config of a `llama`, `qwen2` or `qwen3` file. Embeddings are tied when there is no `output.weight`.
@@ -193,7 +193,7 @@ impl Gguf {
             return Err(Error::mismatch(place, problem, ""));
         }
         let mut factors = vec![0.0; head_dim / 2];
-        stored.encoding.decode(&self.file[stored.bytes.clone()], &mut factors);
+        decode(stored.encoding, &self.file[stored.bytes.clone()], &mut factors);
         let factor = f64::from(factors.iter().copied().fold(0.0, f32::max));
         let close = |a: f64, b: f32| (a - f64::from(b)).abs() <= 1e-4 * a;
         for original_positions in (10..=17).map(|log2| 1_usize << log2) {
