@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Weights {
     /// The folder or file, for messages.
-    place: String,
+    location: String,
     files: Vec<Arc<MappedFile>>,
     tensors: BTreeMap<String, StoredTensor>,
 }
@@ -64,15 +64,15 @@ impl Weights {
     }
 
     pub(crate) fn new(
-        place: String,
+        location: String,
         files: Vec<Arc<MappedFile>>,
         tensors: BTreeMap<String, StoredTensor>,
     ) -> Self {
-        Self { place, files, tensors }
+        Self { location, files, tensors }
     }
 
-    pub(crate) fn place(&self) -> &str {
-        &self.place
+    pub(crate) fn location(&self) -> &str {
+        &self.location
     }
 
     /// Keeps, under the name `keep`, whichever of the two tensors is stored in more bytes, and removes `other`.
@@ -166,7 +166,7 @@ impl Weights {
                     "the config describes {} layers, and no layer has this tensor",
                     config.layers.len()
                 );
-                return Err(Error::mismatch(&self.place, problem, hint));
+                return Err(Error::mismatch(&self.location, problem, hint));
             }
             ignored.push(name.to_owned());
         }
@@ -184,12 +184,12 @@ impl Weights {
                 "the files hold {} tensors; is the config that of another model?",
                 self.tensors.len()
             );
-            Error::missing(&self.place, format!("no tensor {name}"), hint)
+            Error::missing(&self.location, format!("no tensor {name}"), hint)
         })?;
         if stored.shape != shape {
             let problem = format!("tensor {name} has shape {:?}, expected {shape:?}", stored.shape);
             return Err(Error::mismatch(
-                &self.place,
+                &self.location,
                 problem,
                 "is the config that of another size of the model?",
             ));

@@ -25,16 +25,16 @@ pub struct QuantisedBase {
 
 impl QuantisedBase {
     /// Of the layers that `weights` holds quantised. Refuses files in which no layer is.
-    pub fn of(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
+    pub fn stored(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
         let base = Self::counted(config, lora, |name| weights.encoding(name));
         if base.n_weights == 0 {
             let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
-            return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
+            return Err(Error::unsupported(weights.location(), "no layer of the model is quantised", hint));
         }
         if base.n_unpacked > u64::from(u32::MAX) {
             let problem = format!("a layer of {} numbers cannot be unpacked", base.n_unpacked);
             return Err(Error::unsupported(
-                weights.place(),
+                weights.location(),
                 problem,
                 "expected fewer than 2^32; leave model.lora.base out",
             ));
@@ -107,7 +107,7 @@ impl Policy<f32> {
         let Some(lora) = spec.lora else {
             return refuse("only models with adapters have frozen layers", "add [model.lora]");
         };
-        let base = QuantisedBase::of(spec.config, lora, weights)?;
+        let base = QuantisedBase::stored(spec.config, lora, weights)?;
         let specs = DecoderWeights::specs(spec.config, spec.lora);
         let encoding = |name: &str| weights.encoding(name);
         let unpacking = Unpacking::new(device, base.n_unpacked as usize).map_err(Error::OutOfMemory)?;
@@ -118,9 +118,9 @@ impl Policy<f32> {
         let mut policy = Self::of_parameters(device, spec, parameters.map_err(Error::OutOfMemory)?);
         for parameter in policy.base_mut() {
             if parameter.is_quantised() {
-                for (place, part) in parameter.spec.parts.clone().iter().enumerate() {
+                for (idx, part) in parameter.spec.parts.clone().iter().enumerate() {
                     let blocks = weights.read_blocks(&part.name, &part.shape)?;
-                    parameter.matrix_mut().write_blocks(place, &blocks);
+                    parameter.matrix_mut().write_blocks(idx, &blocks);
                 }
             } else {
                 parameter

@@ -324,7 +324,7 @@ impl<'a> Engine<'a> {
         let layout = self.layout(shape);
         let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, tables, .. } = workspace;
-        let inputs = StepInputs::of(&buffers.inputs, &buffers.partials, shape);
+        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape);
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
             n_sequences: shape.sequences,

@@ -178,15 +178,15 @@ impl Scheduler {
                 drawn.push(sibling.draw(drawn.len()));
             }
             // A sibling whose response is this one token has nothing to run.
-            let is_over =
+            let is_complete =
                 |sibling: &Sequence| sibling.max_tokens == 1 && rows.siblings.contains(&sibling.sample);
-            if group.waiting.iter().any(is_over) {
+            if group.waiting.iter().any(is_complete) {
                 let all = std::mem::take(&mut group.waiting).into_iter();
-                let (over, rest): (VecDeque<_>, _) = all.partition(is_over);
+                let (complete, rest): (VecDeque<_>, _) = all.partition(is_complete);
                 group.waiting = rest;
-                group.n_running += over.len();
+                group.n_running += complete.len();
                 self.drained
-                    .extend(over.into_iter().map(|sibling| ((sibling.ticket, sibling.sample), sibling)));
+                    .extend(complete.into_iter().map(|sibling| ((sibling.ticket, sibling.sample), sibling)));
             }
             group.drop_unneeded_prefix(&mut self.pool);
         }

@@ -177,7 +177,7 @@ impl StepRows {
         self.drawing = (0..n_rows as u32).collect();
     }
 
-    /// In the order of [`StepInputs::of`]. The groups come first: a kernel reads 16 bytes of them at once.
+    /// In the order of [`StepInputs::new`]. The groups come first: a kernel reads 16 bytes of them at once.
     fn parts(&self) -> [&[u32]; 9] {
         let Self {
             groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing, ..
@@ -189,7 +189,7 @@ impl StepRows {
 /// What a step reads and writes beside activations and caches, at addresses that stay.
 #[derive(Debug)]
 pub struct StepBuffers {
-    /// All of [`StepRows`], one after another: see [`StepInputs::of`].
+    /// All of [`StepRows`], one after another: see [`StepInputs::new`].
     pub inputs: Buffer<u32>,
     pub partials: Partials,
     pub uniforms: Buffer<f64>,
@@ -242,7 +242,7 @@ pub struct StepInputs<'a> {
 
 impl<'a> StepInputs<'a> {
     /// The rows that were written to `buffer` by a step of this shape.
-    pub fn of(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
+    pub fn new(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
         let StepShape { rows, sequences, table_width, groups, drawn, .. } = shape;
         let n_firsts = if groups > 0 { sequences } else { 0 };
         let table = sequences * table_width;
