@@ -26,7 +26,7 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// given as a variable where the template reads one.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    place: String,
+    location: String,
     source: String,
     template: Template,
     special_tokens: SpecialTokens,
@@ -44,11 +44,11 @@ pub struct Message {
 pub type SpecialTokens = std::collections::BTreeMap<String, String>;
 
 impl ChatTemplate {
-    /// Checks and compiles a template; `place` names its file in errors.
-    pub fn new(place: &str, source: &str, special_tokens: SpecialTokens) -> Result<Self> {
+    /// Checks and compiles a template; `location` names its file in errors.
+    pub fn new(location: &str, source: &str, special_tokens: SpecialTokens) -> Result<Self> {
         let template = Template::new(without_generation_marks(source), Dialect::Chat)
-            .map_err(|refused| named(place, refused))?;
-        Ok(Self { place: place.to_owned(), source: source.to_owned(), template, special_tokens })
+            .map_err(|refused| named(location, refused))?;
+        Ok(Self { location: location.to_owned(), source: source.to_owned(), template, special_tokens })
     }
 
     /// The conversation and the start of the assistant's answer (`add_generation_prompt`). `variables` are further
@@ -70,7 +70,7 @@ impl ChatTemplate {
                 self.rendering(messages, *add_generation_prompt, variables)
             })
             .collect();
-        self.template.render_all(&renderings).map_err(|refused| named(&self.place, refused))
+        self.template.render_all(&renderings).map_err(|refused| named(&self.location, refused))
     }
 
     /// The conversation alone, every turn closed.
@@ -94,7 +94,7 @@ impl ChatTemplate {
         variables: &Map<String, serde_json::Value>,
     ) -> Result<String> {
         let (context, limits) = self.rendering(messages, add_generation_prompt, variables);
-        self.template.render(&context, limits).map_err(|refused| named(&self.place, refused))
+        self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
     }
 
     /// The variables of the template for a conversation, and the bounds of its rendering.
@@ -125,8 +125,8 @@ impl ChatTemplate {
     }
 }
 
-fn named(place: &str, refused: Refused) -> Error {
-    Error::Template { place: place.to_owned(), problem: refused.problem, hint: refused.hint.into() }
+fn named(location: &str, refused: Refused) -> Error {
+    Error::Template { location: location.to_owned(), problem: refused.problem, hint: refused.hint.into() }
 }
 
 /// `source` with Hugging Face's tags `{% generation %}` and `{% endgeneration %}`, which mark the assistant's tokens

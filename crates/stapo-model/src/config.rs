@@ -105,29 +105,29 @@ mod limit {
 }
 
 impl ModelConfig {
-    /// `n_layers` layers that are all the same; `source` names the file in errors.
-    pub fn repeat_layer(source: &str, layer: LayerSpec, n_layers: usize) -> Result<Vec<LayerSpec>> {
-        check_range(source, "number of layers", n_layers, limit::LAYERS)?;
+    /// `n_layers` layers that are all the same; `location` names the file in errors.
+    pub fn repeat_layer(location: &str, layer: LayerSpec, n_layers: usize) -> Result<Vec<LayerSpec>> {
+        check_range(location, "number of layers", n_layers, limit::LAYERS)?;
         Ok(vec![layer; n_layers])
     }
 
-    /// Checks that the values are possible and fit each other; `source` names the file in errors.
-    pub fn validate(&self, source: &str) -> Result<()> {
-        check_range(source, "hidden size", self.width, limit::WIDTH)?;
-        check_range(source, "number of layers", self.layers.len(), limit::LAYERS)?;
-        check_range(source, "vocabulary", self.vocabulary, limit::VOCABULARY)?;
-        check_range(source, "maximum positions", self.max_positions, limit::POSITIONS)?;
+    /// Checks that the values are possible and fit each other; `location` names the file in errors.
+    pub fn validate(&self, location: &str) -> Result<()> {
+        check_range(location, "hidden size", self.width, limit::WIDTH)?;
+        check_range(location, "number of layers", self.layers.len(), limit::LAYERS)?;
+        check_range(location, "vocabulary", self.vocabulary, limit::VOCABULARY)?;
+        check_range(location, "maximum positions", self.max_positions, limit::POSITIONS)?;
         if !(self.norm_eps.is_finite() && self.norm_eps > 0.0) {
             return Err(Error::malformed(
-                source,
+                location,
                 format!("norm epsilon is {}, expected above 0", self.norm_eps),
             ));
         }
         if let Some(&id) = self.bos.iter().chain(&self.stops).find(|&&id| id as usize >= self.vocabulary) {
             let problem = format!("token id {id} is outside the vocabulary of {}", self.vocabulary);
-            return Err(Error::malformed(source, problem));
+            return Err(Error::malformed(location, problem));
         }
-        self.layers.iter().try_for_each(|layer| layer.validate(source))
+        self.layers.iter().try_for_each(|layer| layer.validate(location))
     }
 
     /// The one description that all layers share; `None` where layers differ.
@@ -165,12 +165,12 @@ impl ModelConfig {
 }
 
 impl Rope {
-    fn validate(&self, source: &str) -> Result<()> {
+    fn validate(&self, location: &str) -> Result<()> {
         let positive = |name: &str, value: f64| {
             if value.is_finite() && value > 0.0 {
                 return Ok(());
             }
-            Err(Error::malformed(source, format!("rope {name} is {value}, expected above 0")))
+            Err(Error::malformed(location, format!("rope {name} is {value}, expected above 0")))
         };
         positive("theta", self.theta)?;
         match self.scaling {

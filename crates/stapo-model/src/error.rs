@@ -6,33 +6,33 @@ use std::path::{Path, PathBuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// `place` is the file and, where known, the key or tensor in the file.
+/// `location` is the file and, where known, the key or tensor in the file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused.
     #[error("{}: {reason}", path.display())]
     Io { path: PathBuf, reason: io::Error },
     /// The file breaks its own format: truncated, overlapping, of another format than its name says.
-    #[error("{place}: {problem}")]
-    Malformed { place: String, problem: String },
+    #[error("{location}: {problem}")]
+    Malformed { location: String, problem: String },
     /// The file is valid, but needs a feature that this engine does not have.
-    #[error("{place}: {problem}{hint}")]
-    Unsupported { place: String, problem: String, hint: Hint },
+    #[error("{location}: {problem}{hint}")]
+    Unsupported { location: String, problem: String, hint: Hint },
     /// Two parts of a model do not fit each other: a shape and the config, a tokenizer and the vocabulary.
-    #[error("{place}: {problem}{hint}")]
-    Mismatch { place: String, problem: String, hint: Hint },
+    #[error("{location}: {problem}{hint}")]
+    Mismatch { location: String, problem: String, hint: Hint },
     /// A folder to be written exists and is not empty.
-    #[error("{place}: exists and is not empty")]
-    Exists { place: String },
+    #[error("{location}: exists and is not empty")]
+    Exists { location: String },
     /// A file, key or tensor that is needed is missing.
-    #[error("{place}: {problem}{hint}")]
-    Missing { place: String, problem: String, hint: Hint },
+    #[error("{location}: {problem}{hint}")]
+    Missing { location: String, problem: String, hint: Hint },
     /// The device has too little memory for the weights.
     #[error("{0}")]
     OutOfMemory(stapo_ops::OutOfMemory),
     /// The chat template refused the conversation, or is broken.
-    #[error("{place}: chat template: {problem}{hint}")]
-    Template { place: String, problem: String, hint: Hint },
+    #[error("{location}: chat template: {problem}{hint}")]
+    Template { location: String, problem: String, hint: Hint },
 }
 
 /// The remedy, printed on a line of its own; empty where there is no remedy to give.
@@ -62,23 +62,27 @@ impl Error {
         Self::Io { path: path.to_owned(), reason }
     }
 
-    pub(crate) fn malformed(place: impl Display, problem: impl Into<String>) -> Self {
-        Self::Malformed { place: place.to_string(), problem: problem.into() }
+    pub(crate) fn malformed(location: impl Display, problem: impl Into<String>) -> Self {
+        Self::Malformed { location: location.to_string(), problem: problem.into() }
     }
 
     pub(crate) fn unsupported(
-        place: impl Display,
+        location: impl Display,
         problem: impl Into<String>,
         hint: impl Into<Hint>,
     ) -> Self {
-        Self::Unsupported { place: place.to_string(), problem: problem.into(), hint: hint.into() }
+        Self::Unsupported { location: location.to_string(), problem: problem.into(), hint: hint.into() }
     }
 
-    pub(crate) fn mismatch(place: impl Display, problem: impl Into<String>, hint: impl Into<Hint>) -> Self {
-        Self::Mismatch { place: place.to_string(), problem: problem.into(), hint: hint.into() }
+    pub(crate) fn mismatch(
+        location: impl Display,
+        problem: impl Into<String>,
+        hint: impl Into<Hint>,
+    ) -> Self {
+        Self::Mismatch { location: location.to_string(), problem: problem.into(), hint: hint.into() }
     }
 
-    pub(crate) fn missing(place: impl Display, problem: impl Into<String>, hint: impl Into<Hint>) -> Self {
-        Self::Missing { place: place.to_string(), problem: problem.into(), hint: hint.into() }
+    pub(crate) fn missing(location: impl Display, problem: impl Into<String>, hint: impl Into<Hint>) -> Self {
+        Self::Missing { location: location.to_string(), problem: problem.into(), hint: hint.into() }
     }
 }

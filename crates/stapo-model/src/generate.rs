@@ -9,7 +9,9 @@
 mod block;
 mod engine;
 mod group;
+mod lengths;
 mod memory;
+mod running;
 mod scheduler;
 mod sequence;
 mod step;
@@ -17,7 +19,8 @@ mod stop_texts;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Engine, EngineSettings, ForcedLengths};
+pub use engine::{Engine, EngineSettings};
+pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;

@@ -27,7 +27,7 @@ const MAX_DIMS: u32 = 4;
 /// An opened file: its metadata by key, its tensors under their GGUF names.
 #[derive(Debug)]
 pub struct Gguf {
-    place: String,
+    location: String,
     file: Arc<MappedFile>,
     fields: BTreeMap<String, Field>,
     tensors: BTreeMap<String, StoredTensor>,
@@ -37,15 +37,15 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Self> {
         crate::files::check(path).map_err(|e| Error::io(path, e))?;
         let file = MappedFile::open(path).map_err(|e| Error::io(path, e))?;
-        let place = path.display().to_string();
-        let mut bytes = Bytes::new(&place, &file);
-        let (n_tensors, n_fields) = read_preamble(&place, &mut bytes)?;
-        let fields = read_fields(&place, &mut bytes, n_fields)?;
-        let alignment = alignment(&place, &file, &fields)?;
-        let mut tensors = read_tensors(&place, &mut bytes, n_tensors)?;
+        let location = path.display().to_string();
+        let mut bytes = Bytes::new(&location, &file);
+        let (n_tensors, n_fields) = read_preamble(&location, &mut bytes)?;
+        let fields = read_fields(&location, &mut bytes, n_fields)?;
+        let alignment = alignment(&location, &file, &fields)?;
+        let mut tensors = read_tensors(&location, &mut bytes, n_tensors)?;
         let start = bytes.position().next_multiple_of(alignment);
-        place_tensors(&place, &mut tensors, start, alignment, file.len())?;
-        Ok(Self { place, file: Arc::new(file), fields, tensors })
+        place_tensors(&location, &mut tensors, start, alignment, file.len())?;
+        Ok(Self { location, file: Arc::new(file), fields, tensors })
     }
 
     /// Whether the file begins with the magic bytes of GGUF.
@@ -57,77 +57,77 @@ impl Gguf {
 
     /// The weights under their Hugging Face names; `config` is the result of [`Gguf::config`].
     pub fn weights(&self, config: &ModelConfig) -> Result<Weights> {
-        let tensors = tensors::renamed(&self.place, &self.tensors, config)?;
-        Ok(Weights::new(self.place.clone(), vec![Arc::clone(&self.file)], tensors))
+        let tensors = tensors::renamed(&self.location, &self.tensors, config)?;
+        Ok(Weights::new(self.location.clone(), vec![Arc::clone(&self.file)], tensors))
     }
 
-    pub(crate) fn place(&self) -> &str {
-        &self.place
+    pub(crate) fn location(&self) -> &str {
+        &self.location
     }
 }
 
 /// Checks magic and version; returns how many tensors and metadata fields follow.
-fn read_preamble(place: &str, bytes: &mut Bytes) -> Result<(u64, u64)> {
+fn read_preamble(location: &str, bytes: &mut Bytes) -> Result<(u64, u64)> {
     if bytes.take(4, "magic")? != MAGIC {
-        return Err(Error::malformed(place, "does not begin with GGUF"));
+        return Err(Error::malformed(location, "does not begin with GGUF"));
     }
     match bytes.u32("version")? {
         2 | 3 => {}
         version if version.swap_bytes() <= 3 => {
-            return Err(Error::unsupported(place, "is big-endian GGUF", "expected little-endian"));
+            return Err(Error::unsupported(location, "is big-endian GGUF", "expected little-endian"));
         }
         version => {
             let hint = "supported: 2 and 3; convert the model again with a current llama.cpp";
-            return Err(Error::unsupported(place, format!("GGUF version {version}"), hint));
+            return Err(Error::unsupported(location, format!("GGUF version {version}"), hint));
         }
     }
     Ok((bytes.u64("tensor count")?, bytes.u64("field count")?))
 }
 
-fn read_fields(place: &str, bytes: &mut Bytes, n_fields: u64) -> Result<BTreeMap<String, Field>> {
+fn read_fields(location: &str, bytes: &mut Bytes, n_fields: u64) -> Result<BTreeMap<String, Field>> {
     let mut fields = BTreeMap::new();
     for _ in 0..n_fields {
         let key = bytes.string("metadata key")?.to_owned();
         let field = bytes.field(&key)?;
         if fields.insert(key.clone(), field).is_some() {
-            return Err(Error::malformed(place, format!("metadata key {key:?} appears twice")));
+            return Err(Error::malformed(location, format!("metadata key {key:?} appears twice")));
         }
     }
     Ok(fields)
 }
 
-fn alignment(place: &str, file: &[u8], fields: &BTreeMap<String, Field>) -> Result<usize> {
+fn alignment(location: &str, file: &[u8], fields: &BTreeMap<String, Field>) -> Result<usize> {
     let Some(field) = fields.get("general.alignment") else { return Ok(32) };
     let value = field.unsigned(file).unwrap_or(0) as usize;
     if value.is_power_of_two() && value.is_multiple_of(8) && value <= 1 << 20 {
         return Ok(value);
     }
     Err(Error::malformed(
-        format!("{place}: general.alignment"),
+        format!("{location}: general.alignment"),
         format!("is {value}, expected a power of two from 8"),
     ))
 }
 
 /// The tensor table. Ranges are relative to the start of the numbers and unchecked until [`place_tensors`].
-fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, StoredTensor>> {
+fn read_tensors(location: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeMap<String, StoredTensor>> {
     let mut tensors = BTreeMap::new();
     for _ in 0..n_tensors {
         let name = bytes.string("tensor name")?.to_owned();
-        let place = format!("{place}: tensor {name}");
+        let location = format!("{location}: tensor {name}");
         let n_dims = bytes.u32("dimension count")?;
         if n_dims == 0 || n_dims > MAX_DIMS {
-            return Err(Error::malformed(place, format!("{n_dims} dimensions, expected 1 to {MAX_DIMS}")));
+            return Err(Error::malformed(location, format!("{n_dims} dimensions, expected 1 to {MAX_DIMS}")));
         }
         let mut shape = Vec::new();
         for _ in 0..n_dims {
             let dim = bytes.u64("dimension")?;
             shape.push(
-                usize::try_from(dim).map_err(|_| Error::malformed(&place, format!("dimension {dim}")))?,
+                usize::try_from(dim).map_err(|_| Error::malformed(&location, format!("dimension {dim}")))?,
             );
         }
         // GGUF lists dimensions from the innermost to the outermost.
         shape.reverse();
-        let encoding = encoding(&place, bytes.u32("tensor type")?)?;
+        let encoding = encoding(&location, bytes.u32("tensor type")?)?;
         let offset = bytes.u64("tensor offset")?;
         let range = usize::try_from(offset).ok().and_then(|start| {
             let end = start.checked_add(encoding.n_bytes(&shape)?)?;
@@ -135,11 +135,11 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
         });
         let Some(range) = range else {
             let problem = format!("shape {shape:?} as {} at offset {offset} is impossible", encoding.name());
-            return Err(Error::malformed(place, problem));
+            return Err(Error::malformed(location, problem));
         };
         let stored = StoredTensor::as_named(range, shape, encoding);
         if tensors.insert(name, stored).is_some() {
-            return Err(Error::malformed(place, "appears twice"));
+            return Err(Error::malformed(location, "appears twice"));
         }
     }
     Ok(tensors)
@@ -147,7 +147,7 @@ fn read_tensors(place: &str, bytes: &mut Bytes, n_tensors: u64) -> Result<BTreeM
 
 /// Makes the ranges absolute; refuses ranges that leave the file, overlap, or are not aligned.
 fn place_tensors(
-    place: &str,
+    location: &str,
     tensors: &mut BTreeMap<String, StoredTensor>,
     start: usize,
     alignment: usize,
@@ -157,7 +157,7 @@ fn place_tensors(
     order.sort_by_key(|(_, stored)| (stored.bytes.start, stored.bytes.end));
     let mut previous_end = 0;
     for (name, stored) in order {
-        let malformed = |problem: String| Error::malformed(format!("{place}: tensor {name}"), problem);
+        let malformed = |problem: String| Error::malformed(format!("{location}: tensor {name}"), problem);
         if !stored.bytes.start.is_multiple_of(alignment) {
             return Err(malformed(format!("offset {} is not a multiple of {alignment}", stored.bytes.start)));
         }
@@ -176,7 +176,7 @@ fn place_tensors(
 }
 
 /// The encoding that GGUF numbers `number`.
-fn encoding(place: &str, number: u32) -> Result<Encoding> {
+fn encoding(location: &str, number: u32) -> Result<Encoding> {
     let encoding = match number {
         0 => Encoding::F32,
         1 => Encoding::F16,
@@ -201,7 +201,7 @@ fn encoding(place: &str, number: u32) -> Result<Encoding> {
             };
             let supported = Encoding::ALL.map(Encoding::name).join(", ");
             let problem = format!("type {other} ({known}) is not read");
-            return Err(Error::unsupported(place, problem, format!("supported: {supported}")));
+            return Err(Error::unsupported(location, problem, format!("supported: {supported}")));
         }
     };
     Ok(encoding)

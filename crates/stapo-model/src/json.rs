@@ -13,16 +13,16 @@ pub(crate) fn read_object(path: &Path, max_bytes: u64) -> Result<Map<String, Val
     parse_object(&path.display().to_string(), &read_bytes(path, max_bytes)?)
 }
 
-/// The object that `bytes` spell; `place` names the bytes in errors. A key that appears twice is refused, because
+/// The object that `bytes` spell; `location` names the bytes in errors. A key that appears twice is refused, because
 /// readers differ in which of the two values they take.
-pub(crate) fn parse_object(place: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
+pub(crate) fn parse_object(location: &str, bytes: &[u8]) -> Result<Map<String, Value>> {
     let text = std::str::from_utf8(bytes)
-        .map_err(|e| Error::malformed(place, format!("not UTF-8 at byte {}", e.valid_up_to())))?;
+        .map_err(|e| Error::malformed(location, format!("not UTF-8 at byte {}", e.valid_up_to())))?;
     let Unique(value) =
-        serde_json::from_str(text).map_err(|e| Error::malformed(place, format!("not JSON: {e}")))?;
+        serde_json::from_str(text).map_err(|e| Error::malformed(location, format!("not JSON: {e}")))?;
     match value {
         Value::Object(map) => Ok(map),
-        other => Err(Error::malformed(place, format!("is {}, expected a JSON object", kind(&other)))),
+        other => Err(Error::malformed(location, format!("is {}, expected a JSON object", kind(&other)))),
     }
 }
 

@@ -79,15 +79,15 @@ struct Moments<T: Float> {
 
 impl<T: Float> Optimizer<T> {
     pub fn new(policy: &Policy<T>, settings: AdamWSettings) -> Result<Self, OutOfMemory> {
-        Self::over(policy, settings, Solo::ranks())
+        Self::on_ranks(policy, settings, Solo::ranks())
     }
 
     /// As [`Optimizer::new`], for one of several ranks.
-    pub fn over(policy: &Policy<T>, settings: AdamWSettings, ranks: Ranks) -> Result<Self, OutOfMemory> {
+    pub fn on_ranks(policy: &Policy<T>, settings: AdamWSettings, ranks: Ranks) -> Result<Self, OutOfMemory> {
         let device = policy.device();
-        let moments = policy.weights.trained().enumerate().map(|(place, parameter)| {
-            let share = Share { len: parameter.spec.n_elements(), place, world: ranks.world() };
-            let len = share.of(ranks.rank()).len();
+        let moments = policy.weights.trained().enumerate().map(|(parameter_idx, parameter)| {
+            let share = Share { len: parameter.spec.n_elements(), parameter_idx, world: ranks.world() };
+            let len = share.owned_by(ranks.rank()).len();
             Ok(Moments {
                 share,
                 first: device.moment_zeros(len, Moment::First)?,
@@ -117,9 +117,9 @@ impl<T: Float> Optimizer<T> {
         let device = policy.device().clone();
         let rules = self.rules(update, norm);
         let parameters: Vec<_> = policy.weights.trained_mut().collect();
-        let own_rules: Vec<_> = parameters.iter().map(|parameter| rules.of(parameter, 0)).collect();
+        let parameter_rules: Vec<_> = parameters.iter().map(|parameter| rules.rule(parameter, 0)).collect();
         Parameter::update_all(&device, parameters, |values| {
-            let parts = values.into_iter().zip(gradients.sums()).zip(&mut self.moments).zip(own_rules);
+            let parts = values.into_iter().zip(gradients.sums()).zip(&mut self.moments).zip(parameter_rules);
             let tensors = parts.map(|(((param, grad), moments), rule)| moments.tensor(rule, param, grad));
             adamw::step(&device, rules.scale, tensors.collect());
         });
@@ -151,7 +151,7 @@ struct Rules {
 
 impl Rules {
     /// The rule for the elements of a parameter from `first` on.
-    fn of<T: Float>(&self, parameter: &Parameter<T>, first: usize) -> adamw::AdamW {
+    fn rule<T: Float>(&self, parameter: &Parameter<T>, first: usize) -> adamw::AdamW {
         let AdamWSettings { beta1, beta2, eps, weight_decay } = self.settings;
         let weight_decay = if parameter.spec.is_matrix() { weight_decay } else { 0.0 };
         adamw::AdamW { lr: self.lr, beta1, beta2, eps, weight_decay, first: first as u64, step: self.step }
@@ -192,7 +192,7 @@ impl Optimizer<f32> {
             {
                 n_elements += share.len;
                 parts.push((
-                    rules.of(parameter, share.of(self.ranks.rank()).start),
+                    rules.rule(parameter, share.owned_by(self.ranks.rank()).start),
                     share,
                     gradient,
                     moments,
@@ -201,13 +201,13 @@ impl Optimizer<f32> {
             }
             let (ranks, (times, n_bytes)) = (&self.ranks, &mut self.sent);
             Parameter::update_all(&device, group, |mut values| {
-                let own = values.iter_mut().zip(&mut parts).filter_map(|(values, part)| {
+                let owned = values.iter_mut().zip(&mut parts).filter_map(|(values, part)| {
                     let (rule, share, gradient, moments) = part;
-                    let own = share.of(ranks.rank());
-                    let is_there = !own.is_empty();
-                    is_there.then(|| moments.tensor(*rule, values.reborrow().into_range(own), *gradient))
+                    let owned = share.owned_by(ranks.rank());
+                    let is_there = !owned.is_empty();
+                    is_there.then(|| moments.tensor(*rule, values.reborrow().into_range(owned), *gradient))
                 });
-                adamw::step(&device, rules.scale, own.collect());
+                adamw::step(&device, rules.scale, owned.collect());
                 let before = device.mark();
                 let shared = values.into_iter().zip(parts.iter().map(|(_, share, _, _)| *share));
                 *n_bytes += spread(ranks, &device, shared)?;
@@ -229,7 +229,7 @@ impl Optimizer<f32> {
 
     /// How a tensor's moments are stored.
     pub fn form(&self, moment: Moment) -> Form {
-        self.moments.first().map_or(Form::F32, |moments| moments.of(moment).form())
+        self.moments.first().map_or(Form::F32, |moments| moments.view(moment).form())
     }
 
     /// The tensor, the moment and the place of the first moment of this rank that is not a finite number.
@@ -237,20 +237,20 @@ impl Optimizer<f32> {
         let rank = self.ranks.rank();
         let device = policy.device();
         let all =
-            self.moments.iter().flat_map(|moments| [Moment::First, Moment::Second].map(|m| moments.of(m)));
+            self.moments.iter().flat_map(|moments| [Moment::First, Moment::Second].map(|m| moments.view(m)));
         if reduce::are_finite(device, all) {
             return None;
         }
         policy.weights.trained().zip(&self.moments).find_map(|(parameter, moments)| {
-            let own = moments.share.of(rank);
+            let owned = moments.share.owned_by(rank);
             parameter.spec.tensors().find_map(|(spec, range)| {
-                let common = overlap(&range, &own);
+                let common = overlap(&range, &owned);
                 [Moment::First, Moment::Second].into_iter().filter(|_| !common.is_empty()).find_map(
                     |moment| {
-                        let start = common.start - own.start;
-                        let values = moments.of(moment).range(start..start + common.len());
-                        let place = reduce::first_non_finite(device, values)?;
-                        Some((spec, moment, common.start - range.start + place))
+                        let start = common.start - owned.start;
+                        let values = moments.view(moment).range(start..start + common.len());
+                        let idx = reduce::first_non_finite(device, values)?;
+                        Some((spec, moment, common.start - range.start + idx))
                     },
                 )
             })
@@ -266,14 +266,14 @@ impl Optimizer<f32> {
     ) -> Result<(), E> {
         let rank = self.ranks.rank();
         for (parameter, moments) in policy.weights.trained().zip(&mut self.moments) {
-            let own = moments.share.of(rank);
+            let owned = moments.share.owned_by(rank);
             for (spec, range) in parameter.spec.tensors() {
-                let common = overlap(&range, &own);
+                let common = overlap(&range, &owned);
                 for moment in [Moment::First, Moment::Second] {
                     let stored = read(spec, moment)?;
                     if !common.is_empty() {
-                        let start = common.start - own.start;
-                        let mut to = moments.of_mut(moment).into_range(start..start + common.len());
+                        let start = common.start - owned.start;
+                        let mut to = moments.view_mut(moment).into_range(start..start + common.len());
                         to.write_stored(&stored.range(common.start - range.start..common.end - range.start));
                     }
                 }
@@ -297,14 +297,14 @@ impl<T: Float> Moments<T> {
 }
 
 impl Moments<f32> {
-    fn of(&self, moment: Moment) -> View<'_, f32> {
+    fn view(&self, moment: Moment) -> View<'_, f32> {
         match moment {
             Moment::First => self.first.view(),
             Moment::Second => self.second.view(),
         }
     }
 
-    fn of_mut(&mut self, moment: Moment) -> ViewMut<'_, f32> {
+    fn view_mut(&mut self, moment: Moment) -> ViewMut<'_, f32> {
         match moment {
             Moment::First => self.first.view_mut(),
             Moment::Second => self.second.view_mut(),
@@ -326,14 +326,14 @@ fn spread<'a>(
     for (values, share) in parameters {
         let mut rest = values;
         for owner in share.in_order() {
-            let (part, after) = rest.split_at(share.of(owner).len());
+            let (part, after) = rest.split_at(share.owned_by(owner).len());
             rest = after;
             if part.len() == 0 {
                 continue;
             }
             if owner == rank {
-                let own = part.into_view();
-                sends.extend((0..ranks.world()).filter(|&other| other != rank).map(|other| (other, own)));
+                let owned = part.into_view();
+                sends.extend((0..ranks.world()).filter(|&other| other != rank).map(|other| (other, owned)));
             } else {
                 receives.push((owner, part));
             }

@@ -39,7 +39,7 @@ impl PeftAdapter {
     /// Opens a folder. What this program cannot compute is refused by the name of its key, module or tensor.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(CONFIG);
-        let keys = Keys { place: path.display().to_string(), map: json::read_object(&path, MAX_CONFIG)? };
+        let keys = Keys { location: path.display().to_string(), map: json::read_object(&path, MAX_CONFIG)? };
         keys.check_kind()?;
         let spec = keys.spec()?;
         let dropout = keys.number("lora_dropout")?.unwrap_or(0.0);
@@ -63,9 +63,9 @@ impl PeftAdapter {
         }
         let known: std::collections::BTreeSet<String> = specs.iter().map(stored_name).collect();
         if let Some(other) = self.weights.names().find(|name| !known.contains(*name)) {
-            let place = self.folder.join(WEIGHTS).display().to_string();
+            let location = self.folder.join(WEIGHTS).display().to_string();
             let problem = format!("tensor {other} is no factor of a module that {CONFIG} targets");
-            return Err(Error::unsupported(place, problem, "the adapter must be of this model's layers"));
+            return Err(Error::unsupported(location, problem, "the adapter must be of this model's layers"));
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ fn stored_name(spec: &TensorSpec) -> String {
 
 /// The keys of `adapter_config.json`.
 struct Keys {
-    place: String,
+    location: String,
     map: Map<String, Value>,
 }
 
@@ -110,7 +110,7 @@ impl Keys {
         match self.map.get("peft_type").and_then(Value::as_str) {
             Some("LORA") => {}
             Some(other) => return self.refuse(&format!("peft_type {other:?}"), "only LORA is read"),
-            None => return Err(Error::malformed(&self.place, "no peft_type, expected \"LORA\"")),
+            None => return Err(Error::malformed(&self.location, "no peft_type, expected \"LORA\"")),
         }
         if let Some(bias) = self.map.get("bias").filter(|bias| !is_off(bias) && **bias != json!("none")) {
             return self.refuse(&format!("bias {bias}"), "only adapters without biases are read");
@@ -131,7 +131,7 @@ impl Keys {
     }
 
     fn spec(&self) -> Result<LoraSpec> {
-        let malformed = |problem: String| Error::malformed(&self.place, problem);
+        let malformed = |problem: String| Error::malformed(&self.location, problem);
         let rank = self.map.get("r").and_then(Value::as_u64).map(|rank| rank as usize);
         let rank = rank
             .filter(|rank| (1..=MAX_RANK).contains(rank))
@@ -175,12 +175,12 @@ impl Keys {
     fn number(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
         let number = value.as_f64().filter(|number| number.is_finite());
-        let problem = || Error::malformed(&self.place, format!("{key} {value}, expected a number"));
+        let problem = || Error::malformed(&self.location, format!("{key} {value}, expected a number"));
         number.ok_or_else(problem).map(Some)
     }
 
     fn refuse<T>(&self, problem: &str, hint: &str) -> Result<T> {
-        Err(Error::unsupported(&self.place, problem, hint))
+        Err(Error::unsupported(&self.location, problem, hint))
     }
 }
 
@@ -217,8 +217,8 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
         write_json(&folder.join(CONFIG), &config_of(spec, base))?;
         let mut values = adapters.iter();
         write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &mut |_, numbers| {
-            if let Some((_, own)) = values.next() {
-                own.read(numbers);
+            if let Some((_, tensor)) = values.next() {
+                tensor.read(numbers);
             }
             Ok(())
         })

@@ -88,35 +88,36 @@ impl Pretrained {
 
     /// The tokenizer; refused if the tokenizer has ids beyond the model's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let (place, tokenizer) = match &self.origin {
-            Origin::Gguf(gguf) => (gguf.place().to_owned(), gguf.tokenizer()?),
+        let (location, tokenizer) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.location().to_owned(), gguf.tokenizer()?),
             Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
                 if !path.exists() {
                     let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
                     return Err(Error::missing(folder.display(), "no tokenizer.json", hint));
                 }
-                let place = path.display().to_string();
-                let tokenizer = Tokenizer::from_json(&place, &json::read_bytes(&path, MAX_TOKENIZER_JSON)?)?;
-                (place, tokenizer)
+                let location = path.display().to_string();
+                let tokenizer =
+                    Tokenizer::from_json(&location, &json::read_bytes(&path, MAX_TOKENIZER_JSON)?)?;
+                (location, tokenizer)
             }
         };
-        tokenizer.check_vocabulary(&place, self.config.vocabulary)?;
+        tokenizer.check_vocabulary(&location, self.config.vocabulary)?;
         Ok(tokenizer)
     }
 
     /// The chat template; `None` for models without one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
-        let (place, source, special_tokens) = match &self.origin {
+        let (location, source, special_tokens) = match &self.origin {
             Origin::Gguf(gguf) => {
-                (gguf.place().to_owned(), gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?)
+                (gguf.location().to_owned(), gguf.chat_template()?.map(str::to_owned), gguf.special_tokens()?)
             }
             Origin::Folder(folder) => {
                 let keys = tokenizer_config(folder)?;
                 (folder.display().to_string(), folder_template(folder, &keys)?, special_tokens(&keys))
             }
         };
-        source.map(|source| ChatTemplate::new(&place, &source, special_tokens)).transpose()
+        source.map(|source| ChatTemplate::new(&location, &source, special_tokens)).transpose()
     }
 
     /// Ties embedding and head: the copy with more bits replaces the other. In many models embedding and head are one
@@ -130,7 +131,7 @@ impl Pretrained {
         if difference.is_nan() || difference > MAX_COPY_DIFFERENCE {
             let problem = format!("embedding and head differ by {:.0} % of their size", 100.0 * difference);
             return Err(Error::mismatch(
-                self.weights.place(),
+                self.weights.location(),
                 problem,
                 "the model was not tied; convert it as it is",
             ));
@@ -213,12 +214,12 @@ fn folder_config(folder: &Path) -> Result<ModelConfig> {
     let mut config = file_config(&folder.join("config.json"))?;
     let path = folder.join("generation_config.json");
     if path.exists() {
-        let place = path.display().to_string();
+        let location = path.display().to_string();
         let keys = json::read_object(&path, MAX_CONFIG_JSON)?;
-        let stops = token_ids(&place, "eos_token_id", keys.get("eos_token_id"))?;
+        let stops = token_ids(&location, "eos_token_id", keys.get("eos_token_id"))?;
         if !stops.is_empty() {
             config.stops = stops;
-            config.validate(&place)?;
+            config.validate(&location)?;
         }
     }
     Ok(config)

@@ -49,13 +49,13 @@ pub trait Transport: Send + Sync {
     fn receive(&self, from: usize) -> Result<Vec<u8>, RankError>;
 
     /// The bytes of every rank, by rank.
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError>;
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RankError>;
 
     /// The bytes of every rank, by rank, on rank 0; nothing on the others.
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError>;
+    fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError>;
 
     /// The bytes of rank 0, on every rank. The other ranks give nothing.
-    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError>;
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError>;
 
     /// Tells all ranks that this one cannot go on. Returns what every rank ends with: that, or what came before.
     fn fail(&self, problem: &str) -> RankError;
@@ -105,16 +105,16 @@ impl Transport for Solo {
         panic!("receive: a single rank has no other");
     }
 
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
-        Ok(vec![own.to_vec()])
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        Ok(vec![bytes.to_vec()])
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
-        Ok(vec![own])
+    fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+        Ok(vec![bytes])
     }
 
-    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
-        Ok(own.to_vec())
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError> {
+        Ok(bytes.to_vec())
     }
 
     fn fail(&self, problem: &str) -> RankError {
@@ -135,15 +135,15 @@ pub const SLICE: usize = 16_384;
 pub struct Share {
     /// Elements of the parameter.
     pub len: usize,
-    /// The number of the parameter, by which remainders go to different ranks.
-    pub place: usize,
+    /// The index of the parameter, by which remainders go to different ranks.
+    pub parameter_idx: usize,
     pub world: usize,
 }
 
 impl Share {
     /// The elements that a rank owns.
-    pub fn of(&self, rank: usize) -> Range<usize> {
-        let turn = (rank + self.place) % self.world;
+    pub fn owned_by(&self, rank: usize) -> Range<usize> {
+        let turn = (rank + self.parameter_idx) % self.world;
         let n_slices = self.len.div_ceil(SLICE);
         let start = |turn: usize| (turn * n_slices / self.world * SLICE).min(self.len);
         start(turn)..start(turn + 1)
@@ -151,8 +151,8 @@ impl Share {
 
     /// The ranks in the order of their elements.
     pub fn in_order(&self) -> impl Iterator<Item = usize> {
-        let Share { place, world, .. } = *self;
-        (0..world).map(move |turn| (turn + world - place % world) % world)
+        let Share { parameter_idx, world, .. } = *self;
+        (0..world).map(move |turn| (turn + world - parameter_idx % world) % world)
     }
 
     /// What the ranks hold of the parameter, one after another in the order of the elements.

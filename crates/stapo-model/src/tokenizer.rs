@@ -21,24 +21,25 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the text of a `tokenizer.json`; `place` names the file in errors.
-    pub fn from_json(place: &str, bytes: &[u8]) -> Result<Self> {
-        let file = vetting::vetted(place, bytes)?;
+    /// Reads the text of a `tokenizer.json`; `location` names the file in errors.
+    pub fn from_json(location: &str, bytes: &[u8]) -> Result<Self> {
+        let file = vetting::vetted(location, bytes)?;
         let added: Vec<(String, u32)> = file["added_tokens"]
             .as_array()
             .into_iter()
             .flatten()
             .filter_map(|token| Some((token["content"].as_str()?.to_owned(), token["id"].as_u64()? as u32)))
             .collect();
-        let tokenizer = Self::built(place, || {
-            serde_json::from_value(file).map_err(|e| Error::malformed(place, format!("cannot be used: {e}")))
+        let tokenizer = Self::built(location, || {
+            serde_json::from_value(file)
+                .map_err(|e| Error::malformed(location, format!("cannot be used: {e}")))
         })?;
         // The crate numbers added tokens itself, from the end of the vocabulary.
         match added.iter().find(|(content, id)| tokenizer.id_of(content) != Some(*id)) {
             Some((content, id)) => {
                 let problem =
                     format!("added token {content:?} has id {id}, which does not follow the others");
-                Err(Error::malformed(place, problem))
+                Err(Error::malformed(location, problem))
             }
             None => Ok(tokenizer),
         }
@@ -46,15 +47,15 @@ impl Tokenizer {
 
     /// Builds a tokenizer from what was checked. The checks leave no panic of the crate that is known; one that is not
     /// becomes an error.
-    pub(crate) fn built(place: &str, build: impl FnOnce() -> Result<Inner>) -> Result<Self> {
-        caught(|| Self::new(place, build()?))
-            .unwrap_or_else(|_| Err(Error::malformed(place, "the tokenizers library fails on it")))
+    pub(crate) fn built(location: &str, build: impl FnOnce() -> Result<Inner>) -> Result<Self> {
+        caught(|| Self::new(location, build()?))
+            .unwrap_or_else(|_| Err(Error::malformed(location, "the tokenizers library fails on it")))
     }
 
-    fn new(place: &str, inner: Inner) -> Result<Self> {
+    fn new(location: &str, inner: Inner) -> Result<Self> {
         let n_ids = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         if n_ids > MAX_IDS {
-            return Err(Error::malformed(place, format!("id {} is out of any proportion", n_ids - 1)));
+            return Err(Error::malformed(location, format!("id {} is out of any proportion", n_ids - 1)));
         }
         Ok(Self { inner, n_ids })
     }
@@ -155,13 +156,13 @@ impl Tokenizer {
     }
 
     /// Refuses a tokenizer with ids that the model has no embedding for.
-    pub fn check_vocabulary(&self, place: &str, vocabulary: usize) -> Result<()> {
+    pub fn check_vocabulary(&self, location: &str, vocabulary: usize) -> Result<()> {
         if self.n_ids <= vocabulary {
             return Ok(());
         }
         let problem = format!("has ids up to {}, but the model's vocabulary is {vocabulary}", self.n_ids - 1);
         let hint = "tokenizer and weights are of different models, or tokens were added without resizing the embedding";
-        Err(Error::mismatch(place, problem, hint))
+        Err(Error::mismatch(location, problem, hint))
     }
 
     /// The text of the tokenizer's `tokenizer.json`.

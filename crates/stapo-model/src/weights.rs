@@ -7,6 +7,7 @@ pub(crate) mod safetensors;
 mod tests;
 
 pub use encoding::Encoding;
+pub(crate) use encoding::decode;
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Weights {
     /// The folder or file, for messages.
-    place: String,
+    location: String,
     files: Vec<Arc<MappedFile>>,
     tensors: BTreeMap<String, StoredTensor>,
 }
@@ -63,15 +64,15 @@ impl Weights {
     }
 
     pub(crate) fn new(
-        place: String,
+        location: String,
         files: Vec<Arc<MappedFile>>,
         tensors: BTreeMap<String, StoredTensor>,
     ) -> Self {
-        Self { place, files, tensors }
+        Self { location, files, tensors }
     }
 
-    pub(crate) fn place(&self) -> &str {
-        &self.place
+    pub(crate) fn location(&self) -> &str {
+        &self.location
     }
 
     /// Keeps, under the name `keep`, whichever of the two tensors is stored in more bytes, and removes `other`.
@@ -117,7 +118,7 @@ impl Weights {
         );
         let bytes = &self.files[stored.file][stored.bytes.clone()];
         match stored.rows {
-            RowOrder::AsNamed => stored.encoding.decode(bytes, out),
+            RowOrder::AsNamed => decode(stored.encoding, bytes, out),
             RowOrder::RotaryPairs { n_heads } => decode_rotary_pairs(stored, n_heads, bytes, out),
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Weights {
     pub(crate) fn read_blocks(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>> {
         let stored = self.find(name, shape)?;
         let bytes = &self.files[stored.file][stored.bytes.clone()];
-        if stored.encoding.block_format().is_none() {
+        if !stored.encoding.is_quantised() {
             let mut values = vec![0.0; shape.iter().product()];
             self.read_f32(name, shape, &mut values)?;
             let mut rounded = Vec::new();
@@ -165,7 +166,7 @@ impl Weights {
                     "the config describes {} layers, and no layer has this tensor",
                     config.layers.len()
                 );
-                return Err(Error::mismatch(&self.place, problem, hint));
+                return Err(Error::mismatch(&self.location, problem, hint));
             }
             ignored.push(name.to_owned());
         }
@@ -183,12 +184,12 @@ impl Weights {
                 "the files hold {} tensors; is the config that of another model?",
                 self.tensors.len()
             );
-            Error::missing(&self.place, format!("no tensor {name}"), hint)
+            Error::missing(&self.location, format!("no tensor {name}"), hint)
         })?;
         if stored.shape != shape {
             let problem = format!("tensor {name} has shape {:?}, expected {shape:?}", stored.shape);
             return Err(Error::mismatch(
-                &self.place,
+                &self.location,
                 problem,
                 "is the config that of another size of the model?",
             ));
@@ -205,7 +206,7 @@ fn decode_rotary_pairs(stored: &StoredTensor, n_heads: usize, bytes: &[u8], out:
     let row_bytes = bytes.len() / n_rows;
     for (stored_row, row) in bytes.chunks_exact(row_bytes).enumerate() {
         let named_row = rotary_row(stored_row, head_rows);
-        stored.encoding.decode(row, &mut out[named_row * row_len..][..row_len]);
+        decode(stored.encoding, row, &mut out[named_row * row_len..][..row_len]);
     }
 }
 

@@ -3,7 +3,8 @@
 use crate::testing::{tiny_config, tiny_layers};
 use stapo_model::decoder::Policy;
 use stapo_model::generate::{
-    Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, RequestError, SamplingRule,
+    Engine, EngineMemory, EngineSettings, Event, FinishReason, ForcedLengths, Request, RequestError,
+    SamplingRule,
 };
 use stapo_model::{CpuOptions, Device, Family, Heads, ModelConfig};
 
@@ -39,6 +40,27 @@ fn greedy_takes_the_first_alternative_every_time() {
         );
         assert!(sampled.alternatives.is_sorted_by(|a, b| a.logp >= b.logp));
     }
+}
+
+#[test]
+fn samples_become_as_long_as_the_submission_says_whatever_they_stop_with() {
+    let policy = policy();
+    let mut memory = EngineMemory::new();
+    let mut engine = Engine::new(&policy, &mut memory, EngineSettings::default()).unwrap();
+    let all: Vec<u32> = (0..50).collect();
+    let asked = Request { n_samples: 4, stops: all, ..request(&[1, 2, 3], 30) };
+    engine.submit_with_lengths(asked, &[5, 1, 99, 17]).unwrap();
+    let lengths: Vec<usize> = engine.generate().unwrap().iter().map(|r| r.tokens.len()).collect();
+    assert_eq!(lengths, [5, 1, 30, 17]);
+}
+
+/// Runs of benchmarks are compared with earlier ones, so the lengths must stay.
+#[test]
+fn forced_lengths_depend_on_seed_problem_and_sample_alone() {
+    let lengths = ForcedLengths { mean: 48.0, sigma: 0.8 };
+    assert_eq!(lengths.draw(7, 3, 5), [31, 59, 13, 70, 263]);
+    assert_eq!(lengths.draw(7, 3, 2), lengths.draw(7, 3, 5)[..2]);
+    assert_ne!(lengths.draw(8, 3, 5), lengths.draw(7, 3, 5));
 }
 
 #[test]

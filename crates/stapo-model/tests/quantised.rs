@@ -226,7 +226,7 @@ fn what_cannot_stay_quantised_is_refused_by_name() {
     // The embedding alone is quantised.
     let head = |name: &str| if name.contains("layers") { Encoding::Bf16 } else { Encoding::Q8_0 };
     let plain = open(&config(Family::Qwen3), head);
-    let message = QuantisedBase::of(&plain.config, &lora, &plain.weights).unwrap_err().to_string();
+    let message = QuantisedBase::stored(&plain.config, &lora, &plain.weights).unwrap_err().to_string();
     assert!(
         message.contains("no layer of the model is quantised") && message.contains("model.gguf"),
         "{message}"
@@ -237,7 +237,7 @@ fn what_cannot_stay_quantised_is_refused_by_name() {
 fn the_memory_of_quantised_layers_is_counted_by_their_blocks() {
     let config = config(Family::Qwen3);
     let pretrained = open(&config, |_| Encoding::Q8_0);
-    let base = QuantisedBase::of(&config, &lora(16, &LoraTarget::ALL), &pretrained.weights).unwrap();
+    let base = QuantisedBase::stored(&config, &lora(16, &LoraTarget::ALL), &pretrained.weights).unwrap();
     let per_layer = 256 * (256 + 2 * 128) + 256 * 256 + 3 * 256 * 2048;
     assert_eq!(base.n_weights, 4 * per_layer);
     assert_eq!(base.n_bytes, 4 * per_layer / 32 * 34);

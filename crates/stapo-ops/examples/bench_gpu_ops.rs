@@ -5,7 +5,7 @@
 use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
-use stapo_ops::quantised::{self, BlockFormat, ModuleRows, Unpacking};
+use stapo_ops::quantised::{self, Encoding, ModuleRows, Unpacking};
 use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, Scaling, Table};
 use stapo_ops::{
     Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, lora, matmul, reduce, rmsnorm, rope,
@@ -341,12 +341,12 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
 
 /// Unpacking quantised weights: bytes of blocks read and of bf16 written.
 fn quantised(device: &Device) -> Result<(), OutOfMemory> {
-    use BlockFormat::{Bf16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    use Encoding::{Bf16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
     for (name, inputs, outputs) in [("qkv", 2048, 4096), ("gate_up", 2048, 12288), ("down", 6144, 2048)] {
         let shape = Shape { outputs, inputs };
         let unpacking = Unpacking::<f32>::new(device, shape.len())?;
-        for format in [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Bf16] {
-            let modules = vec![ModuleRows { n_rows: outputs, format }];
+        for encoding in [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Bf16] {
+            let modules = vec![ModuleRows { n_rows: outputs, encoding }];
             let n_bytes = quantised::n_bytes(inputs, &modules);
             // Different weights in turn, so that blocks come from memory and not from the cache.
             let zeros = |_| Weight::quantised_zeros(device, shape, 0, modules.clone(), &unpacking);
@@ -357,7 +357,7 @@ fn quantised(device: &Device) -> Result<(), OutOfMemory> {
                 turn += 1;
             });
             let gb = 1e-9 * (n_bytes + 2 * shape.len()) as f64;
-            line(&format!("unpack {name} {format:?}"), seconds, gb, "GB/s");
+            line(&format!("unpack {name} {encoding:?}"), seconds, gb, "GB/s");
         }
     }
     Ok(())

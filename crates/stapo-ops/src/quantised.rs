@@ -6,62 +6,34 @@
 //! their order, rounded once to bf16; that is what a weight in bf16 is filled with.
 
 mod cuda;
+mod encoding;
 
 use crate::cuda::Cuda;
 use crate::{Buffer, Device, Float, OutOfMemory, View, check};
 pub(crate) use cuda::{RowParts, UnpackFactors};
+pub use encoding::Encoding;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// How rows of a quantised weight are stored: GGUF's blocks of small integers with scales, or bf16 for a module of the
-/// weight that the file does not quantise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(non_camel_case_types, reason = "the names that GGUF gives its blocks")]
-pub enum BlockFormat {
-    Bf16,
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-}
-
-impl BlockFormat {
-    /// Numbers per block and bytes per block.
-    pub fn block(self) -> (usize, usize) {
-        match self {
-            Self::Bf16 => (1, 2),
-            Self::Q8_0 => (32, 34),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q5_0 => (32, 22),
-            Self::Q5_1 => (32, 24),
-            Self::Q4_K => (256, 144),
-            Self::Q5_K => (256, 176),
-            Self::Q6_K => (256, 210),
-        }
-    }
-
-    /// Bytes of `n` numbers, a multiple of a block's.
-    fn n_bytes(self, n: usize) -> usize {
-        let (numbers, bytes) = self.block();
-        n / numbers * bytes
-    }
-}
 
 /// The rows of one module, one module below the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleRows {
     pub n_rows: usize,
-    pub format: BlockFormat,
+    /// Blocks, or bf16 for a module of the weight that the file does not quantise.
+    pub encoding: Encoding,
+}
+
+impl ModuleRows {
+    /// Bytes of all rows. Panics unless a row is whole blocks.
+    fn n_bytes(&self, inputs: usize) -> usize {
+        let n_bytes = self.encoding.n_bytes(&[self.n_rows, inputs]);
+        n_bytes.unwrap_or_else(|| panic!("quantised: {inputs} inputs in blocks of {}", self.encoding.name()))
+    }
 }
 
 /// Bytes that the blocks of a weight of `inputs` take on a GPU.
 pub fn n_bytes(inputs: usize, modules: &[ModuleRows]) -> usize {
-    modules.iter().map(|of| padded(of.format.n_bytes(of.n_rows * inputs))).sum()
+    modules.iter().map(|module| padded(module.n_bytes(inputs))).sum()
 }
 
 /// Whole vectors of 16 bytes, in which the kernel reads.
@@ -110,8 +82,10 @@ impl<T: Float> Quantised<T> {
         static N_WEIGHTS: AtomicU64 = AtomicU64::new(1);
         assert!(modules.len() <= cuda::MODULES, "quantised: {} modules", modules.len());
         for module in &modules {
+            let encoding = module.encoding;
+            assert!(encoding.is_unpacked(), "quantised: {} is not unpacked", encoding.name());
             // The kernel unpacks eight numbers of a row at a time.
-            let unit = module.format.block().0.max(8);
+            let unit = encoding.block().0.max(8);
             assert!(inputs.is_multiple_of(unit), "quantised: {inputs} inputs in blocks of {unit}");
         }
         assert!(
@@ -126,8 +100,7 @@ impl<T: Float> Quantised<T> {
 
     /// Overwrites the blocks of a module, which are those of its rows one after another.
     pub(crate) fn write(&mut self, module: usize, bytes: &[u8]) {
-        let ModuleRows { n_rows, format } = self.modules[module];
-        check("quantised", "blocks", bytes.len(), format.n_bytes(n_rows * self.inputs));
+        check("quantised", "blocks", bytes.len(), self.modules[module].n_bytes(self.inputs));
         let start = n_bytes(self.inputs, &self.modules[..module]) / 4;
         let mut words = vec![0u32; padded(bytes.len()) / 4];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {

@@ -6,11 +6,11 @@ use crate::json;
 use serde_json::{Map, Value, json};
 
 impl ModelConfig {
-    /// Reads the keys of a `config.json`; `place` names the file in errors. Absent keys take the value that
+    /// Reads the keys of a `config.json`; `location` names the file in errors. Absent keys take the value that
     /// `transformers` gives them. Refused by name: other families, mixtures of experts, sliding windows in use,
     /// biases outside q, k and v, other activations, quantised checkpoints, rotary kinds not in [`RopeScaling`].
-    pub fn from_hugging_face(place: &str, keys: &Map<String, Value>) -> Result<Self> {
-        let keys = ObjectReader { place, prefix: "", keys };
+    pub fn from_hugging_face(location: &str, keys: &Map<String, Value>) -> Result<Self> {
+        let keys = ObjectReader { location, prefix: "", keys };
         let family = family(&keys)?;
         refuse_what_is_not_built(&keys)?;
         let n_layers = keys.whole("num_hidden_layers")?;
@@ -23,7 +23,7 @@ impl ModelConfig {
             (None, _) if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
             (None, _) => {
                 let problem = format!("hidden size {width} does not divide among {n_heads} attention heads");
-                return Err(Error::malformed(place, problem));
+                return Err(Error::malformed(location, problem));
             }
         };
         let max_positions = keys.optional_whole("max_position_embeddings")?.unwrap_or(match family {
@@ -36,15 +36,15 @@ impl ModelConfig {
         let config = Self {
             family,
             width,
-            layers: Self::repeat_layer(place, layer, n_layers)?,
+            layers: Self::repeat_layer(location, layer, n_layers)?,
             vocabulary: keys.whole("vocab_size")?,
             norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             max_positions,
             tied_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
-            bos: token_ids(place, "bos_token_id", keys.get("bos_token_id"))?.first().copied(),
-            stops: token_ids(place, "eos_token_id", keys.get("eos_token_id"))?,
+            bos: token_ids(location, "bos_token_id", keys.get("bos_token_id"))?.first().copied(),
+            stops: token_ids(location, "eos_token_id", keys.get("eos_token_id"))?,
         };
-        config.validate(place)?;
+        config.validate(location)?;
         Ok(config)
     }
 
@@ -103,11 +103,11 @@ impl ModelConfig {
 }
 
 /// The ids under `key`, which may hold one, several or none.
-pub(crate) fn token_ids(place: &str, key: &str, value: Option<&Value>) -> Result<Vec<u32>> {
+pub(crate) fn token_ids(location: &str, key: &str, value: Option<&Value>) -> Result<Vec<u32>> {
     let one = |value: &Value| {
         value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
             Error::malformed(
-                format!("{place}: {key}"),
+                format!("{location}: {key}"),
                 format!("is {value}, expected a token id or a list of them"),
             )
         })
@@ -122,12 +122,16 @@ pub(crate) fn token_ids(place: &str, key: &str, value: Option<&Value>) -> Result
 fn family(keys: &ObjectReader) -> Result<Family> {
     let supported =
         "supported: Qwen3, Qwen2 and 2.5, Llama 2 and 3, SmolLM2, TinyLlama (model_type qwen3, qwen2, llama)";
-    let place = |key: &str| format!("{}: {key}", keys.place);
+    let location = |key: &str| format!("{}: {key}", keys.location);
     let name = keys.text("model_type")?.ok_or_else(|| {
-        Error::missing(keys.place, "no model_type, expected the config.json of a language model", supported)
+        Error::missing(
+            keys.location,
+            "no model_type, expected the config.json of a language model",
+            supported,
+        )
     })?;
     let family = Family::from_name(name).ok_or_else(|| {
-        Error::unsupported(place("model_type"), format!("{name:?} is not supported"), supported)
+        Error::unsupported(location("model_type"), format!("{name:?} is not supported"), supported)
     })?;
     if let Some(Value::Array(classes)) = keys.get("architectures")
         && !classes.is_empty()
@@ -136,7 +140,7 @@ fn family(keys: &ObjectReader) -> Result<Family> {
         let problem =
             format!("{} is not a causal language model of the {name} family", Value::Array(classes.clone()));
         return Err(Error::unsupported(
-            place("architectures"),
+            location("architectures"),
             problem,
             format!("expected {}", family.architecture()),
         ));
@@ -147,7 +151,7 @@ fn family(keys: &ObjectReader) -> Result<Family> {
 fn refuse_what_is_not_built(keys: &ObjectReader) -> Result<()> {
     let refuse = |key: &str, value: &Value, hint: &str| {
         let problem = format!("{} is not supported", abbreviated(value));
-        Err(Error::unsupported(format!("{}: {key}", keys.place), problem, hint))
+        Err(Error::unsupported(format!("{}: {key}", keys.location), problem, hint))
     };
     for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if let Some(value) = keys.get(key).filter(|v| v.as_u64() != Some(0)) {
@@ -178,7 +182,7 @@ fn refuse_sliding_window(keys: &ObjectReader, family: Family, n_layers: usize) -
     if let Some(Value::Array(types)) = keys.get("layer_types") {
         if let Some(other) = types.iter().find(|t| *t != "full_attention") {
             let problem = format!("{} is not supported", abbreviated(other));
-            return Err(Error::unsupported(format!("{}: layer_types", keys.place), problem, hint));
+            return Err(Error::unsupported(format!("{}: layer_types", keys.location), problem, hint));
         }
         return Ok(());
     }
@@ -187,8 +191,8 @@ fn refuse_sliding_window(keys: &ObjectReader, family: Family, n_layers: usize) -
         && keys.get("sliding_window").is_none_or(|window| !window.is_null())
         && keys.optional_whole("max_window_layers")?.unwrap_or(28) < n_layers;
     if in_use {
-        let place = format!("{}: use_sliding_window", keys.place);
-        return Err(Error::unsupported(place, "sliding-window attention is not supported", hint));
+        let location = format!("{}: use_sliding_window", keys.location);
+        return Err(Error::unsupported(location, "sliding-window attention is not supported", hint));
     }
     Ok(())
 }
@@ -199,18 +203,18 @@ fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
         (None, Some(table)) => ("rope_parameters", table),
         (None, None) => return Ok(Rope { theta: top_level_theta(keys)?, scaling: RopeScaling::None }),
     };
-    let place = format!("{}: {name}", keys.place);
+    let location = format!("{}: {name}", keys.location);
     let Value::Object(table) = table else {
-        return Err(Error::malformed(place, format!("is {}, expected an object", json::kind(table))));
+        return Err(Error::malformed(location, format!("is {}, expected an object", json::kind(table))));
     };
     if table.contains_key("full_attention") || table.contains_key("sliding_attention") {
         let hint = "expected one set of parameters for the whole model";
-        return Err(Error::unsupported(place, "rotary parameters by layer type are not supported", hint));
+        return Err(Error::unsupported(location, "rotary parameters by layer type are not supported", hint));
     }
-    let rope = ObjectReader { place: keys.place, prefix: name, keys: table };
+    let rope = ObjectReader { location: keys.location, prefix: name, keys: table };
     if let Some(value) = rope.get("partial_rotary_factor").filter(|v| v.as_f64() != Some(1.0)) {
         let problem = format!("partial_rotary_factor {value} is not supported");
-        return Err(Error::unsupported(place, problem, "expected rotary positions over the whole head"));
+        return Err(Error::unsupported(location, problem, "expected rotary positions over the whole head"));
     }
     let theta = match rope.optional_number("rope_theta")? {
         Some(theta) => theta,
@@ -233,7 +237,7 @@ fn rope(keys: &ObjectReader, max_positions: usize) -> Result<Rope> {
         "yarn" => yarn(&rope, max_positions, original_positions()?)?,
         other => {
             let problem = format!("rope type {other:?} is not supported");
-            return Err(Error::unsupported(place, problem, "supported: default, linear, llama3, yarn"));
+            return Err(Error::unsupported(location, problem, "supported: default, linear, llama3, yarn"));
         }
     };
     Ok(Rope { theta, scaling })
@@ -313,7 +317,7 @@ fn abbreviated(value: &Value) -> String {
 
 /// Reads typed values from one JSON object. null counts as absent; errors name the key and the value.
 struct ObjectReader<'a> {
-    place: &'a str,
+    location: &'a str,
     prefix: &'a str,
     keys: &'a Map<String, Value>,
 }
@@ -366,6 +370,6 @@ impl<'a> ObjectReader<'a> {
 
     fn path(&self, key: &str) -> String {
         let dot = if self.prefix.is_empty() { "" } else { "." };
-        format!("{}: {}{dot}{key}", self.place, self.prefix)
+        format!("{}: {}{dot}{key}", self.location, self.prefix)
     }
 }

@@ -149,30 +149,30 @@ impl LayerSpec {
         list
     }
 
-    /// Checks that the values are possible and fit each other; `source` names the file in errors.
-    pub(super) fn validate(&self, source: &str) -> Result<()> {
+    /// Checks that the values are possible and fit each other; `location` names the file in errors.
+    pub(super) fn validate(&self, location: &str) -> Result<()> {
         let AttentionSpec { heads, rope, .. } = self.attention();
-        check_range(source, "number of attention heads", heads.query, MAX_HEADS)?;
-        check_range(source, "number of key-value heads", heads.kv, MAX_HEADS)?;
-        check_range(source, "head dimension", heads.dim, MAX_HEAD_DIM)?;
-        check_range(source, "feed-forward width", self.ffn_width(), MAX_FFN_WIDTH)?;
+        check_range(location, "number of attention heads", heads.query, MAX_HEADS)?;
+        check_range(location, "number of key-value heads", heads.kv, MAX_HEADS)?;
+        check_range(location, "head dimension", heads.dim, MAX_HEAD_DIM)?;
+        check_range(location, "feed-forward width", self.ffn_width(), MAX_FFN_WIDTH)?;
         if !heads.query.is_multiple_of(heads.kv) {
             let Heads { query, kv, .. } = heads;
             let problem = format!("{query} attention heads do not divide among {kv} key-value heads");
-            return Err(Error::malformed(source, problem));
+            return Err(Error::malformed(location, problem));
         }
         if !heads.dim.is_multiple_of(2) {
             let problem = format!("head dimension is {}, expected an even number (rotary pairs)", heads.dim);
-            return Err(Error::malformed(source, problem));
+            return Err(Error::malformed(location, problem));
         }
-        rope.validate(source)
+        rope.validate(location)
     }
 }
 
 /// Refuses 0 and values above `max`.
-pub(super) fn check_range(source: &str, name: &str, value: usize, max: usize) -> Result<()> {
+pub(super) fn check_range(location: &str, name: &str, value: usize, max: usize) -> Result<()> {
     if value == 0 || value > max {
-        return Err(Error::malformed(source, format!("{name} is {value}, expected 1 to {max}")));
+        return Err(Error::malformed(location, format!("{name} is {value}, expected 1 to {max}")));
     }
     Ok(())
 }

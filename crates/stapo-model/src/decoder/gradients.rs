@@ -73,7 +73,9 @@ impl<T: Float> Gradients<T> {
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
         let lookup_of = |gradient: &Gradient<T>| {
             let embedding = self.tree.embedding.as_ref();
-            self.lookup.as_ref().filter(|_| embedding.is_some_and(|own| std::ptr::eq(gradient, own)))
+            self.lookup
+                .as_ref()
+                .filter(|_| embedding.is_some_and(|embedding| std::ptr::eq(gradient, embedding)))
         };
         self.all().flat_map(move |gradient| {
             let lookup = lookup_of(gradient);
@@ -142,8 +144,8 @@ impl<T: Float> Gradients<T> {
     pub(crate) fn first_non_finite(&self) -> Option<(&TensorSpec, usize)> {
         self.all().find_map(|gradient| {
             gradient.spec.tensors().find_map(|(spec, range)| {
-                let place = reduce::first_non_finite(&self.device, gradient.sum.range(range))?;
-                Some((spec, place))
+                let idx = reduce::first_non_finite(&self.device, gradient.sum.range(range))?;
+                Some((spec, idx))
             })
         })
     }

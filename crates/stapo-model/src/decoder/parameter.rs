@@ -155,26 +155,26 @@ impl<T: Float> Parameter<T> {
         change: impl FnOnce(Vec<ViewMut<'_, T>>) -> R,
     ) -> R {
         let (mut weights, mut vectors) = (Vec::new(), Vec::new());
-        for (place, parameter) in parameters.into_iter().enumerate() {
+        for (parameter_idx, parameter) in parameters.into_iter().enumerate() {
             match &mut parameter.values {
-                Values::Matrix(weight) => weights.push((place, &mut **weight)),
-                Values::Vector(buffer) => vectors.push((place, buffer.view_mut())),
+                Values::Matrix(weight) => weights.push((parameter_idx, &mut **weight)),
+                Values::Vector(buffer) => vectors.push((parameter_idx, buffer.view_mut())),
             }
         }
-        let (places, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
+        let (indices, weights): (Vec<usize>, Vec<_>) = weights.into_iter().unzip();
         Weight::update_all(device, weights, |views| {
             let mut all: Vec<(usize, ViewMut<'_, T>)> =
-                places.into_iter().zip(views).chain(vectors).collect();
-            all.sort_by_key(|(place, _)| *place);
+                indices.into_iter().zip(views).chain(vectors).collect();
+            all.sort_by_key(|(parameter_idx, _)| *parameter_idx);
             change(all.into_iter().map(|(_, view)| view).collect())
         })
     }
 
     /// See [`Buffer::keep_masters`].
-    pub fn keep_masters(&mut self, own: Range<usize>) -> Result<(), OutOfMemory> {
+    pub fn keep_masters(&mut self, owned: Range<usize>) -> Result<(), OutOfMemory> {
         match &mut self.values {
-            Values::Matrix(weight) => weight.keep_masters(own),
-            Values::Vector(buffer) => buffer.keep_masters(own),
+            Values::Matrix(weight) => weight.keep_masters(owned),
+            Values::Vector(buffer) => buffer.keep_masters(owned),
         }
     }
 

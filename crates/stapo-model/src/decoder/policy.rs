@@ -233,10 +233,10 @@ impl<T: Float> Policy<T> {
             return Ok(());
         }
         let mut owned = Vec::new();
-        for (place, parameter) in self.weights.trained_mut().enumerate() {
-            let share = Share { len: parameter.spec.n_elements(), place, world: ranks.world() };
-            parameter.keep_masters(share.of(ranks.rank()))?;
-            owned.push(share.of(ranks.rank()));
+        for (parameter_idx, parameter) in self.weights.trained_mut().enumerate() {
+            let share = Share { len: parameter.spec.n_elements(), parameter_idx, world: ranks.world() };
+            parameter.keep_masters(share.owned_by(ranks.rank()))?;
+            owned.push(share.owned_by(ranks.rank()));
         }
         self.owned = Some(owned);
         Ok(())
@@ -250,8 +250,8 @@ impl<T: Float> Policy<T> {
     /// A hash of all trained weights whose exact values this rank has, by which a change is found; 0 and -0 are the same
     /// weight.
     pub fn fingerprint(&self) -> u64 {
-        let views = self.weights.trained().enumerate().map(|(place, parameter)| match &self.owned {
-            Some(owned) => parameter.view().range(owned[place].clone()),
+        let views = self.weights.trained().enumerate().map(|(parameter_idx, parameter)| match &self.owned {
+            Some(owned) => parameter.view().range(owned[parameter_idx].clone()),
             None => parameter.view(),
         });
         reduce::fingerprint(&self.device, views)

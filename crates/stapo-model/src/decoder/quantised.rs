@@ -7,7 +7,7 @@ use super::weights::{DecoderWeights, ParameterKind, ParameterSpec};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::Weights;
-use stapo_ops::quantised::{BlockFormat, ModuleRows, Unpacking, n_bytes};
+use stapo_ops::quantised::{Encoding, ModuleRows, Unpacking, n_bytes};
 use stapo_ops::{Device, Shape, Weight};
 
 /// What the quantised layers of a model take of a GPU's memory, as a Hopper GPU lays it out.
@@ -25,16 +25,16 @@ pub struct QuantisedBase {
 
 impl QuantisedBase {
     /// Of the layers that `weights` holds quantised. Refuses files in which no layer is.
-    pub fn of(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
-        let base = Self::counted(config, lora, |name| weights.encoding(name)?.block_format());
+    pub fn stored(config: &ModelConfig, lora: &LoraSpec, weights: &Weights) -> Result<Self> {
+        let base = Self::counted(config, lora, |name| weights.encoding(name));
         if base.n_weights == 0 {
             let hint = "model.lora.base = \"quantised\" is for GGUF files with layers in Q8_0, Q4_K and the like; leave it out";
-            return Err(Error::unsupported(weights.place(), "no layer of the model is quantised", hint));
+            return Err(Error::unsupported(weights.location(), "no layer of the model is quantised", hint));
         }
         if base.n_unpacked > u64::from(u32::MAX) {
             let problem = format!("a layer of {} numbers cannot be unpacked", base.n_unpacked);
             return Err(Error::unsupported(
-                weights.place(),
+                weights.location(),
                 problem,
                 "expected fewer than 2^32; leave model.lora.base out",
             ));
@@ -47,16 +47,16 @@ impl QuantisedBase {
         let tensors = config.tensors();
         let inputs = |name: &str| tensors.iter().find(|spec| spec.name == name)?.shape.last().copied();
         Self::counted(config, lora, |name| {
-            let formats = [BlockFormat::Q4_K, BlockFormat::Q8_0];
+            let encodings = [Encoding::Q4_K, Encoding::Q8_0];
             let inputs = inputs(name)?;
-            formats.into_iter().find(|format| inputs.is_multiple_of(format.block().0))
+            encodings.into_iter().find(|encoding| inputs.is_multiple_of(encoding.block().0))
         })
     }
 
-    fn counted(config: &ModelConfig, lora: &LoraSpec, format: impl Fn(&str) -> Option<BlockFormat>) -> Self {
+    fn counted(config: &ModelConfig, lora: &LoraSpec, encoding: impl Fn(&str) -> Option<Encoding>) -> Self {
         let mut sum = Self::default();
         for spec in DecoderWeights::specs(config, Some(lora)).all() {
-            let Some((shape, modules)) = blocks_of(spec, &format) else { continue };
+            let Some((shape, modules)) = stored_blocks(spec, &encoding) else { continue };
             let n_joined = Weight::<f32>::n_joined(shape, spec.n_joined) as u64;
             sum.n_weights += shape.len() as u64;
             sum.n_bytes += n_bytes(shape.inputs, &modules) as u64;
@@ -72,21 +72,21 @@ impl QuantisedBase {
     }
 }
 
-/// The shape of a layer's matrix and how its modules are stored, each tensor as `format` says; `None` for another parameter,
-/// or where no module of it is quantised.
-fn blocks_of(
+/// The shape of a layer's matrix and how its modules are kept, given the `encoding` of each tensor in the file; `None` for
+/// another parameter, or where no module of it is quantised.
+fn stored_blocks(
     spec: &ParameterSpec,
-    format: &impl Fn(&str) -> Option<BlockFormat>,
+    encoding: &impl Fn(&str) -> Option<Encoding>,
 ) -> Option<(Shape, Vec<ModuleRows>)> {
     let ParameterKind::Matrix(shape) = spec.kind else { return None };
     // The embedding and the head stay in bf16: rows of the embedding are looked up, and the head is read whole at every step.
     let is_of_layer = !spec.is_trained() && spec.parts[0].name.starts_with("model.layers.");
     let modules = spec.parts.iter().map(|part| ModuleRows {
         n_rows: part.shape[0],
-        format: format(&part.name).unwrap_or(BlockFormat::Bf16),
+        encoding: encoding(&part.name).filter(|stored| stored.is_quantised()).unwrap_or(Encoding::Bf16),
     });
     let modules: Vec<_> = modules.collect();
-    let is_quantised = modules.iter().any(|module| module.format != BlockFormat::Bf16);
+    let is_quantised = modules.iter().any(|module| module.encoding.is_quantised());
     (is_of_layer && is_quantised).then_some((shape, modules))
 }
 
@@ -107,20 +107,20 @@ impl Policy<f32> {
         let Some(lora) = spec.lora else {
             return refuse("only models with adapters have frozen layers", "add [model.lora]");
         };
-        let base = QuantisedBase::of(spec.config, lora, weights)?;
+        let base = QuantisedBase::stored(spec.config, lora, weights)?;
         let specs = DecoderWeights::specs(spec.config, spec.lora);
-        let format = |name: &str| weights.encoding(name)?.block_format();
+        let encoding = |name: &str| weights.encoding(name);
         let unpacking = Unpacking::new(device, base.n_unpacked as usize).map_err(Error::OutOfMemory)?;
-        let parameters = specs.try_map(&mut |spec| match blocks_of(spec, &format) {
+        let parameters = specs.try_map(&mut |spec| match stored_blocks(spec, &encoding) {
             Some((_, modules)) => Parameter::quantised_zeros(device, spec, modules, &unpacking),
             None => Parameter::zeros(device, spec),
         });
         let mut policy = Self::of_parameters(device, spec, parameters.map_err(Error::OutOfMemory)?);
         for parameter in policy.base_mut() {
             if parameter.is_quantised() {
-                for (place, part) in parameter.spec.parts.clone().iter().enumerate() {
+                for (idx, part) in parameter.spec.parts.clone().iter().enumerate() {
                     let blocks = weights.read_blocks(&part.name, &part.shape)?;
-                    parameter.matrix_mut().write_blocks(place, &blocks);
+                    parameter.matrix_mut().write_blocks(idx, &blocks);
                 }
             } else {
                 parameter

@@ -13,9 +13,9 @@ use super::policy::Policy;
 use super::weights::ParameterSpec;
 use crate::config::TensorSpec;
 use crate::ranks::{RankError, Ranks, Share};
-use layout::Places;
-use microbatch::{Microbatch, N_BLOCKS_KEPT};
-use stages::Stages;
+use layout::SumIndices;
+use microbatch::Microbatch;
+use stages::{N_BLOCKS_KEPT, Stages};
 use stapo_ops::{Buffer, Device, Mark, OutOfMemory, View, reduce, residual};
 use std::convert::Infallible;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub struct GradientSums {
     ranks: Ranks,
     /// Of every trained parameter in the order of the policy's weights; that of a tied embedding as a table of inputs last.
     sums: Vec<OwnedSum>,
-    places: Places,
+    sum_indices: SumIndices,
     stages: Stages,
     microbatch: Microbatch,
     /// What other ranks send, until it is added.
@@ -74,11 +74,11 @@ impl GradientSums {
     /// No sums yet, for gradients of this policy; `memory` is where sums and gradients lie.
     pub fn new(policy: &Policy, memory: &Device, ranks: &Ranks) -> Result<Self, OutOfMemory> {
         let Ok(specs) = policy.weights.try_map(&mut |parameter| Ok::<_, Infallible>(parameter.spec.clone()));
-        let layout = SumsLayout::of(&specs, ranks.world());
+        let layout = SumsLayout::from_specs(&specs, ranks.world());
         let received = memory.zeros(layout.n_received(ranks.rank()))?;
-        let SumsLayout { sums, places, stages, .. } = layout;
+        let SumsLayout { sums, sum_indices, stages, .. } = layout;
         let zeros = |(spec, share): (ParameterSpec, Share)| {
-            Ok(OwnedSum { spec, share, sum: memory.zeros(share.of(ranks.rank()).len())? })
+            Ok(OwnedSum { spec, share, sum: memory.zeros(share.owned_by(ranks.rank()).len())? })
         };
         let sums = sums.into_iter().map(zeros).collect::<Result<_, OutOfMemory>>()?;
         let device = policy.device();
@@ -91,7 +91,7 @@ impl GradientSums {
             microbatch: Microbatch::new(policy, memory, stages.blocks)?,
             received,
             sums,
-            places,
+            sum_indices,
             stages,
             n_added: 0,
             sent: Default::default(),
@@ -103,7 +103,7 @@ impl GradientSums {
 
     /// The sums of every trained parameter, in the order of the policy's weights.
     fn of_tree(&self) -> &[OwnedSum] {
-        &self.sums[..self.places.lookup.unwrap_or(self.sums.len())]
+        &self.sums[..self.sum_indices.lookup.unwrap_or(self.sums.len())]
     }
 
     /// Elements of all memory that the sums take.
@@ -131,9 +131,9 @@ impl GradientSums {
     /// Adds the two gradients of a tied embedding: every sum of a parameter is then whole.
     pub(crate) fn join(&mut self) {
         self.settle();
-        let Some(lookup) = self.places.lookup else { return };
+        let Some(lookup) = self.sum_indices.lookup else { return };
         let (of_tree, lookups) = self.sums.split_at_mut(lookup);
-        if let Some(embedding) = self.places.embedding.map(|embedding| &mut of_tree[embedding]) {
+        if let Some(embedding) = self.sum_indices.embedding.map(|embedding| &mut of_tree[embedding]) {
             let lookup = &mut lookups[0].sum;
             residual::add(&self.device, embedding.sum.view_mut(), lookup.view());
             lookup.view_mut().fill(0.0);
@@ -163,13 +163,13 @@ impl GradientSums {
     /// a tied embedding the part as a table of inputs is left out. 0 for a frozen head.
     pub fn head_sum_squares(&mut self) -> Result<f64, RankError> {
         self.settle();
-        self.squares(self.places.head.map_or(&[], |head| &self.sums[head..=head]))
+        self.squares(self.sum_indices.head.map_or(&[], |head| &self.sums[head..=head]))
     }
 
     /// Each rank adds the squares of its blocks; every rank adds these sums in the order of the blocks.
     fn squares(&self, sums: &[OwnedSum]) -> Result<f64, RankError> {
-        let own = reduce::square_parts(&self.device, sums.iter().map(|sum| sum.sum.view()));
-        let bytes = self.ranks.all_gather(&encode(&own))?;
+        let parts = reduce::square_parts(&self.device, sums.iter().map(|sum| sum.sum.view()));
+        let bytes = self.ranks.all_gather(&encode(&parts))?;
         let by_rank: Vec<Vec<Vec<f64>>> = bytes.iter().map(|bytes| decode(bytes)).collect();
         let of_sum = |(idx, sum): (usize, &OwnedSum)| {
             let parts: Vec<Vec<f64>> = by_rank.iter().map(|of_rank| of_rank[idx].clone()).collect();
@@ -183,7 +183,7 @@ impl GradientSums {
     pub fn zero_tensors(&mut self, policy: &Policy) -> Result<Vec<&TensorSpec>, RankError> {
         self.settle();
         let this = &*self;
-        let is_zero = |_: &TensorSpec, own: View<'_, f32>| u64::from(reduce::is_zero(&this.device, own));
+        let is_zero = |_: &TensorSpec, owned: View<'_, f32>| u64::from(reduce::is_zero(&this.device, owned));
         let all = this.of_tensors(is_zero, 1)?;
         let names: Vec<&TensorSpec> = this.sums.iter().flat_map(|sum| &sum.spec.parts).collect();
         let zero = |name: &str| {
@@ -200,21 +200,22 @@ impl GradientSums {
 
     /// The tensor and the place in it of the first gradient that is not a finite number, after [`GradientSums::join`].
     pub(crate) fn first_non_finite(&self) -> Result<Option<(&TensorSpec, usize)>, RankError> {
-        let found = |_: &TensorSpec, own: View<'_, f32>| {
-            reduce::first_non_finite(&self.device, own).map_or(u64::MAX, |place| place as u64)
+        let found = |_: &TensorSpec, owned: View<'_, f32>| {
+            reduce::first_non_finite(&self.device, owned).map_or(u64::MAX, |idx| idx as u64)
         };
         let all = self.of_tensors(found, u64::MAX)?;
         let specs = self
             .sums
             .iter()
             .flat_map(|sum| sum.spec.tensors().map(move |(spec, range)| (spec, range, sum.share)));
-        let place = |(spec, range, share): (_, Range<usize>, Share), by_rank: &Vec<u64>| {
-            let places = by_rank.iter().enumerate().filter(|(_, place)| **place != u64::MAX);
-            let in_tensor = places
-                .map(|(rank, place)| overlap(&range, &share.of(rank)).start - range.start + *place as usize);
+        let first = |((spec, range, share), by_rank): ((_, Range<usize>, Share), &Vec<u64>)| {
+            let found = by_rank.iter().enumerate().filter(|(_, idx)| **idx != u64::MAX);
+            let in_tensor = found.map(|(rank, idx)| {
+                overlap(&range, &share.owned_by(rank)).start - range.start + *idx as usize
+            });
             Some((spec, in_tensor.min()?))
         };
-        Ok(specs.zip(&all).find_map(|(of, by_rank)| place(of, by_rank)))
+        Ok(specs.zip(&all).find_map(first))
     }
 
     /// For each tensor what every rank finds in the elements that it owns; `nothing` for a rank that owns none.
@@ -224,9 +225,9 @@ impl GradientSums {
         nothing: u64,
     ) -> Result<Vec<Vec<u64>>, RankError> {
         let rank = self.ranks.rank();
-        let mut own = Vec::new();
+        let mut found_here = Vec::new();
         for sum in &self.sums {
-            let of_rank = sum.share.of(rank);
+            let of_rank = sum.share.owned_by(rank);
             for (spec, range) in sum.spec.tensors() {
                 let common = overlap(&range, &of_rank);
                 let found = if common.is_empty() {
@@ -235,11 +236,11 @@ impl GradientSums {
                     let start = common.start - of_rank.start;
                     find(spec, sum.sum.range(start..start + common.len()))
                 };
-                own.extend(found.to_le_bytes());
+                found_here.extend(found.to_le_bytes());
             }
         }
-        let by_rank = self.ranks.all_gather(&own)?;
-        let n_tensors = own.len() / 8;
+        let by_rank = self.ranks.all_gather(&found_here)?;
+        let n_tensors = found_here.len() / 8;
         let of_tensor = |idx: usize| by_rank.iter().map(|bytes| word(&bytes[8 * idx..])).collect();
         Ok((0..n_tensors).map(of_tensor).collect())
     }

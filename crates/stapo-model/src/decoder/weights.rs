@@ -250,10 +250,10 @@ impl Adapter<ParameterSpec> {
             }
             start += part.shape[0];
         }
-        let of = pitch(bands.len(), lora.rank);
+        let pitch = pitch(bands.len(), lora.rank);
         let module = |(idx, outputs): (usize, Band)| Module {
             scale: lora.factor(),
-            hidden: Band { start: idx * lora.rank, len: lora.rank, of },
+            hidden: Band { start: idx * lora.rank, len: lora.rank, of: pitch },
             outputs,
         };
         let modules = bands.into_iter().enumerate().map(module).collect();

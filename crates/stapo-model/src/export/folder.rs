@@ -122,7 +122,7 @@ fn check_target(out: &Path, existing: Existing) -> Result<()> {
         return Ok(());
     }
     match existing {
-        Existing::Refuse => Err(Error::Exists { place: out.display().to_string() }),
+        Existing::Refuse => Err(Error::Exists { location: out.display().to_string() }),
         Existing::Replace if !out.join("config.json").is_file() => {
             refuse("is not the folder of a model and is not replaced", "choose another folder")
         }

@@ -30,27 +30,6 @@ pub struct EngineSettings {
     pub max_rows: usize,
     /// Sequences that run at once.
     pub max_sequences: usize,
-    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
-    pub lengths: Option<ForcedLengths>,
-}
-
-/// Lengths of responses, drawn from a log-normal distribution and cut at the longest response of the request. Stop tokens
-/// have no effect.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ForcedLengths {
-    /// Of the lengths before the cut.
-    pub mean: f64,
-    /// Standard deviation of the logarithm.
-    pub sigma: f64,
-}
-
-impl ForcedLengths {
-    /// The length of a sample, a function of the engine's seed, the problem and the sample's number.
-    pub fn draw(self, seed: u64, problem: u64, sample: u32) -> usize {
-        let normal = RngKey::new(seed).derive(problem).normal(u64::from(sample));
-        let logarithm = self.mean.ln() - self.sigma * self.sigma / 2.0 + self.sigma * normal;
-        (logarithm.exp().round() as usize).max(1)
-    }
 }
 
 impl Default for EngineSettings {
@@ -62,7 +41,6 @@ impl Default for EngineSettings {
             kv_bytes: 1 << 30,
             max_rows: 1024,
             max_sequences: 1024,
-            lengths: None,
         }
     }
 }
@@ -128,7 +106,27 @@ impl<'a> Engine<'a> {
     }
 
     /// Takes a request, to be worked on by [`Engine::step`].
-    pub fn submit(&mut self, mut request: Request) -> Result<Ticket, RequestError> {
+    pub fn submit(&mut self, request: Request) -> Result<Ticket, RequestError> {
+        self.accept(request, |_| usize::MAX)
+    }
+
+    /// As [`Engine::submit`], with the length of each sample, for benchmarks. Only the request's longest response cuts a
+    /// sample short: stop tokens have no effect.
+    ///
+    /// # Panics
+    /// Unless there is one length for each sample.
+    pub fn submit_with_lengths(
+        &mut self,
+        mut request: Request,
+        lengths: &[usize],
+    ) -> Result<Ticket, RequestError> {
+        assert_eq!(lengths.len(), request.n_samples as usize, "submit_with_lengths: lengths against samples");
+        request.stops.clear();
+        self.accept(request, |sample| lengths[sample as usize])
+    }
+
+    /// `limit` gives the longest response of each sample, beside that of the request.
+    fn accept(&mut self, mut request: Request, limit: impl Fn(u32) -> usize) -> Result<Ticket, RequestError> {
         let config = self.policy.config();
         let n_prompt = request.prompt.len();
         if n_prompt == 0 {
@@ -153,14 +151,8 @@ impl<'a> Engine<'a> {
         }
         let ticket = Ticket(self.n_submitted);
         self.n_submitted += 1;
-        let EngineSettings { seed, lengths, .. } = self.settings;
-        if lengths.is_some() {
-            request.stops.clear();
-        }
-        let (problem, longest) = (request.problem, request.max_tokens);
-        let limit =
-            |sample| lengths.map_or(longest, |lengths| lengths.draw(seed, problem, sample).min(longest));
-        self.scheduler.submit(ticket, request, limit);
+        let longest = request.max_tokens;
+        self.scheduler.submit(ticket, request, |sample| limit(sample).min(longest));
         Ok(ticket)
     }
 
@@ -332,7 +324,7 @@ impl<'a> Engine<'a> {
         let layout = self.layout(shape);
         let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, tables, .. } = workspace;
-        let inputs = StepInputs::of(&buffers.inputs, &buffers.partials, shape);
+        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape);
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
             n_sequences: shape.sequences,

@@ -3,6 +3,7 @@
 
 use super::block::{Block, BlockPool};
 use super::group::{Prefix, RequestGroup};
+use super::running::RunningSequences;
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use std::collections::{BTreeMap, VecDeque};
@@ -28,12 +29,13 @@ pub struct ScheduledStep {
     pub copies: Vec<(Block, Block)>,
 }
 
-/// Which of the scheduler's lists holds a sequence.
+/// Which of the scheduler's lists holds a sequence, and at which index.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum List {
-    Running,
+enum Held {
+    Running(usize),
     Drained,
-    Waiting,
+    /// Of the samples of its request that wait. A sequence waits if it was preempted before its token was read.
+    Waiting(usize),
 }
 
 /// What bounds a step.
@@ -55,9 +57,9 @@ pub struct Scheduler {
     pool: BlockPool,
     groups: BTreeMap<Ticket, RequestGroup>,
     /// In the order of admission: the sequence admitted last is the first to be preempted.
-    running: Vec<Sequence>,
-    /// Sequences all of whose tokens were drawn, the last one not yet read. They hold no blocks.
-    drained: Vec<Sequence>,
+    running: RunningSequences,
+    /// Sequences all of whose tokens were drawn, the last one not yet read, by request and sample. They hold no blocks.
+    drained: BTreeMap<(Ticket, u32), Sequence>,
     n_preemptions: u64,
     /// Responses that ended, and their tokens.
     n_finished: usize,
@@ -77,8 +79,8 @@ impl Scheduler {
             capacity,
             pool: BlockPool::new(capacity.n_blocks),
             groups: BTreeMap::new(),
-            running: Vec::new(),
-            drained: Vec::new(),
+            running: RunningSequences::default(),
+            drained: BTreeMap::new(),
             n_preemptions: 0,
             n_finished: 0,
             n_finished_tokens: 0,
@@ -116,7 +118,7 @@ impl Scheduler {
         &self.groups[&ticket].request
     }
 
-    pub fn running(&self) -> &[Sequence] {
+    pub fn running(&self) -> &RunningSequences {
         &self.running
     }
 
@@ -168,22 +170,23 @@ impl Scheduler {
             let sequence = &mut self.running[rows.running_idx];
             let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
             if rows.draws {
-                drawn.push(sequence.draw(drawn.len(), rows.running_idx));
+                drawn.push(sequence.draw(drawn.len()));
             }
             for sample in &rows.siblings {
                 let sibling = group.waiting.iter_mut().find(|sibling| sibling.sample == *sample);
                 let sibling = sibling.expect("the sibling waited when the step was planned");
-                drawn.push(sibling.draw(drawn.len(), rows.running_idx));
+                drawn.push(sibling.draw(drawn.len()));
             }
             // A sibling whose response is this one token has nothing to run.
-            let is_over =
+            let is_complete =
                 |sibling: &Sequence| sibling.max_tokens == 1 && rows.siblings.contains(&sibling.sample);
-            if group.waiting.iter().any(is_over) {
+            if group.waiting.iter().any(is_complete) {
                 let all = std::mem::take(&mut group.waiting).into_iter();
-                let (over, rest): (VecDeque<_>, _) = all.partition(is_over);
+                let (complete, rest): (VecDeque<_>, _) = all.partition(is_complete);
                 group.waiting = rest;
-                group.n_running += over.len();
-                self.drained.extend(over);
+                group.n_running += complete.len();
+                self.drained
+                    .extend(complete.into_iter().map(|sibling| ((sibling.ticket, sibling.sample), sibling)));
             }
             group.drop_unneeded_prefix(&mut self.pool);
         }
@@ -193,11 +196,11 @@ impl Scheduler {
 
     /// Moves sequences with nothing left to run out of the running ones.
     fn move_drained(&mut self) {
-        for at in (0..self.running.len()).rev() {
-            if self.running[at].n_pending() == 0 {
-                let mut sequence = self.running.remove(at);
+        for idx in (0..self.running.len()).rev() {
+            if self.running[idx].n_pending() == 0 {
+                let mut sequence = self.running.remove(idx);
                 sequence.evict(&mut self.pool);
-                self.drained.push(sequence);
+                self.drained.insert((sequence.ticket, sequence.sample), sequence);
             }
         }
     }
@@ -220,16 +223,16 @@ impl Scheduler {
         self.find(token).is_some()
     }
 
-    fn find(&self, token: UnreadToken) -> Option<(List, usize)> {
-        let is_it = |s: &Sequence| (s.ticket, s.sample) == (token.ticket, token.sample);
-        // Removals can only have lowered the sequence's index: search from there downwards first.
-        let near = &self.running[..self.running.len().min(token.running_idx + 1)];
-        let running = near.iter().rposition(is_it).or_else(|| self.running.iter().position(is_it));
-        let drained = || self.drained.iter().position(is_it).map(|at| (List::Drained, at));
-        // A sequence waits if it was preempted before its token was read.
-        let waiting =
-            || Some((List::Waiting, self.groups.get(&token.ticket)?.waiting.iter().position(is_it)?));
-        running.map(|at| (List::Running, at)).or_else(drained).or_else(waiting)
+    fn find(&self, token: UnreadToken) -> Option<Held> {
+        let UnreadToken { ticket, sample, .. } = token;
+        if let Some(idx) = self.running.position(ticket, sample) {
+            return Some(Held::Running(idx));
+        }
+        if self.drained.contains_key(&(ticket, sample)) {
+            return Some(Held::Drained);
+        }
+        let waiting = &self.groups.get(&ticket)?.waiting;
+        waiting.iter().position(|sequence| sequence.sample == sample).map(Held::Waiting)
     }
 
     /// Hands a token to its sequence. Returns the sequence, removed from the scheduler, if `finish` finds it finished.
@@ -239,28 +242,28 @@ impl Scheduler {
         sampled: SampledToken,
         finish: impl Fn(&Sequence, &Request) -> Option<FinishReason>,
     ) -> Option<(Sequence, FinishReason)> {
-        let (list, at) = self.find(token)?;
+        let held = self.find(token)?;
+        let key = (token.ticket, token.sample);
         let group = self.groups.get_mut(&token.ticket).expect("a sequence has its group");
-        let sequence = match list {
-            List::Running => &mut self.running[at],
-            List::Drained => &mut self.drained[at],
-            List::Waiting => &mut group.waiting[at],
+        let sequence = match held {
+            Held::Running(idx) => &mut self.running[idx],
+            Held::Drained => self.drained.get_mut(&key)?,
+            Held::Waiting(idx) => &mut group.waiting[idx],
         };
         assert_eq!(sequence.sampled.len(), token.position as usize, "tokens are read in order");
         sequence.receive(sampled);
         let finish = finish(sequence, &group.request)?;
         self.n_finished += 1;
         self.n_finished_tokens += sequence.sampled.len();
-        let mut sequence = match list {
-            List::Running => self.running.remove(at),
-            List::Drained => self.drained.remove(at),
-            List::Waiting => group.waiting.remove(at)?,
+        let mut sequence = match held {
+            Held::Running(idx) => self.running.remove(idx),
+            Held::Drained => self.drained.remove(&key)?,
+            Held::Waiting(idx) => group.waiting.remove(idx)?,
         };
         sequence.evict(&mut self.pool);
-        if list == List::Waiting {
-            group.drop_unneeded_prefix(&mut self.pool);
-        } else {
-            group.n_running -= 1;
+        match held {
+            Held::Waiting(_) => group.drop_unneeded_prefix(&mut self.pool),
+            Held::Running(_) | Held::Drained => group.n_running -= 1,
         }
         if group.n_running == 0 && group.waiting.is_empty() {
             self.groups.remove(&token.ticket);
@@ -315,21 +318,21 @@ impl Scheduler {
     fn reserve(&mut self, running_idx: usize, n_rows: usize, step: &mut ScheduledStep) -> bool {
         let n_cached = self.running[running_idx].n_cached;
         let block_tokens = self.capacity.block_tokens;
-        for place in n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens) {
-            if self.running[running_idx].blocks.len() == place {
+        for block_idx in n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens) {
+            if self.running[running_idx].blocks.len() == block_idx {
                 let Some(fresh) = self.take_block(running_idx) else { return false };
                 self.running[running_idx].blocks.push(fresh);
                 continue;
             }
             // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
-            while self.pool.is_shared(self.running[running_idx].blocks[place]) {
+            while self.pool.is_shared(self.running[running_idx].blocks[block_idx]) {
                 let Some(fresh) = self.pool.take() else {
                     if self.free_blocks(running_idx) {
                         continue;
                     }
                     return false;
                 };
-                let shared = std::mem::replace(&mut self.running[running_idx].blocks[place], fresh);
+                let shared = std::mem::replace(&mut self.running[running_idx].blocks[block_idx], fresh);
                 self.pool.release([shared]);
                 step.copies.push((shared, fresh));
             }

@@ -32,9 +32,6 @@ pub struct UnreadToken {
     pub sample: u32,
     /// The token's position in the response.
     pub position: u32,
-    /// Index of the sequence among the running ones when the step was planned; removals since then can only have
-    /// lowered it.
-    pub running_idx: usize,
 }
 
 impl Sequence {
@@ -55,13 +52,13 @@ impl Sequence {
 
     /// Counts the token that is drawn for the sequence as number `number` of a step. Unless the token is the last of the
     /// response, its row is to be run next.
-    pub fn draw(&mut self, number: usize, running_idx: usize) -> UnreadToken {
+    pub fn draw(&mut self, number: usize) -> UnreadToken {
         let position = self.n_drawn as u32;
         self.n_drawn += 1;
         if self.n_drawn < self.max_tokens {
             self.tokens.push(sampling::drawn(number));
         }
-        UnreadToken { ticket: self.ticket, sample: self.sample, position, running_idx }
+        UnreadToken { ticket: self.ticket, sample: self.sample, position }
     }
 
     /// Takes in the next token that was drawn for the sequence.

@@ -1,5 +1,6 @@
 //! A step's rows as the ops take them, and the buffers that hold them.
 
+use super::running::RunningSequences;
 use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
 use super::{Alternative, SampledToken, Ticket};
@@ -58,7 +59,7 @@ pub struct GroupLimits {
 }
 
 impl StepRows {
-    pub fn new(step: &ScheduledStep, running: &[Sequence], block_tokens: usize) -> Self {
+    pub fn new(step: &ScheduledStep, running: &RunningSequences, block_tokens: usize) -> Self {
         let n_blocks = |scheduled: &ScheduledRows| running[scheduled.running_idx].blocks.len();
         let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
@@ -176,7 +177,7 @@ impl StepRows {
         self.drawing = (0..n_rows as u32).collect();
     }
 
-    /// In the order of [`StepInputs::of`]. The groups come first: a kernel reads 16 bytes of them at once.
+    /// In the order of [`StepInputs::new`]. The groups come first: a kernel reads 16 bytes of them at once.
     fn parts(&self) -> [&[u32]; 9] {
         let Self {
             groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing, ..
@@ -188,7 +189,7 @@ impl StepRows {
 /// What a step reads and writes beside activations and caches, at addresses that stay.
 #[derive(Debug)]
 pub struct StepBuffers {
-    /// All of [`StepRows`], one after another: see [`StepInputs::of`].
+    /// All of [`StepRows`], one after another: see [`StepInputs::new`].
     pub inputs: Buffer<u32>,
     pub partials: Partials,
     pub uniforms: Buffer<f64>,
@@ -241,7 +242,7 @@ pub struct StepInputs<'a> {
 
 impl<'a> StepInputs<'a> {
     /// The rows that were written to `buffer` by a step of this shape.
-    pub fn of(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
+    pub fn new(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
         let StepShape { rows, sequences, table_width, groups, drawn, .. } = shape;
         let n_firsts = if groups > 0 { sequences } else { 0 };
         let table = sequences * table_width;

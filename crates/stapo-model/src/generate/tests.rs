@@ -125,13 +125,16 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
     let mut requests =
         [request(1, 3, 9), request(9, 5, 14), request(14, 1, 3), request(5, 2, 30), request(8, 4, 1)];
     // Two requests have a stop token that does come up, so some of their responses end before the length limit.
-    let second = |responses: Vec<((u64, u32), Vec<u32>)>, of| {
-        responses.iter().find(|(key, _)| *key == (of, 1)).map_or(0, |(_, tokens)| tokens[tokens.len() / 3])
+    let second = |responses: Vec<((u64, u32), Vec<u32>)>, ticket| {
+        responses
+            .iter()
+            .find(|(key, _)| *key == (ticket, 1))
+            .map_or(0, |(_, tokens)| tokens[tokens.len() / 3])
     };
     requests[1].stops = vec![second(expected(&requests), 1)];
     requests[3].stops = vec![second(expected(&requests), 3)];
     let wanted = expected(&requests);
-    assert!(wanted.iter().any(|((of, _), tokens)| tokens.len() < requests[*of as usize].max_tokens));
+    assert!(wanted.iter().any(|((ticket, _), tokens)| tokens.len() < requests[*ticket as usize].max_tokens));
     let mut some_preempted = false;
     for n_blocks in [9, 10, 13, 20, 37, 200] {
         for max_rows in [1, 3, 7, 64, 1000] {

@@ -7,14 +7,14 @@ use crate::error::{Error, Result};
 const MAX_DEPTH: usize = 4;
 
 pub(super) struct Bytes<'a> {
-    place: &'a str,
+    location: &'a str,
     all: &'a [u8],
     at: usize,
 }
 
 impl<'a> Bytes<'a> {
-    pub fn new(place: &'a str, all: &'a [u8]) -> Self {
-        Self { place, all, at: 0 }
+    pub fn new(location: &'a str, all: &'a [u8]) -> Self {
+        Self { location, all, at: 0 }
     }
 
     pub fn position(&self) -> usize {
@@ -27,7 +27,7 @@ impl<'a> Bytes<'a> {
         let n = usize::try_from(n).ok().filter(|&n| n <= left.len()).ok_or_else(|| {
             let problem =
                 format!("{what} at byte {} needs {n} bytes, {} are left: truncated?", self.at, left.len());
-            Error::malformed(self.place, problem)
+            Error::malformed(self.location, problem)
         })?;
         self.at += n;
         Ok(&left[..n])
@@ -52,7 +52,7 @@ impl<'a> Bytes<'a> {
         let at = self.at;
         let bytes = self.take(n, what)?;
         std::str::from_utf8(bytes)
-            .map_err(|_| Error::malformed(self.place, format!("{what} at byte {at} is not UTF-8")))
+            .map_err(|_| Error::malformed(self.location, format!("{what} at byte {at} is not UTF-8")))
     }
 
     /// A metadata value: its type and its position; the value itself is skipped.
@@ -66,7 +66,7 @@ impl<'a> Bytes<'a> {
     pub fn kind(&mut self, key: &str) -> Result<FieldType> {
         let number = self.u32(key)?;
         FieldType::from_number(number).ok_or_else(|| {
-            Error::malformed(self.place, format!("metadata key {key:?} has unknown type {number}"))
+            Error::malformed(self.location, format!("metadata key {key:?} has unknown type {number}"))
         })
     }
 
@@ -81,7 +81,10 @@ impl<'a> Bytes<'a> {
                     return self.take(n.saturating_mul(size), key).map(|_| ());
                 }
                 if depth == MAX_DEPTH {
-                    return Err(Error::malformed(self.place, format!("metadata key {key:?} nests too deep")));
+                    return Err(Error::malformed(
+                        self.location,
+                        format!("metadata key {key:?} nests too deep"),
+                    ));
                 }
                 // Every element takes at least the 8 bytes of its length, so a false count fails at the end of the
                 // file.

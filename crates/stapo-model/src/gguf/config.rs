@@ -3,7 +3,7 @@
 use super::Gguf;
 use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
-use crate::weights::Encoding;
+use crate::weights::{Encoding, decode};
 
 impl Gguf {
     /// The config of a `llama`, `qwen2` or `qwen3` file. Embeddings are tied when there is no `output.weight`.
@@ -15,7 +15,7 @@ impl Gguf {
         let family = Family::from_name(architecture).ok_or_else(|| {
             let problem = format!("{architecture:?} is not supported");
             Error::unsupported(
-                format!("{}: general.architecture", self.place),
+                format!("{}: general.architecture", self.location),
                 problem,
                 "supported: qwen3, qwen2, llama",
             )
@@ -36,7 +36,7 @@ impl Gguf {
         let config = ModelConfig {
             family,
             width,
-            layers: ModelConfig::repeat_layer(&self.place, layer, n_layers)?,
+            layers: ModelConfig::repeat_layer(&self.location, layer, n_layers)?,
             vocabulary: self.vocabulary(&key)?,
             norm_eps: self.number(&key("attention.layer_norm_rms_epsilon"))?.unwrap_or(1e-6) as f32,
             max_positions,
@@ -44,13 +44,13 @@ impl Gguf {
             bos: self.token_id("tokenizer.ggml.bos_token_id")?,
             stops: self.stops()?,
         };
-        config.validate(&self.place)?;
+        config.validate(&self.location)?;
         Ok(config)
     }
 
     fn refuse_what_is_not_built(&self, key: &impl Fn(&str) -> String) -> Result<()> {
         let refuse = |key: &str, what: &str, hint: &str| {
-            Err(Error::unsupported(format!("{}: {key}", self.place), what, hint))
+            Err(Error::unsupported(format!("{}: {key}", self.location), what, hint))
         };
         if self.unsigned(&key("expert_count"))?.unwrap_or(0) > 0 {
             return refuse(
@@ -83,7 +83,7 @@ impl Gguf {
                 Ok(Some(first as usize))
             }
             _ => Err(Error::unsupported(
-                format!("{}: {key}", self.place),
+                format!("{}: {key}", self.location),
                 "differs between layers",
                 "expected one value",
             )),
@@ -91,7 +91,7 @@ impl Gguf {
     }
 
     fn head_dim(&self, key: &impl Fn(&str) -> String, width: usize, n_heads: usize) -> Result<usize> {
-        let refuse = |problem: String| Err(Error::unsupported(&self.place, problem, ""));
+        let refuse = |problem: String| Err(Error::unsupported(&self.location, problem, ""));
         let head_dim = match self.whole(&key("attention.key_length"))? {
             Some(head_dim) => head_dim,
             None if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
@@ -113,7 +113,7 @@ impl Gguf {
     fn vocabulary(&self, key: &impl Fn(&str) -> String) -> Result<usize> {
         let embedding = self.tensors.get("token_embd.weight").ok_or_else(|| {
             Error::missing(
-                &self.place,
+                &self.location,
                 "no tensor token_embd.weight",
                 "expected the weights of a language model",
             )
@@ -121,7 +121,7 @@ impl Gguf {
         let rows = embedding.shape[0];
         if let Some(declared) = self.whole(&key("vocab_size"))?.filter(|&declared| declared != rows) {
             let problem = format!("is {declared}, but token_embd.weight has {rows} rows");
-            return Err(Error::mismatch(format!("{}: {}", self.place, key("vocab_size")), problem, ""));
+            return Err(Error::mismatch(format!("{}: {}", self.location, key("vocab_size")), problem, ""));
         }
         Ok(rows)
     }
@@ -166,10 +166,10 @@ impl Gguf {
                 }
             }
             other => {
-                let place = format!("{}: {}", self.place, key("rope.scaling.type"));
+                let location = format!("{}: {}", self.location, key("rope.scaling.type"));
                 let problem = format!("{other:?} is not supported");
                 return Err(Error::unsupported(
-                    place,
+                    location,
                     problem,
                     "supported: none, linear, yarn, and Llama 3 by rope_freqs",
                 ));
@@ -181,7 +181,7 @@ impl Gguf {
     /// Llama 3's scaling from `rope_freqs.weight`, which lists the divisor of each frequency. The original context
     /// length is found by trying every power of two from 1024 to 131072; the result must reproduce the listed divisors.
     fn llama3_from_factors(&self, theta: f64, head_dim: usize) -> Result<RopeScaling> {
-        let place = format!("{}: tensor rope_freqs.weight", self.place);
+        let location = format!("{}: tensor rope_freqs.weight", self.location);
         let stored = &self.tensors["rope_freqs.weight"];
         if stored.shape != [head_dim / 2] || stored.encoding != Encoding::F32 {
             let problem = format!(
@@ -190,10 +190,10 @@ impl Gguf {
                 stored.encoding.name(),
                 head_dim / 2
             );
-            return Err(Error::mismatch(place, problem, ""));
+            return Err(Error::mismatch(location, problem, ""));
         }
         let mut factors = vec![0.0; head_dim / 2];
-        stored.encoding.decode(&self.file[stored.bytes.clone()], &mut factors);
+        decode(stored.encoding, &self.file[stored.bytes.clone()], &mut factors);
         let factor = f64::from(factors.iter().copied().fold(0.0, f32::max));
         let close = |a: f64, b: f32| (a - f64::from(b)).abs() <= 1e-4 * a;
         for original_positions in (10..=17).map(|log2| 1_usize << log2) {
@@ -212,7 +212,7 @@ impl Gguf {
             }
         }
         Err(Error::unsupported(
-            place,
+            location,
             "the factors are not those of Llama 3's scaling",
             "expected low 1, high 4",
         ))

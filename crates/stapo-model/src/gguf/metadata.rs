@@ -38,7 +38,7 @@ impl Gguf {
         if field.kind != FieldType::String {
             return Err(self.wrong_type(key, "a string"));
         }
-        Bytes::new(&self.place, &self.file[field.bytes.clone()]).string(key).map(Some)
+        Bytes::new(&self.location, &self.file[field.bytes.clone()]).string(key).map(Some)
     }
 
     pub(super) fn strings(&self, key: &str) -> Result<Option<Vec<&str>>> {
@@ -65,7 +65,7 @@ impl Gguf {
     }
 
     pub(super) fn absent(&self, key: &str) -> Error {
-        Error::missing(format!("{}: {key}", self.place), "is missing from the metadata", "")
+        Error::missing(format!("{}: {key}", self.location), "is missing from the metadata", "")
     }
 
     /// The bytes of an array's elements, the type of the elements and their number.
@@ -74,7 +74,7 @@ impl Gguf {
         if field.kind != FieldType::Array {
             return Err(self.wrong_type(key, "a list"));
         }
-        let mut bytes = Bytes::new(&self.place, &self.file[field.bytes.clone()]);
+        let mut bytes = Bytes::new(&self.location, &self.file[field.bytes.clone()]);
         let kind = bytes.kind(key)?;
         let n = bytes.u64(key)?;
         Ok(Some((bytes, kind, n)))
@@ -98,6 +98,6 @@ impl Gguf {
             Some(kind) => format!("is of type {kind:?} or out of range, expected {expected}"),
             None => format!("is missing, expected {expected}"),
         };
-        Error::malformed(format!("{}: {key}", self.place), problem)
+        Error::malformed(format!("{}: {key}", self.location), problem)
     }
 }

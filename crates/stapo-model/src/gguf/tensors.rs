@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// The table under Hugging Face names. Names without a counterpart are kept, so that `Weights::check` sees them.
 pub(super) fn renamed(
-    place: &str,
+    location: &str,
     tensors: &BTreeMap<String, StoredTensor>,
     config: &ModelConfig,
 ) -> Result<BTreeMap<String, StoredTensor>> {
@@ -23,12 +23,12 @@ pub(super) fn renamed(
             && (stored.shape.len() != 2 || !stored.shape[0].is_multiple_of(2 * n_heads))
         {
             let problem = format!("shape {:?} does not split into {n_heads} heads of pairs", stored.shape);
-            return Err(Error::malformed(format!("{place}: tensor {name}"), problem));
+            return Err(Error::malformed(format!("{location}: tensor {name}"), problem));
         }
         let new_name = hugging_face_name(name).unwrap_or_else(|| name.clone());
         if renamed.insert(new_name, stored).is_some() {
             return Err(Error::malformed(
-                format!("{place}: tensor {name}"),
+                format!("{location}: tensor {name}"),
                 "is there under another name too",
             ));
         }

@@ -349,8 +349,8 @@ fn only_llama_3_starts_with_bos_by_itself() {
         let first =
             |draft: &Draft| open_bytes(&draft.bytes()).unwrap().tokenizer().unwrap().encode("x").unwrap()[0];
         assert_eq!(first(&draft) == 0, kind == "llama-bpe", "{kind}");
-        let told = draft.field("tokenizer.ggml.add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
-        assert_eq!(first(&told), 0, "{kind}");
+        let with_flag = draft.field("tokenizer.ggml.add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
+        assert_eq!(first(&with_flag), 0, "{kind}");
     }
 }
 
@@ -380,7 +380,10 @@ fn broken_vocabularies_are_refused_by_key() {
         byte_level("qwen2", golden).without("tokenizer.ggml.tokens"),
         &["tokenizer.ggml.tokens", "missing"],
     );
-    let told = key("add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
-    refused(told.clone().without("tokenizer.ggml.bos_token_id"), &["bos_token_id", "missing"]);
-    refused(told.field("tokenizer.ggml.bos_token_id", u32_field(9999)), &["bos_token_id", "not a token"]);
+    let with_flag = key("add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
+    refused(with_flag.clone().without("tokenizer.ggml.bos_token_id"), &["bos_token_id", "missing"]);
+    refused(
+        with_flag.field("tokenizer.ggml.bos_token_id", u32_field(9999)),
+        &["bos_token_id", "not a token"],
+    );
 }

@@ -41,7 +41,7 @@ enum PreTokenizer {
 
 impl Gguf {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::built(&self.place, || self.crate_tokenizer())
+        Tokenizer::built(&self.location, || self.crate_tokenizer())
     }
 
     fn crate_tokenizer(&self) -> Result<Inner> {
@@ -51,9 +51,9 @@ impl Gguf {
             "gpt2" => self.byte_level(&tokens)?,
             "llama" => self.sentence_piece(&tokens)?,
             other => {
-                let place = format!("{}: tokenizer.ggml.model", self.place);
+                let location = format!("{}: tokenizer.ggml.model", self.location);
                 return Err(Error::unsupported(
-                    place,
+                    location,
                     format!("{other:?} is not supported"),
                     "supported: gpt2, llama",
                 ));
@@ -162,10 +162,10 @@ impl Gguf {
             "default" if architecture.starts_with("qwen") => Ok(PreTokenizer::Qwen2),
             "default" | "gpt-2" => Ok(PreTokenizer::Gpt2),
             other => {
-                let place = format!("{}: tokenizer.ggml.pre", self.place);
+                let location = format!("{}: tokenizer.ggml.pre", self.location);
                 let hint =
                     "supported: qwen2, llama-bpe, smollm, gpt-2; or use the model's Hugging Face folder";
-                Err(Error::unsupported(place, format!("{other:?} is not supported"), hint))
+                Err(Error::unsupported(location, format!("{other:?} is not supported"), hint))
             }
         }
     }
@@ -223,7 +223,7 @@ impl Gguf {
     }
 
     fn wrong(&self, key: &str, problem: &str) -> Error {
-        Error::malformed(format!("{}: tokenizer.ggml.{key}", self.place), problem)
+        Error::malformed(format!("{}: tokenizer.ggml.{key}", self.location), problem)
     }
 }
 

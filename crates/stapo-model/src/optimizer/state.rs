@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct TensorState {
     /// The tensor's elements in its parameter.
     range: Range<usize>,
-    of: Gathered,
+    gathered: Gathered,
 }
 
 /// A parameter's weights or a moment, gathered from all ranks in the order of the elements. Cheap to clone.
@@ -36,20 +36,20 @@ struct Part {
 impl TensorState {
     /// The bytes of the elements as they are stored, and then those of the scales of 8-bit moments.
     pub fn slices(&self) -> Vec<&[u8]> {
-        let n_bytes = self.of.form.n_bytes();
+        let n_bytes = self.gathered.form.n_bytes();
         let owned = |part: &'_ Part| overlap(&part.elements, &self.range);
-        let parts = || self.of.parts.iter().filter(|part| !owned(part).is_empty());
+        let parts = || self.gathered.parts.iter().filter(|part| !owned(part).is_empty());
         let elements = parts().map(|part| {
-            let (own, first) = (owned(part), part.elements.start);
-            &part.bytes[(own.start - first) * n_bytes..(own.end - first) * n_bytes]
+            let (common, first) = (owned(part), part.elements.start);
+            &part.bytes[(common.start - first) * n_bytes..(common.end - first) * n_bytes]
         });
-        let has_scales = self.of.form.n_scales(1) > 0;
+        let has_scales = self.gathered.form.n_scales(1) > 0;
         let scales = parts().filter(|_| has_scales).map(|part| {
-            let (own, first) = (owned(part), part.elements.start);
-            let before = own.start - first;
+            let (common, first) = (owned(part), part.elements.start);
+            let before = common.start - first;
             assert!(before.is_multiple_of(Form::SCALED), "8-bit moments: a range from {before}");
             let start = part.elements.len() * n_bytes + 4 * (before / Form::SCALED);
-            &part.bytes[start..start + 4 * self.of.form.n_scales(own.len())]
+            &part.bytes[start..start + 4 * self.gathered.form.n_scales(common.len())]
         });
         elements.chain(scales).collect()
     }
@@ -57,9 +57,9 @@ impl TensorState {
     /// The same in one piece.
     pub fn to_stored(&self) -> Stored {
         let mut bytes = self.slices().concat();
-        let scales = bytes.split_off(self.range.len() * self.of.form.n_bytes());
+        let scales = bytes.split_off(self.range.len() * self.gathered.form.n_bytes());
         let scales = scales.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Stored { form: self.of.form, bytes, scales }
+        Stored { form: self.gathered.form, bytes, scales }
     }
 }
 
@@ -75,7 +75,7 @@ impl Optimizer<f32> {
         for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
             let share = moments.share;
             let gathered = if policy.has_foreign_masters() {
-                self.gathered(share, parameter.view().range(share.of(rank)).read_stored())?
+                self.gathered(share, parameter.view().range(share.owned_by(rank)).read_stored())?
             } else if rank == 0 {
                 let stored = parameter.view().read_stored();
                 let parts = Arc::new(vec![Part { elements: 0..share.len, bytes: stored.bytes }]);
@@ -83,9 +83,9 @@ impl Optimizer<f32> {
             } else {
                 None
             };
-            let Some(of) = gathered else { continue };
+            let Some(gathered) = gathered else { continue };
             for (_, range) in parameter.spec.tensors() {
-                take(TensorState { range, of: of.clone() })?;
+                take(TensorState { range, gathered: gathered.clone() })?;
             }
         }
         Ok(())
@@ -99,12 +99,12 @@ impl Optimizer<f32> {
     ) -> Result<(), E> {
         for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
             let Moments { share, .. } = moments;
-            let first = self.gathered(*share, moments.of(Moment::First).read_stored())?;
-            let second = self.gathered(*share, moments.of(Moment::Second).read_stored())?;
+            let first = self.gathered(*share, moments.view(Moment::First).read_stored())?;
+            let second = self.gathered(*share, moments.view(Moment::Second).read_stored())?;
             let Some((first, second)) = first.zip(second) else { continue };
             for (spec, range) in parameter.spec.tensors() {
-                take(spec, Moment::First, TensorState { range: range.clone(), of: first.clone() })?;
-                take(spec, Moment::Second, TensorState { range, of: second.clone() })?;
+                take(spec, Moment::First, TensorState { range: range.clone(), gathered: first.clone() })?;
+                take(spec, Moment::Second, TensorState { range, gathered: second.clone() })?;
             }
         }
         Ok(())
@@ -115,15 +115,15 @@ impl Optimizer<f32> {
     pub fn digests(&self, policy: &Policy) -> Result<Option<Vec<Vec<Digest>>>, RankError> {
         const { assert!(SLICE.is_multiple_of(LEAF), "what a rank owns is whole leaves") };
         let rank = self.ranks.rank();
-        let own = policy.weights.trained().zip(&self.moments).flat_map(|(parameter, moments)| {
-            let weights = parameter.view().range(moments.share.of(rank));
-            [weights, moments.of(Moment::First), moments.of(Moment::Second)]
+        let owned = policy.weights.trained().zip(&self.moments).flat_map(|(parameter, moments)| {
+            let weights = parameter.view().range(moments.share.owned_by(rank));
+            [weights, moments.view(Moment::First), moments.view(Moment::Second)]
         });
-        let own = sha256::leaves(policy.device(), own);
+        let owned = sha256::leaves(policy.device(), owned);
         if self.ranks.world() == 1 {
-            return Ok(Some(own));
+            return Ok(Some(owned));
         }
-        let sent = self.ranks.gather(own.iter().flatten().flatten().copied().collect())?;
+        let sent = self.ranks.gather(owned.iter().flatten().flatten().copied().collect())?;
         if rank != 0 {
             return Ok(None);
         }
@@ -139,7 +139,7 @@ impl Optimizer<f32> {
         for (form, share) in lists {
             let mut digests = Vec::new();
             for rank in share.in_order() {
-                let n_leaves = share.of(rank).len().div_ceil(LEAF);
+                let n_leaves = share.owned_by(rank).len().div_ceil(LEAF);
                 let n_digests = if form.n_scales(1) > 0 { 2 * n_leaves } else { n_leaves };
                 let (read, rest) = unread[rank]
                     .split_at_checked(n_digests * size_of::<Digest>())
@@ -156,8 +156,8 @@ impl Optimizer<f32> {
     }
 
     /// What all ranks own of a parameter, in the order of the elements, on rank 0.
-    fn gathered(&self, share: Share, own: Stored) -> Result<Option<Gathered>, RankError> {
-        let Stored { form, mut bytes, scales } = own;
+    fn gathered(&self, share: Share, owned: Stored) -> Result<Option<Gathered>, RankError> {
+        let Stored { form, mut bytes, scales } = owned;
         for scale in &scales {
             bytes.extend_from_slice(&scale.to_le_bytes());
         }
@@ -167,7 +167,7 @@ impl Optimizer<f32> {
         }
         let mut parts = Vec::new();
         for rank in share.in_order() {
-            let (elements, bytes) = (share.of(rank), std::mem::take(&mut sent[rank]));
+            let (elements, bytes) = (share.owned_by(rank), std::mem::take(&mut sent[rank]));
             let expected = elements.len() * form.n_bytes() + 4 * form.n_scales(elements.len());
             if bytes.len() != expected {
                 let problem = format!("sent {} bytes of its state, expected {expected}", bytes.len());
@@ -193,18 +193,19 @@ mod tests {
             Part { elements, bytes }
         };
         let parts = Arc::new(vec![part(0..512), part(512..1000)]);
-        let of = |range: Range<usize>| {
-            let of = Gathered { form: Form::First8, parts: Arc::clone(&parts) };
-            TensorState { range, of }.to_stored()
+        let stored = |range: Range<usize>| {
+            let gathered = Gathered { form: Form::First8, parts: Arc::clone(&parts) };
+            TensorState { range, gathered }.to_stored()
         };
-        let stored = of(256..1000);
-        assert_eq!(stored.bytes, (256..1000).map(element).collect::<Vec<u8>>());
-        assert_eq!(stored.scales, [1.0, 2.0, 3.0]);
-        assert_eq!((of(0..256).scales, of(0..1000).len()), (vec![0.0], 1000));
+        let tensor = stored(256..1000);
+        assert_eq!(tensor.bytes, (256..1000).map(element).collect::<Vec<u8>>());
+        assert_eq!(tensor.scales, [1.0, 2.0, 3.0]);
+        assert_eq!((stored(0..256).scales, stored(0..1000).len()), (vec![0.0], 1000));
         // Other forms have no scales, and their tensors may begin anywhere.
         let bytes: Vec<u8> = (0..300).map(|i| i as f32).flat_map(f32::to_le_bytes).collect();
         let parts = Arc::new(vec![Part { elements: 0..300, bytes }]);
-        let stored = TensorState { range: 299..300, of: Gathered { form: Form::F32, parts } }.to_stored();
+        let stored =
+            TensorState { range: 299..300, gathered: Gathered { form: Form::F32, parts } }.to_stored();
         assert_eq!((stored.to_f32(), stored.scales.len()), (vec![299.0], 0));
     }
 }

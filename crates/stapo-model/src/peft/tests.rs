@@ -46,8 +46,8 @@ fn a_written_adapter_is_read_back_bit_for_bit() {
         }
         Ok::<_, std::convert::Infallible>(())
     });
-    let told = write(&out, &written, "Qwen/Qwen3-0.6B").unwrap();
-    assert_eq!(told.n_tensors, 12);
+    let written_adapter = write(&out, &written, "Qwen/Qwen3-0.6B").unwrap();
+    assert_eq!(written_adapter.n_tensors, 12);
     let adapter = PeftAdapter::open(&out).unwrap();
     assert_eq!((&adapter.spec, adapter.base.as_deref()), (&spec(), Some("Qwen/Qwen3-0.6B")));
     let mut read = policy(&spec());

@@ -22,23 +22,23 @@ pub(super) const ASSIGN: &str = "<assign>";
 pub(super) fn guarded<'s>(plain: &Instructions<'s>, source: &'s str) -> Instructions<'s> {
     let mut out = Instructions::new(super::NAME, source);
     // The place of each old instruction, or of the guard before it, and the end.
-    let mut places = Vec::new();
+    let mut new_indices = Vec::new();
     let mut end = 0;
     let mut idx = 0;
     while let Some(instruction) = plain.get(idx) {
         let line = plain.get_line(idx).unwrap_or(0).try_into().unwrap_or(u16::MAX);
-        places.push(with_guards(instruction, |new| {
-            let place = out.add_with_line(new, line);
-            end = place + 1;
-            place
+        new_indices.push(with_guards(instruction, |new| {
+            let idx = out.add_with_line(new, line);
+            end = idx + 1;
+            idx
         }));
         idx += 1;
     }
-    places.push(end);
+    new_indices.push(end);
     let mut idx = 0;
     while let Some(instruction) = out.get_mut(idx) {
         if let Some(target) = target_of(instruction) {
-            *target = places[*target as usize];
+            *target = new_indices[*target as usize];
         }
         idx += 1;
     }
@@ -80,11 +80,11 @@ fn with_guards<'s>(instruction: &Instruction<'s>, mut add: impl FnMut(Instructio
         add(Instruction::UnpackList(n_operands as usize));
         first
     });
-    let place = add(instruction.clone());
+    let idx = add(instruction.clone());
     if let Some(guard) = behind(instruction) {
         add(Instruction::CallFunction(guard, Some(1)));
     }
-    first.unwrap_or(place)
+    first.unwrap_or(idx)
 }
 
 /// The guard before an instruction, and how many operands it looks at.

@@ -98,10 +98,10 @@ fn n_items(value: &Value) -> u64 {
 
 /// The largest whole number among the values and the values of keyword arguments; 0 if there is none.
 fn largest_number(values: &[Value]) -> u64 {
-    let of = |value: &Value| value.as_i64().map_or(0, i64::unsigned_abs);
+    let number = |value: &Value| value.as_i64().map_or(0, i64::unsigned_abs);
     let nested = |value: &Value| {
         let pairs = value.as_object().filter(|_| value.is_kwargs()).and_then(DynObject::try_iter_pairs);
-        pairs.into_iter().flatten().map(|(_, value)| of(&value)).max().unwrap_or(0)
+        pairs.into_iter().flatten().map(|(_, value)| number(&value)).max().unwrap_or(0)
     };
-    values.iter().map(|value| of(value).max(nested(value))).max().unwrap_or(0)
+    values.iter().map(|value| number(value).max(nested(value))).max().unwrap_or(0)
 }

@@ -28,9 +28,9 @@ const PATTERNS: [&str; 4] = [QWEN2, LLAMA3, QWEN3_5, GPT2];
 
 /// The object of a `tokenizer.json`, checked and without padding and truncation: a file may carry those from training,
 /// and here sequences are never changed.
-pub(super) fn vetted(place: &str, bytes: &[u8]) -> Result<Value> {
-    let mut keys = json::parse_object(place, bytes)?;
-    let vet = Vetting { place };
+pub(super) fn vetted(location: &str, bytes: &[u8]) -> Result<Value> {
+    let mut keys = json::parse_object(location, bytes)?;
+    let vet = Vetting { location };
     let Some(Value::Object(model)) = keys.get("model") else {
         return vet.malformed("is not a tokenizer.json: no model");
     };
@@ -68,16 +68,16 @@ pub(crate) fn check_merges<'a>(
 type Check<'a> = fn(&Vetting<'a>, &str, &Value) -> Result<()>;
 
 struct Vetting<'a> {
-    place: &'a str,
+    location: &'a str,
 }
 
 impl Vetting<'_> {
     fn malformed<T>(&self, problem: impl Into<String>) -> Result<T> {
-        Err(Error::malformed(self.place, problem.into()))
+        Err(Error::malformed(self.location, problem.into()))
     }
 
     fn unsupported<T>(&self, problem: String, hint: &str) -> Result<T> {
-        Err(Error::unsupported(self.place, problem, hint))
+        Err(Error::unsupported(self.location, problem, hint))
     }
 
     /// The vocabulary of the model, ids by token.
@@ -279,27 +279,29 @@ impl Vetting<'_> {
         Ok(())
     }
 
-    fn replacement(&self, place: &str, part: &Value) -> Result<()> {
+    fn replacement(&self, location: &str, part: &Value) -> Result<()> {
         if part.get("pattern").is_none_or(|pattern| pattern.get("String").is_none()) {
-            return self
-                .unsupported(format!("{place}: Replace by a pattern is not supported"), "supported: a text");
+            return self.unsupported(
+                format!("{location}: Replace by a pattern is not supported"),
+                "supported: a text",
+            );
         }
         if part["pattern"]["String"] == "" || part.get("content").is_some_and(|text| text == "") {
-            return self.malformed(format!("{place}: Replace of or by an empty text"));
+            return self.malformed(format!("{location}: Replace of or by an empty text"));
         }
-        self.short(place, &part["pattern"]["String"])?;
-        self.short_text(place, part, "content")
+        self.short(location, &part["pattern"]["String"])?;
+        self.short_text(location, part, "content")
     }
 
-    fn short_text(&self, place: &str, part: &Value, key: &str) -> Result<()> {
-        self.short(&format!("{place}: {key}"), part.get(key).unwrap_or(&Value::Null))
+    fn short_text(&self, location: &str, part: &Value, key: &str) -> Result<()> {
+        self.short(&format!("{location}: {key}"), part.get(key).unwrap_or(&Value::Null))
     }
 
-    fn short(&self, place: &str, text: &Value) -> Result<()> {
+    fn short(&self, location: &str, text: &Value) -> Result<()> {
         if text.as_str().is_some_and(|text| text.len() <= MAX_TEXT_BYTES) {
             return Ok(());
         }
-        self.malformed(format!("{place} is not a text of at most {MAX_TEXT_BYTES} bytes"))
+        self.malformed(format!("{location} is not a text of at most {MAX_TEXT_BYTES} bytes"))
     }
 
     fn unknown<T>(&self, key: &str, part: &Value, known: &str) -> Result<T> {

@@ -21,20 +21,20 @@ const MAX_SHARDS: usize = 4096;
 
 /// A safetensors file, or a folder with `model.safetensors` or an index of shards.
 pub(crate) fn open(path: &Path) -> Result<Weights> {
-    let place = path.display().to_string();
+    let location = path.display().to_string();
     if !path.is_dir() {
-        return open_shards(place, &[(path.to_owned(), None)]);
+        return open_shards(location, &[(path.to_owned(), None)]);
     }
     let index = path.join(INDEX);
     if index.exists() {
-        return open_shards(place, &indexed_shards(path, &index)?);
+        return open_shards(location, &indexed_shards(path, &index)?);
     }
     let single = path.join(SINGLE);
     if !single.exists() {
         let hint = "expected a Hugging Face folder in safetensors, or a GGUF file; pickled .bin checkpoints are not read";
-        return Err(Error::missing(place, format!("no {SINGLE} and no {INDEX}"), hint));
+        return Err(Error::missing(location, format!("no {SINGLE} and no {INDEX}"), hint));
     }
-    open_shards(place, &[(single, None)])
+    open_shards(location, &[(single, None)])
 }
 
 /// A file and, where an index lists them, the tensors that the file must hold.
@@ -43,21 +43,21 @@ type Shard = (std::path::PathBuf, Option<Vec<String>>);
 /// The shards that an index names, each with the tensors that the shard must hold.
 fn indexed_shards(folder: &Path, index: &Path) -> Result<Vec<Shard>> {
     let keys = json::read_object(index, MAX_INDEX)?;
-    let place = format!("{}: weight_map", index.display());
+    let location = format!("{}: weight_map", index.display());
     let Some(Value::Object(map)) = keys.get("weight_map") else {
-        return Err(Error::malformed(place, "is missing, expected an object from tensor to file"));
+        return Err(Error::malformed(location, "is missing, expected an object from tensor to file"));
     };
     let mut shards: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (tensor, file) in map {
         let file = file.as_str().filter(|file| is_plain_name(file)).ok_or_else(|| {
             let problem = format!("{tensor} is in {file}, expected the name of a file in the same folder");
-            Error::malformed(&place, problem)
+            Error::malformed(&location, problem)
         })?;
         shards.entry(file).or_default().push(tensor.clone());
     }
     if shards.is_empty() || shards.len() > MAX_SHARDS {
         return Err(Error::malformed(
-            place,
+            location,
             format!("names {} files, expected 1 to {MAX_SHARDS}", shards.len()),
         ));
     }
@@ -72,7 +72,7 @@ fn is_plain_name(file: &str) -> bool {
         && !file.contains(['/', '\\', ':', '\0'])
 }
 
-fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
+fn open_shards(location: String, shards: &[Shard]) -> Result<Weights> {
     let mut files = Vec::new();
     let mut tensors = BTreeMap::new();
     for (path, expected) in shards {
@@ -95,12 +95,12 @@ fn open_shards(place: String, shards: &[Shard]) -> Result<Weights> {
         }
         files.push(Arc::new(file));
     }
-    Ok(Weights::new(place, files, tensors))
+    Ok(Weights::new(location, files, tensors))
 }
 
 /// The table of one file. The ranges are in bounds, in order, without gap or overlap.
-fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, StoredTensor>> {
-    let malformed = |problem: String| Error::malformed(place, problem);
+fn parse(location: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, StoredTensor>> {
+    let malformed = |problem: String| Error::malformed(location, problem);
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(malformed(format!("{} bytes, too short for a safetensors file", file.len())));
     };
@@ -113,10 +113,10 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
         return Err(malformed(problem));
     }
     let (header, numbers) = rest.split_at(length as usize);
-    let header = json::parse_object(&format!("{place}: header"), header)?;
+    let header = json::parse_object(&format!("{location}: header"), header)?;
     let mut found = Vec::new();
     for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-        found.push((name, entry_of(&format!("{place}: tensor {name}"), entry)?));
+        found.push((name, entry_of(&format!("{location}: tensor {name}"), entry)?));
     }
     found.sort_by_key(|(_, entry)| (entry.bytes.start, entry.bytes.end));
     let mut end = 0;
@@ -150,8 +150,8 @@ fn parse(place: &str, file: &[u8], file_idx: usize) -> Result<BTreeMap<String, S
 }
 
 /// One tensor of the header. Its range is relative to the start of the numbers and fits its shape.
-fn entry_of(place: &str, entry: &Value) -> Result<StoredTensor> {
-    let malformed = |problem: String| Error::malformed(place, problem);
+fn entry_of(location: &str, entry: &Value) -> Result<StoredTensor> {
+    let malformed = |problem: String| Error::malformed(location, problem);
     let empty = Map::new();
     let keys = entry.as_object().unwrap_or(&empty);
     let list = |key: &str| -> Result<Vec<usize>> {
@@ -165,7 +165,7 @@ fn entry_of(place: &str, entry: &Value) -> Result<StoredTensor> {
         Some("BF16") => Encoding::Bf16,
         Some(other) => {
             return Err(Error::unsupported(
-                place,
+                location,
                 format!("dtype {other} is not read"),
                 "supported: F32, F16, BF16",
             ));

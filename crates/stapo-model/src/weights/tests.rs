@@ -202,7 +202,7 @@ fn blocks_decode_to_the_bits_of_the_gguf_package() {
         let bits: Vec<u32> =
             case["bits"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect();
         let mut out = vec![f32::NAN; bits.len()];
-        encoding.decode(&bytes, &mut out);
+        decode(encoding, &bytes, &mut out);
         let ours: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
         assert_eq!(ours, bits, "{}", encoding.name());
     }
@@ -247,11 +247,11 @@ fn blocks_are_read_in_the_order_of_the_named_rows() {
         let (mut expected, mut got) = (vec![0.0; 512], vec![0.0; 512]);
         let weights = case(Encoding::Q5_0, rows);
         weights.read_f32("a", &shape, &mut expected).unwrap();
-        Encoding::Q5_0.decode(&weights.read_blocks("a", &shape).unwrap(), &mut got);
+        decode(Encoding::Q5_0, &weights.read_blocks("a", &shape).unwrap(), &mut got);
         assert_eq!(got, expected, "{rows:?}");
         let weights = case(Encoding::F16, rows);
         weights.read_f32("a", &shape, &mut expected).unwrap();
-        Encoding::Bf16.decode(&weights.read_blocks("a", &shape).unwrap(), &mut got);
+        decode(Encoding::Bf16, &weights.read_blocks("a", &shape).unwrap(), &mut got);
         let rounded: Vec<f32> = expected.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
         assert_eq!(got, rounded, "{rows:?}");
         assert!(weights.read_blocks("a", &[64, 8]).is_err());

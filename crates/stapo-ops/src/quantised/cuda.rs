@@ -1,4 +1,4 @@
-use super::{BlockFormat, ModuleRows, padded};
+use super::{Encoding, ModuleRows, padded};
 use crate::cuda::kernels::QUANTISED;
 use crate::cuda::{Cuda, ElementType, Fields, Slice};
 
@@ -27,7 +27,7 @@ pub(crate) struct UnpackFactors {
     pub a: Option<Slice>,
 }
 
-impl BlockFormat {
+impl Encoding {
     /// As in unpack.cu.
     fn number(self) -> usize {
         self as usize
@@ -46,15 +46,17 @@ pub(super) fn unpack(
     let (mut n_blocks, mut first_row, mut address) = (0, 0, blocks.address);
     let mut most_bytes = 0;
     let mut fields = Fields::default();
-    for place in 0..MODULES {
-        let none = ModuleRows { n_rows: 0, format: BlockFormat::Bf16 };
-        let ModuleRows { n_rows, format } = modules.get(place).copied().unwrap_or(none);
+    for idx in 0..MODULES {
+        let none = ModuleRows { n_rows: 0, encoding: Encoding::Bf16 };
+        let module = modules.get(idx).copied().unwrap_or(none);
+        let ModuleRows { n_rows, encoding } = module;
         let n = n_rows * inputs;
-        let n_bytes = padded(format.n_bytes(n));
+        let n_bytes = padded(module.n_bytes(inputs));
         let row = Fields::default().eight_bytes(address).four_bytes(n).four_bytes(n_bytes / 16);
-        fields = fields.join(&row.four_bytes(format.number()).four_bytes(first_row).four_bytes(n_blocks));
+        fields = fields.join(&row.four_bytes(encoding.number()).four_bytes(first_row).four_bytes(n_blocks));
         if n > 0 {
-            most_bytes = most_bytes.max(TILES * format.n_bytes(TILE));
+            let (numbers, bytes) = encoding.block();
+            most_bytes = most_bytes.max(TILES * (TILE / numbers * bytes));
         }
         n_blocks += n.div_ceil(TILES * TILE);
         first_row += n_rows;
@@ -66,20 +68,21 @@ pub(super) fn unpack(
     let fields = fields.eight_bytes(to).four_bytes(outputs).four_bytes(inputs).four_bytes(n_parts);
     let fields = fields.four_bytes(columns).four_bytes(inputs + n_parts * columns);
     let fields = fields.four_bytes(modules.len()).four_bytes(n_blocks);
-    let fields = of_factors(fields, factors);
+    let fields = with_factors(fields, factors);
     n_blocks += n_factors.div_ceil(8 * TILES * UNPACKERS);
     let launch = cuda.kernel(&QUANTISED, "unpack_quantised").fields(&fields);
     launch.programmatic_launch(cuda.is_hopper()).writes_weights().run([n_blocks, 1], UNPACKERS, most_bytes);
 }
 
 /// The fields of `Unpacked` from b on.
-fn of_factors(fields: Fields, factors: Option<&UnpackFactors>) -> Fields {
-    let b = |place: usize| factors.and_then(|factors| factors.b.get(place));
-    let places = 0..MODULES;
-    let fields = places.clone().fold(fields, |fields, i| fields.eight_bytes(b(i).map(|b| b.0)));
+fn with_factors(fields: Fields, factors: Option<&UnpackFactors>) -> Fields {
+    let b = |idx: usize| factors.and_then(|factors| factors.b.get(idx));
+    let modules = 0..MODULES;
+    let fields = modules.clone().fold(fields, |fields, i| fields.eight_bytes(b(i).map(|b| b.0)));
     let fields = fields.eight_bytes(factors.and_then(|factors| factors.a));
-    let fields = places.clone().fold(fields, |fields, i| fields.four_bytes(b(i).map_or(0, |b| b.1)));
-    let fields = places.fold(fields, |fields, i| fields.four_bytes(b(i).map_or(0, |b| b.2)));
-    let (n, rank, apart) = factors.map_or((0, 0, 1), |of| (of.b.len(), of.rank, of.apart));
+    let fields = modules.clone().fold(fields, |fields, i| fields.four_bytes(b(i).map_or(0, |b| b.1)));
+    let fields = modules.fold(fields, |fields, i| fields.four_bytes(b(i).map_or(0, |b| b.2)));
+    let (n, rank, apart) =
+        factors.map_or((0, 0, 1), |factors| (factors.b.len(), factors.rank, factors.apart));
     fields.four_bytes(n).four_bytes(rank).four_bytes(apart)
 }

@@ -10,7 +10,7 @@ typedef unsigned char u8;
 #define UNPACKERS 256
 #define MODULES 3
 
-// Rows of one format, as BlockFormat::number has it: `n_numbers` from row `first_row` on, in `n_vectors` of 16 bytes.
+// Rows of one format, as Encoding::number has it: `n_numbers` from row `first_row` on, in `n_vectors` of 16 bytes.
 struct Rows {
     const uint4* blocks;
     u32 n_numbers, n_vectors;

@@ -23,6 +23,6 @@ pub fn policy(device: &Device, spec: PolicySpec<'_>, n_bits: usize) -> Result<(P
     })?;
     let pretrained = Pretrained::open(&path)?;
     let lora = spec.lora.ok_or("--blocks: expected --lora too")?;
-    let base = QuantisedBase::of(spec.config, lora, &pretrained.weights)?;
+    let base = QuantisedBase::stored(spec.config, lora, &pretrained.weights)?;
     Ok((Policy::load_quantised(device, spec, &pretrained.weights)?, base.saved_bytes()))
 }

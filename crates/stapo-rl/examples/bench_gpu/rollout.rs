@@ -3,14 +3,14 @@
 use crate::{Failure, Options, copy_rate, settings, tokens, used_gib};
 use stapo_model::ModelConfig;
 use stapo_model::decoder::Policy;
-use stapo_model::generate::{Engine, EngineMemory, EngineSettings, ForcedLengths, Request};
+use stapo_model::generate::{Engine, EngineMemory, ForcedLengths, Request};
 use std::time::Instant;
 
 /// Lengths before the cut: the mean, and the deviation of the logarithm.
 const LENGTHS: ForcedLengths = ForcedLengths { mean: 4000.0, sigma: 0.8 };
 
 pub fn rollout(policy: &Policy, options: &Options) -> Result<(), Failure> {
-    let settings = EngineSettings { lengths: Some(LENGTHS), ..settings(options) };
+    let settings = settings(options);
     let n_prompts = options.get("prompts", 64);
     let n_samples = options.get("samples", 8);
     let n_prompt = options.get("prompt", 512);
@@ -19,15 +19,16 @@ pub fn rollout(policy: &Policy, options: &Options) -> Result<(), Failure> {
     let mut engine = Engine::new(policy, &mut memory, settings)?;
     let mut lengths = Vec::new();
     for problem in 0..n_prompts {
-        engine.submit(Request {
+        let request = Request {
             problem: problem as u64,
             prompt: tokens(problem, n_prompt, policy.config().vocabulary),
             n_samples: n_samples as u32,
             max_tokens: longest,
             stops: vec![],
-        })?;
-        let draw = |sample| LENGTHS.draw(settings.seed, problem as u64, sample as u32).min(longest);
-        lengths.extend((0..n_samples).map(draw));
+        };
+        let drawn = LENGTHS.draw(settings.seed, request.problem, request.n_samples);
+        engine.submit_with_lengths(request, &drawn)?;
+        lengths.extend(drawn.into_iter().map(|length| length.min(longest)));
     }
     let start = Instant::now();
     let responses = engine.generate()?;

@@ -74,7 +74,7 @@ impl Learner {
         gradients: Accumulated,
         ranks: Ranks,
     ) -> Result<Self> {
-        let optimizer = Optimizer::over(&model.policy, settings, Ranks::clone(&ranks))?;
+        let optimizer = Optimizer::on_ranks(&model.policy, settings, Ranks::clone(&ranks))?;
         let counters = Counters::default();
         Ok(Self { model, optimizer, gradients, counters, loop_state: LoopState::new(), ranks })
     }

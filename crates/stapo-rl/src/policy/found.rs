@@ -137,7 +137,7 @@ impl FoundModel {
             return refuse("the weights are those of a run, which no file holds quantised");
         }
         let Pretrained { config, weights, .. } = &Pretrained::open(path)?;
-        Ok(QuantisedBase::of(config, lora, weights)?)
+        Ok(QuantisedBase::stored(config, lora, weights)?)
     }
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.

@@ -139,7 +139,6 @@ impl Sampler<'_> {
             seed: sampling.key.bits(),
             rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
             kv_bytes: self.memory.kv_bytes,
-            lengths: limits.lengths.map(|lengths| ForcedLengths { mean: lengths.mean, sigma: lengths.sigma }),
             ..EngineSettings::default()
         };
         let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
@@ -164,7 +163,15 @@ impl Sampler<'_> {
                 stops: model.stops.clone(),
             };
             let refused = |source| Error::Request { problem_id: problem.id.clone(), source };
-            engine.submit(request).map_err(refused)?;
+            let submitted = match limits.lengths {
+                Some(lengths) => {
+                    let lengths = ForcedLengths { mean: lengths.mean, sigma: lengths.sigma };
+                    let lengths = lengths.draw(settings.seed, request.problem, request.n_samples);
+                    engine.submit_with_lengths(request, &lengths)
+                }
+                None => engine.submit(request),
+            };
+            submitted.map_err(refused)?;
             prompts.push(prompt);
         }
         let responses = generate(&mut engine, meter)?;

@@ -1,10 +1,9 @@
 //! Which sums a rank holds, and what it needs beside them.
 
-use super::microbatch::N_BLOCKS_KEPT;
 use super::stages::{Blocks, Piece, Stage, Stages};
 use crate::config::ModelConfig;
 use crate::decoder::lora::LoraSpec;
-use crate::decoder::weights::{DecoderWeights, ParameterSpec};
+use crate::decoder::weights::{DecoderWeights, LayerWeights, ParameterSpec};
 use crate::ranks::Share;
 use std::ops::Range;
 
@@ -12,14 +11,14 @@ use std::ops::Range;
 pub struct SumsLayout {
     /// Of every trained parameter in the order of the policy's weights; that of a tied embedding as a table of inputs last.
     pub(super) sums: Vec<(ParameterSpec, Share)>,
-    pub(super) places: Places,
+    pub(super) sum_indices: SumIndices,
     pub(super) stages: Stages,
     world: usize,
 }
 
 /// The numbers of sums that have a role.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct SumIndices {
     /// That of the head: a tied embedding's is both.
     pub head: Option<usize>,
     pub embedding: Option<usize>,
@@ -29,9 +28,9 @@ pub(super) struct Places {
     pub lookup: Option<usize>,
 }
 
-impl Places {
+impl SumIndices {
     /// The sums of a stage, in the order in which backward leaves their gradients.
-    fn of(&self, stage: Stage, blocks: Blocks) -> Vec<usize> {
+    fn in_stage(&self, stage: Stage, blocks: Blocks) -> Vec<usize> {
         match stage {
             Stage::Head => self.head.into_iter().collect(),
             Stage::Layers(block) => self.layers[blocks.layers(block)].iter().cloned().flatten().collect(),
@@ -43,47 +42,52 @@ impl Places {
 impl SumsLayout {
     /// For a model of this configuration, with the adapters of `lora` trained in its place.
     pub fn new(config: &ModelConfig, lora: Option<&LoraSpec>, world: usize) -> Self {
-        Self::of(&DecoderWeights::specs(config, lora), world)
+        Self::from_specs(&DecoderWeights::specs(config, lora), world)
     }
 
-    pub(super) fn of(specs: &DecoderWeights<ParameterSpec>, world: usize) -> Self {
-        let (mut sums, mut places) = (Vec::new(), Places::default());
+    pub(super) fn from_specs(specs: &DecoderWeights<ParameterSpec>, world: usize) -> Self {
+        let (mut sums, mut sum_indices) = (Vec::new(), SumIndices::default());
         let mut add = |spec: &ParameterSpec| {
-            let share = Share { len: spec.n_elements(), place: sums.len(), world };
+            let share = Share { len: spec.n_elements(), parameter_idx: sums.len(), world };
             spec.is_trained().then(|| {
                 sums.push((spec.clone(), share));
                 sums.len() - 1
             })
         };
-        places.embedding = add(&specs.embedding);
+        sum_indices.embedding = add(&specs.embedding);
         for layer in &specs.layers {
             let trained: Vec<usize> = layer.all().into_iter().filter_map(&mut add).collect();
             let first = trained.first().copied().unwrap_or(0);
-            places.layers.push(first..first + trained.len());
+            sum_indices.layers.push(first..first + trained.len());
         }
-        places.final_norm = add(&specs.final_norm);
-        places.head = match &specs.head {
+        sum_indices.final_norm = add(&specs.final_norm);
+        sum_indices.head = match &specs.head {
             Some(head) => add(head),
-            None => places.embedding,
+            None => sum_indices.embedding,
         };
-        if let Some(embedding) = places.embedding.filter(|_| specs.head.is_none()) {
-            places.lookup = Some(sums.len());
+        if let Some(embedding) = sum_indices.embedding.filter(|_| specs.head.is_none()) {
+            sum_indices.lookup = Some(sums.len());
             sums.push(sums[embedding].clone());
         }
         let n_of_layer = |layer: &Range<usize>| layer.clone().map(|number| sums[number].1.len).sum();
-        let blocks = Blocks::new(specs.layers.len(), places.layers.first().map_or(0, n_of_layer));
+        let largest = sum_indices.layers.iter().map(n_of_layer).max().unwrap_or(0);
+        let shapes = |layer: &LayerWeights<ParameterSpec>| {
+            layer.all().into_iter().map(|spec| (spec.kind, spec.role)).collect::<Vec<_>>()
+        };
+        let are_alike = specs.layers.windows(2).all(|pair| shapes(&pair[0]) == shapes(&pair[1]));
+        let blocks = Blocks::new(specs.layers.len(), largest, are_alike);
         let of_stage = |stage| {
-            let numbers = places.of(stage, blocks).into_iter();
+            let numbers = sum_indices.in_stage(stage, blocks).into_iter();
             numbers.map(|number| (number, sums[number].1.len)).collect()
         };
         let stages = Stages::new(blocks, of_stage);
-        Self { sums, places, stages, world }
+        Self { sums, sum_indices, stages, world }
     }
 
     /// Elements that the other ranks send a rank for one exchange, at most.
     pub(super) fn n_received(&self, rank: usize) -> usize {
         let n_owned = |pieces: &Vec<Piece>| {
-            pieces.iter().map(|piece| piece.of(self.sums[piece.sum].1, rank).len()).sum::<usize>()
+            pieces.iter().map(|piece| piece.owned_by(self.sums[piece.sum].1, rank).len()).sum::<usize>()
         };
         self.stages.all().map(n_owned).max().unwrap_or(0) * (self.world - 1)
     }
@@ -97,11 +101,10 @@ impl SumsLayout {
     /// receives.
     fn n_elements(&self, rank: usize) -> usize {
         let len = |number: usize| self.sums[number].1.len;
-        let owned: usize = self.sums.iter().map(|(_, share)| share.of(rank).len()).sum();
-        let n_layers = N_BLOCKS_KEPT * self.stages.blocks.n_together;
-        let kept = self.places.layers.iter().take(n_layers).cloned().flatten();
-        let vocabulary = self.places.head.max(self.places.embedding).map_or(0, len);
-        let microbatch = kept.chain(self.places.final_norm).map(len).sum::<usize>() + vocabulary;
+        let owned: usize = self.sums.iter().map(|(_, share)| share.owned_by(rank).len()).sum();
+        let kept = self.sum_indices.layers.iter().take(self.stages.blocks.n_kept()).cloned().flatten();
+        let vocabulary = self.sum_indices.head.max(self.sum_indices.embedding).map_or(0, len);
+        let microbatch = kept.chain(self.sum_indices.final_norm).map(len).sum::<usize>() + vocabulary;
         owned + microbatch + self.n_received(rank)
     }
 }
@@ -118,7 +121,10 @@ mod tests {
     #[test]
     fn what_is_counted_is_what_is_taken() {
         for tied_embeddings in [false, true] {
-            let config = ModelConfig { tied_embeddings, ..tiny_config(Family::Qwen3) };
+            let mut config = ModelConfig { tied_embeddings, ..tiny_config(Family::Qwen3) };
+            if tied_embeddings {
+                config.layers[1] = tiny_config(Family::Llama).layers[0];
+            }
             let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
             let policy = Policy::random(&device, &config, 7, 0.1).unwrap();
             let sums = GradientSums::new(&policy, &device, &Solo::ranks()).unwrap();
@@ -132,7 +138,7 @@ mod tests {
         let owned = |world: usize| -> usize {
             let of_rank = |rank| {
                 let layout = SumsLayout::new(&config, None, world);
-                layout.sums.iter().map(|(_, share)| share.of(rank).len()).sum::<usize>()
+                layout.sums.iter().map(|(_, share)| share.owned_by(rank).len()).sum::<usize>()
             };
             (0..world).map(of_rank).sum()
         };

@@ -9,10 +9,7 @@ use crate::decoder::weights::LayerWeights;
 use stapo_ops::{Buffer, Device, OutOfMemory, View, ViewMut, Write};
 use std::ops::Range;
 
-/// Blocks of layers whose gradients exist at one time: backward computes one while another is sent and added.
-pub const N_BLOCKS_KEPT: usize = 2;
-
-/// Gradients of two blocks of layers, of the final norm, and of the head or later the embedding. Every gradient starts
+/// Gradients of the layers that are kept, of the final norm, and of the head or later the embedding. Every gradient starts
 /// from zero.
 pub struct Microbatch {
     blocks: Blocks,
@@ -31,7 +28,7 @@ impl Microbatch {
             spec.is_trained().then(|| Gradient::zeros(memory, spec)).transpose()
         };
         let weights = &policy.weights;
-        let kept = weights.layers.iter().take(N_BLOCKS_KEPT * blocks.n_together);
+        let kept = weights.layers.iter().take(blocks.n_kept());
         let layers = kept.map(|layer| layer.try_map(&mut zeros)).collect::<Result<_, _>>()?;
         let final_norm = zeros(&weights.final_norm)?;
         let trained_len =

@@ -1,7 +1,6 @@
 //! A round: the micro-batches that the ranks compute at one time, one each.
 
-use super::microbatch::N_BLOCKS_KEPT;
-use super::stages::{Stage, Step};
+use super::stages::{N_BLOCKS_KEPT, Stage, Step};
 use super::{Exchanged, GradientSums, OwnedSum};
 use crate::decoder::accumulate::{Accumulate, Lookup};
 use crate::decoder::gradient::Gradient;
@@ -159,8 +158,9 @@ impl GradientSums {
             let gradients = microbatch.views(step.stage);
             for to in (0..world).filter(|&to| to != rank) {
                 let pieces = stages.pieces(step).iter();
-                let wanted = pieces
-                    .map(|piece| (to, gradients[piece.source].range(piece.of(sums[piece.sum].share, to))));
+                let wanted = pieces.map(|piece| {
+                    (to, gradients[piece.source].range(piece.owned_by(sums[piece.sum].share, to)))
+                });
                 sends.extend(wanted.filter(|(_, view)| view.len() > 0));
             }
         }
@@ -168,10 +168,10 @@ impl GradientSums {
         if let Some(step) = to_add {
             let mut rest = received.view_mut();
             for from in (0..n_microbatches).filter(|&from| from != rank) {
-                let lens = stages.pieces(step).iter().map(|p| p.of(sums[p.sum].share, rank).len());
+                let lens = stages.pieces(step).iter().map(|p| p.owned_by(sums[p.sum].share, rank).len());
                 for len in lens.filter(|len| *len > 0) {
-                    let (own, after) = rest.split_at(len);
-                    receives.push((from, own));
+                    let (piece, after) = rest.split_at(len);
+                    receives.push((from, piece));
                     rest = after;
                 }
             }
@@ -193,21 +193,22 @@ impl GradientSums {
         let rank = ranks.rank();
         let gradients = microbatch.views(step.stage);
         let pieces = stages.pieces(step);
-        let n_owned: usize = pieces.iter().map(|piece| piece.of(sums[piece.sum].share, rank).len()).sum();
+        let n_owned: usize =
+            pieces.iter().map(|piece| piece.owned_by(sums[piece.sum].share, rank).len()).sum();
         for microbatch in 0..n_microbatches {
             let sender = microbatch - usize::from(microbatch > rank);
             let mut at = sender * n_owned;
             for piece in pieces {
                 let OwnedSum { share, sum, .. } = &mut sums[piece.sum];
-                let own = piece.of(*share, rank);
+                let owned = piece.owned_by(*share, rank);
                 let from = if microbatch == rank {
-                    gradients[piece.source].range(own.clone())
+                    gradients[piece.source].range(owned.clone())
                 } else {
-                    received.range(at..at + own.len())
+                    received.range(at..at + owned.len())
                 };
-                at += own.len();
-                let first = share.of(rank).start;
-                let sum = sum.range_mut(own.start - first..own.end - first);
+                at += owned.len();
+                let first = share.owned_by(rank).start;
+                let sum = sum.range_mut(owned.start - first..owned.end - first);
                 if *n_added + microbatch == 0 {
                     side.copy(from, sum);
                 } else {

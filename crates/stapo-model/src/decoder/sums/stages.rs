@@ -20,18 +20,28 @@ pub const EXCHANGED_AT_ONCE: usize = 1 << 26;
 /// models are small.
 const FEWEST_AT_ONCE: usize = if cfg!(test) { 1 << 18 } else { 1 << 23 };
 
+/// Blocks of layers whose gradients exist at one time: backward computes one while another is sent and added.
+pub const N_BLOCKS_KEPT: usize = 2;
+
 /// Layers whose gradients are exchanged together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocks {
     pub n_layers: usize,
     pub n_together: usize,
+    /// Whether all layers have parameters of the same shapes, so that one layer's gradients can lie where another's were.
+    are_alike: bool,
 }
 
 impl Blocks {
-    /// For layers of `n_elements` each.
-    pub fn new(n_layers: usize, n_elements: usize) -> Self {
+    /// For layers of up to `n_elements` each.
+    pub fn new(n_layers: usize, n_elements: usize, are_alike: bool) -> Self {
         let n_together = (FEWEST_AT_ONCE / n_elements.max(1)).clamp(1, n_layers.max(1));
-        Self { n_layers, n_together }
+        Self { n_layers, n_together, are_alike }
+    }
+
+    /// Layers whose gradients exist at one time.
+    pub fn n_kept(self) -> usize {
+        if self.are_alike { N_BLOCKS_KEPT * self.n_together } else { self.n_layers }
     }
 
     fn len(self) -> usize {
@@ -65,10 +75,10 @@ pub struct Piece {
 
 impl Piece {
     /// The elements of a rank that the piece has: whole slices.
-    pub fn of(&self, share: Share, rank: usize) -> Range<usize> {
-        let own = share.of(rank);
-        let n_slices = own.len().div_ceil(SLICE);
-        let start = |part: usize| (own.start + part * n_slices / self.part.1 * SLICE).min(own.end);
+    pub fn owned_by(&self, share: Share, rank: usize) -> Range<usize> {
+        let owned = share.owned_by(rank);
+        let n_slices = owned.len().div_ceil(SLICE);
+        let start = |part: usize| (owned.start + part * n_slices / self.part.1 * SLICE).min(owned.end);
         start(self.part.0)..start(self.part.0 + 1)
     }
 }
@@ -162,19 +172,22 @@ mod tests {
     fn the_pieces_of_a_parameter_have_every_element_once() {
         for len in [1, SLICE, 3 * SLICE + 5, EXCHANGED_AT_ONCE, 2 * EXCHANGED_AT_ONCE + 3 * SLICE + 7] {
             for world in [1, 2, 3, 8] {
-                let share = Share { len, place: 1, world };
+                let share = Share { len, parameter_idx: 1, world };
                 let groups = cut(&[(0, len)]);
                 for rank in 0..world {
-                    let ranges = groups.iter().flatten().map(|piece| piece.of(share, rank));
-                    let mut end = share.of(rank).start;
+                    let ranges = groups.iter().flatten().map(|piece| piece.owned_by(share, rank));
+                    let mut end = share.owned_by(rank).start;
                     for range in ranges {
                         assert_eq!(range.start, end, "{len} {world} {rank}");
                         end = range.end;
                     }
-                    assert_eq!(end, share.of(rank).end, "{len} {world} {rank}");
+                    assert_eq!(end, share.owned_by(rank).end, "{len} {world} {rank}");
                 }
                 let most = groups.iter().map(|group| {
-                    group.iter().flat_map(|p| (0..world).map(|rank| p.of(share, rank).len())).sum::<usize>()
+                    group
+                        .iter()
+                        .flat_map(|p| (0..world).map(|rank| p.owned_by(share, rank).len()))
+                        .sum::<usize>()
                 });
                 assert!(most.max() <= Some(EXCHANGED_AT_ONCE + world * SLICE), "{len} {world}");
             }
@@ -183,15 +196,16 @@ mod tests {
 
     #[test]
     fn small_layers_go_together() {
-        let blocks = Blocks::new(7, FEWEST_AT_ONCE / 3);
+        let blocks = Blocks::new(7, FEWEST_AT_ONCE / 3, true);
         assert_eq!(
             (0..blocks.len()).map(|block| blocks.layers(block)).collect::<Vec<_>>(),
             [0..3, 3..6, 6..7]
         );
         let ends: Vec<usize> = (0..7).rev().filter(|&layer| blocks.ends_with(layer)).collect();
         assert_eq!((ends, blocks.of_layer(5)), (vec![6, 3, 0], 1));
-        assert_eq!(Blocks::new(28, 50_000_000).n_together, 1);
-        assert_eq!(Blocks::new(4, 10).layers(0), 0..4);
+        let [alike, different] = [true, false].map(|are_alike| Blocks::new(28, 50_000_000, are_alike));
+        assert_eq!((alike.n_together, alike.n_kept(), different.n_kept()), (1, 2, 28));
+        assert_eq!(Blocks::new(4, 10, true).layers(0), 0..4);
     }
 
     #[test]

@@ -71,17 +71,17 @@ impl Transport for Threads {
         Ok(self.from[from].lock().unwrap().recv().unwrap())
     }
 
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
-        (0..self.world()).for_each(|to| self.send(to, own.to_vec()));
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        (0..self.world()).for_each(|to| self.send(to, bytes.to_vec()));
         (0..self.world()).map(|from| self.receive(from)).collect()
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
-        self.all_gather(&own)
+    fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+        self.all_gather(&bytes)
     }
 
-    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
-        Ok(self.all_gather(own)?.remove(0))
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError> {
+        Ok(self.all_gather(bytes)?.remove(0))
     }
 
     fn fail(&self, problem: &str) -> RankError {
@@ -93,15 +93,18 @@ impl Transport for Threads {
     }
 }
 
-/// Five layers, so that layers share memory, and parameters of several slices.
+/// Five layers, so that layers share memory where they are alike, and parameters of several slices.
 fn policy(tied_embeddings: bool) -> Policy {
-    let wide = ModelConfig {
+    let mut wide = ModelConfig {
         width: 96,
         layers: tiny_layers(Family::Qwen3, Heads { query: 3, kv: 1, dim: 6 }, 400, 5),
         vocabulary: 600,
         tied_embeddings,
         ..tiny_config(Family::Qwen3)
     };
+    if !tied_embeddings {
+        wide.layers[3] = tiny_layers(Family::Qwen2, Heads { query: 4, kv: 2, dim: 10 }, 300, 1)[0];
+    }
     let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
     Policy::random(&device, &wide, 3, 0.2).unwrap()
 }
@@ -132,15 +135,15 @@ fn expected(policy: &Policy) -> Vec<Vec<f32>> {
         let mut gradients = Gradients::zeros(policy).unwrap();
         let (d_logp, d_entropy) = forward(policy, &mut pass, number);
         pass.backward(policy, &d_logp, &d_entropy, &mut gradients).unwrap();
-        let own: Vec<Vec<f32>> = gradients.parts().map(|part| part.to_vec()).collect();
+        let parts: Vec<Vec<f32>> = gradients.parts().map(|part| part.to_vec()).collect();
         match number {
-            0 => sums = own,
-            _ => sums.iter_mut().flatten().zip(own.iter().flatten()).for_each(|(sum, own)| *sum += own),
+            0 => sums = parts,
+            _ => sums.iter_mut().flatten().zip(parts.iter().flatten()).for_each(|(sum, part)| *sum += part),
         }
     }
     if policy.weights.head.is_none() {
         let lookup = sums.pop().unwrap();
-        sums[0].iter_mut().zip(&lookup).for_each(|(sum, own)| *sum += own);
+        sums[0].iter_mut().zip(&lookup).for_each(|(sum, part)| *sum += part);
     }
     sums
 }
@@ -152,9 +155,9 @@ fn sums_of(policy: &Policy, ranks: &Ranks) -> Vec<(Share, Vec<f32>)> {
     let (rank, world) = (ranks.rank() as u32, ranks.world() as u32);
     for first in (0..N_MICROBATCHES).step_by(world as usize) {
         let n_microbatches = world.min(N_MICROBATCHES - first);
-        let own = (rank < n_microbatches).then(|| forward(policy, &mut pass, first + rank));
+        let scored = (rank < n_microbatches).then(|| forward(policy, &mut pass, first + rank));
         let mut round = sums.round(n_microbatches as usize);
-        if let Some((d_logp, d_entropy)) = own {
+        if let Some((d_logp, d_entropy)) = scored {
             pass.backward(policy, &d_logp, &d_entropy, &mut round).unwrap();
         }
         round.finish().unwrap();
@@ -176,11 +179,11 @@ fn sums_of_any_number_of_ranks_are_the_micro_batches_added_in_order() {
                     ranks.iter().map(|ranks| scope.spawn(move || sums_of(policy, ranks))).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
-            for (place, expected) in expected.iter().enumerate() {
-                let parts: Vec<Vec<f32>> = by_rank.iter().map(|sums| sums[place].1.clone()).collect();
-                let joined = by_rank[0][place].0.joined(&parts);
+            for (idx, expected) in expected.iter().enumerate() {
+                let parts: Vec<Vec<f32>> = by_rank.iter().map(|sums| sums[idx].1.clone()).collect();
+                let joined = by_rank[0][idx].0.joined(&parts);
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&joined), bits(expected), "tied {tied}, {world} ranks, parameter {place}");
+                assert_eq!(bits(&joined), bits(expected), "tied {tied}, {world} ranks, parameter {idx}");
             }
         }
     }
@@ -205,7 +208,7 @@ fn head_and_embedding_of_one_process_that_adds_as_it_goes_have_the_same_sums() {
         gradients.join();
         let found: Vec<Vec<f32>> = gradients.sums().map(|sum| sum.to_vec()).collect();
         let compared = if tied { vec![0] } else { vec![0, expected.len() - 1] };
-        assert!(compared.iter().all(|&place| found[place] == expected[place]), "tied {tied}");
+        assert!(compared.iter().all(|&idx| found[idx] == expected[idx]), "tied {tied}");
         gradients.clear();
         assert_eq!(gradients.head_sum_squares(), 0.0, "cleared, and not yet written");
     }
