@@ -62,7 +62,7 @@ impl Joined {
     /// The ranks for numbers on that device: GPUs speak by NCCL where all have it.
     pub fn ranks_on(&self, device: &Device) -> Result<Ranks> {
         let Some((_, tcp)) = &self.others else { return Ok(Ranks::clone(&self.ranks)) };
-        if let Some(ranks) = Nccl::over(tcp, device)? {
+        if let Some(ranks) = Nccl::of_devices(tcp, device)? {
             return Ok(ranks);
         }
         if device.is_async() {

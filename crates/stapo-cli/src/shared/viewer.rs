@@ -113,6 +113,9 @@ struct Shown<'a> {
     update: usize,
     tau_h: Option<f64>,
     text: &'a [String],
+    /// Texts that the policy was given between its tokens, each with the number of tokens before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    given: Vec<(usize, &'a str)>,
     logp: &'a [f64],
     entropy: &'a [f64],
     ratio: &'a [f64],
@@ -204,6 +207,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
         update: response.update_idx,
         tau_h: response.tau_h,
         text: &tokens.text,
+        given: response.given.iter().map(|given| (given.after, given.text.as_str())).collect(),
         logp: &tokens.logp,
         entropy: &tokens.entropy,
         ratio: &tokens.ratio,

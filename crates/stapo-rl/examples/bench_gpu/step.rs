@@ -58,7 +58,7 @@ max_unjudged_share = 1.0
 fn ranks(device: &Device) -> Result<Ranks, Failure> {
     let Some(place) = Place::find(&Flags::default())? else { return Ok(Solo::ranks()) };
     let tcp = Tcp::connect(&place)?;
-    Ok(Nccl::over(&tcp, device)?.unwrap_or(tcp))
+    Ok(Nccl::of_devices(&tcp, device)?.unwrap_or(tcp))
 }
 
 pub fn step(options: &Options) -> Result<(), Failure> {

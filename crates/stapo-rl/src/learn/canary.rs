@@ -91,18 +91,18 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
 
 /// Warnings about a step: no contrast between rewards, or a policy that has drifted far from that of the `first` step.
 pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut found = Vec::new();
     if !plan.config.canaries.enabled {
-        return said;
+        return found;
     }
     if batch.groups.iter().all(Group::is_unanimous) {
-        said.push(format!(
+        found.push(format!(
             "step {}: every group has equal rewards, so nothing was learned; the task is too easy or too hard",
             metrics.step
         ));
     }
-    said.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
-    said
+    found.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
+    found
 }
 
 /// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
@@ -148,28 +148,28 @@ fn is_worth_a_warning(n_left: usize, n_right: usize) -> bool {
 
 /// How far a step is from the first: entropies that fell or rose, and responses that no longer end.
 fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String> {
-    let mut said = Vec::new();
+    let mut found = Vec::new();
     if canaries.is_collapse(first.entropy_mean, now.entropy_mean) {
-        said.push(format!(
+        found.push(format!(
             "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
             now.step, first.entropy_mean, now.entropy_mean
         ));
     }
     if now.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
-        said.push(format!(
+        found.push(format!(
             "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
             now.step, first.entropy_mean, now.entropy_mean
         ));
     }
     if no_longer_ends(first.truncated_share, now.truncated_share) {
-        said.push(format!(
+        found.push(format!(
             "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/); a lower learning rate or a KL term helps",
             now.step,
             100.0 * now.truncated_share,
             100.0 * first.truncated_share
         ));
     }
-    said
+    found
 }
 
 /// Whether a policy no longer ends its responses, given the share of responses cut at their limit and that of the run's first

@@ -190,18 +190,23 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     /// Forward, effects and backward of every micro-batch: gradients add up un-normalised.
     fn accumulate(&mut self, learner: &mut Learner, pass: &mut Pass) -> Result<Tally> {
         let mut tallies = vec![SequenceTally::default(); self.members.len()];
-        let mut own: Vec<usize> = Vec::new();
+        let mut computed: Vec<usize> = Vec::new();
         for round in rounds(self.work.len(), &*learner.ranks) {
-            match round.own {
-                Some(place) => {
-                    self.accumulate_own(learner, pass, (place, round.n_microbatches), &mut tallies)?;
-                    own.extend(&self.work[place].microbatch.sequences);
+            match round.microbatch_idx {
+                Some(work_idx) => {
+                    self.accumulate_microbatch(
+                        learner,
+                        pass,
+                        (work_idx, round.n_microbatches),
+                        &mut tallies,
+                    )?;
+                    computed.extend(&self.work[work_idx].microbatch.sequences);
                 }
                 None => learner.backward(pass, None, round.n_microbatches)?,
             }
         }
         if learner.ranks.world() > 1 {
-            self.share(learner, &own, &mut tallies)?;
+            self.share(learner, &computed, &mut tallies)?;
         }
         if let Some(deferral) = self.deferral {
             self.accumulate_deferred(learner, pass, deferral, &mut tallies)?;
@@ -209,52 +214,52 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         Ok(self.plan.objective.total(&tallies))
     }
 
-    /// Forward, effects and backward of the micro-batch at `place`, in a round of `n_microbatches`. Backward waits for
+    /// Forward, effects and backward of the micro-batch `work_idx`, in a round of `n_microbatches`. Backward waits for
     /// nothing but the effects; what else forward gave is read while a GPU runs backward.
-    fn accumulate_own(
+    fn accumulate_microbatch(
         &mut self,
         learner: &mut Learner,
         pass: &mut Pass,
-        (place, n_microbatches): (usize, usize),
+        (work_idx, n_microbatches): (usize, usize),
         tallies: &mut [SequenceTally],
     ) -> Result<()> {
         let meter = self.context.meter;
         let policy = &learner.model.policy;
         let device = policy.device().clone();
         let options = head_options(self.plan);
-        let batch = meter.part(Part::Pack, || packed(&self.work[place].sequences(&self.members)));
+        let batch = meter.part(Part::Pack, || packed(&self.work[work_idx].sequences(&self.members)));
         let pending = meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
         let (scores, alternatives) = meter.part(Part::Wait, || pending.wait_for_numbers());
-        let own = self.work[place].microbatch.sequences.clone();
+        let sequences = self.work[work_idx].microbatch.sequences.clone();
         let (d_logp, d_entropy) = meter.part(Part::Objective, || {
             let mut start = 0;
-            for &idx in &own {
+            for &idx in &sequences {
                 start += self.members[idx].set_numbers(&scores, start);
             }
-            self.evaluate(&own, Some(place), tallies)?;
-            Ok::<_, Error>(self.work[place].gradients(&self.members))
+            self.evaluate(&sequences, Some(work_idx), tallies)?;
+            Ok::<_, Error>(self.work[work_idx].gradients(&self.members))
         })?;
         meter.part_on(Part::Backward, &device, || {
             learner.backward(pass, Some((&d_logp, &d_entropy)), n_microbatches)
         })?;
         meter.part(Part::Beside, || {
             let mut alternatives = alternatives.wait().into_iter();
-            for &idx in &own {
+            for &idx in &sequences {
                 let member = &mut self.members[idx];
                 member.alternatives = alternatives.by_ref().take(member.logp.len()).collect();
             }
         });
-        meter.add(own.len(), d_logp.len());
+        meter.add(sequences.len(), d_logp.len());
         Ok(())
     }
 
-    /// Takes over what other ranks have computed of their micro-batches, so that all ranks know every member's scores and
-    /// effects.
-    fn share(&mut self, learner: &Learner, own: &[usize], tallies: &mut [SequenceTally]) -> Result<()> {
-        let scored: Vec<_> = own.iter().map(|&idx| (idx, self.members[idx].scores())).collect();
+    /// Takes over what other ranks have computed of their micro-batches; this rank has `computed` these members.
+    /// All ranks then know every member's scores and effects.
+    fn share(&mut self, learner: &Learner, computed: &[usize], tallies: &mut [SequenceTally]) -> Result<()> {
+        let scored: Vec<_> = computed.iter().map(|&idx| (idx, self.members[idx].scores())).collect();
         let mut foreign = Vec::new();
         for (idx, scores) in all_scores(&*learner.ranks, &scored)? {
-            if !own.contains(&idx) {
+            if !computed.contains(&idx) {
                 self.members[idx].set_scores(scores);
                 foreign.push(idx);
             }
@@ -282,7 +287,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let deferred = &self.work[n_done..];
         let meter = self.context.meter;
         for round in rounds(deferred.len(), &*learner.ranks) {
-            if let Some(work) = round.own.map(|place| &deferred[place]) {
+            if let Some(work) = round.microbatch_idx.map(|idx| &deferred[idx]) {
                 let batch = meter.part(Part::Pack, || packed(&work.sequences(&self.members)));
                 let policy = &learner.model.policy;
                 let device = policy.device().clone();
@@ -306,12 +311,12 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         tallies: &mut [SequenceTally],
     ) -> Result<()> {
         let Self { plan, calibration, .. } = self;
-        let mut is_own = vec![false; self.members.len()];
+        let mut is_scored = vec![false; self.members.len()];
         for &idx in members {
-            is_own[idx] = true;
+            is_scored[idx] = true;
         }
-        let own = self.members.par_iter_mut().zip(tallies).enumerate().filter(|(idx, _)| is_own[*idx]);
-        let evaluated: Vec<std::result::Result<(), ObjectiveError>> = own
+        let scored = self.members.par_iter_mut().zip(tallies).enumerate().filter(|(idx, _)| is_scored[*idx]);
+        let evaluated: Vec<std::result::Result<(), ObjectiveError>> = scored
             .map(|(idx, (member, tally))| {
                 let mut effects = vec![TokenEffect::default(); member.logp.len()];
                 *tally = plan.objective.evaluate(calibration, idx, &member.signals(), &mut effects)?;
@@ -348,20 +353,20 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let mut found = None;
         let (rank, world) = (learner.ranks.rank(), learner.ranks.world());
-        for (place, work) in self.work.iter().enumerate().skip(rank).step_by(world) {
+        for (work_idx, work) in self.work.iter().enumerate().skip(rank).step_by(world) {
             let policy = &learner.model.policy;
             pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
             let (d_logp, d_entropy) = work.gradients(&self.members);
             if !learner.is_finite_backward(pass, (&d_logp, &d_entropy))? {
-                found = Some(place);
+                found = Some(work_idx);
                 break;
             }
         }
         learner.gradients.clear();
-        let own = found.map_or(u64::MAX, |place| place as u64);
-        let all = learner.ranks.all_gather(&own.to_le_bytes())?;
-        let places = all.iter().flat_map(|bytes| words(bytes)).map(u64::from_le_bytes);
-        Ok(places.filter(|place| *place != u64::MAX).min().map(|place| place as usize))
+        let found = found.map_or(u64::MAX, |idx| idx as u64);
+        let all = learner.ranks.all_gather(&found.to_le_bytes())?;
+        let indices = all.iter().flat_map(|bytes| words(bytes)).map(u64::from_le_bytes);
+        Ok(indices.filter(|idx| *idx != u64::MAX).min().map(|idx| idx as usize))
     }
 
     /// Counts the tokens by quadrant, after every member's effects are known and before they are scaled.

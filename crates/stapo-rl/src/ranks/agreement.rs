@@ -24,9 +24,9 @@ pub fn agree(ranks: &dyn Transport, facts: &[Fact]) -> Result<(), RankError> {
     let all = all.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
     let expected = &all[0];
     for (rank, found) in all.iter().enumerate().skip(1) {
-        if let Some((name, own, of_rank_0)) = difference(found, expected) {
+        if let Some((name, value, expected)) = difference(found, expected) {
             let problem = format!(
-                "{name} is {own}, and {of_rank_0} on rank 0\nhint: all ranks start the same program with the same plan, data and model"
+                "{name} is {value}, and {expected} on rank 0\nhint: all ranks start the same program with the same plan, data and model"
             );
             return Err(RankError { rank, problem });
         }

@@ -267,15 +267,15 @@ impl Control {
 
     /// Tells all ranks that this one cannot go on. Returns what all end with.
     pub fn fail(&self, problem: &str) -> RankError {
-        let own = RankError { rank: self.rank, problem: problem.to_string() };
+        let failure = RankError { rank: self.rank, problem: problem.to_string() };
         if self.rank == 0 {
-            self.conclude(own.clone());
+            self.conclude(failure.clone());
         } else if self.failure().is_none() {
-            self.send_all(&Message::Failed(own.clone()));
+            self.send_all(&Message::Failed(failure.clone()));
             self.wait(VERDICT, |state| state.failure.is_some());
-            self.conclude(own.clone());
+            self.conclude(failure.clone());
         }
-        self.failure().unwrap_or(own)
+        self.failure().unwrap_or(failure)
     }
 
     /// The connection to a rank broke while data went over it. Returns what all ranks end with.

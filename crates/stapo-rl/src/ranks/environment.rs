@@ -127,7 +127,7 @@ impl Place {
         let is_marked = |c: &&Convention| get(c.rank).is_some() && get(c.mark).is_some();
         let convention = CONVENTIONS.iter().find(is_marked);
         let from = if flags.rank.is_some() { "--rank" } else { convention.map_or("", |c| c.name) };
-        let of = |names: fn(&Convention) -> &'static [&'static str]| {
+        let number_of = |names: fn(&Convention) -> &'static [&'static str]| {
             convention.map_or(Ok(None), |c| first(names(c)))
         };
         let rank = match flags.rank {
@@ -135,7 +135,7 @@ impl Place {
             None => convention.map_or(Ok(None), |c| number(c.rank))?,
         };
         let Some(rank) = rank else { return Ok(None) };
-        let world = flags.world.map_or_else(|| of(|c| c.world), |world| Ok(Some(world)))?;
+        let world = flags.world.map_or_else(|| number_of(|c| c.world), |world| Ok(Some(world)))?;
         let Some(world) = world else { return Err(PlaceError::NoWorld { from, rank }) };
         if rank >= world {
             return Err(PlaceError::Rank { from, rank, world });
@@ -143,13 +143,14 @@ impl Place {
         if world == 1 {
             return Ok(None);
         }
-        let local_rank = flags.local_rank.map_or_else(|| of(|c| c.local_rank), |rank| Ok(Some(rank)))?;
+        let local_rank =
+            flags.local_rank.map_or_else(|| number_of(|c| c.local_rank), |rank| Ok(Some(rank)))?;
         let (address, port) = address(flags, get)?.ok_or(PlaceError::NoAddress { from, rank, world })?;
         Ok(Some(Place {
             rank,
             world,
             local_rank: local_rank.unwrap_or(0),
-            n_local: of(|c| c.n_local)?.unwrap_or(1).max(1),
+            n_local: number_of(|c| c.n_local)?.unwrap_or(1).max(1),
             address,
             port,
             token: get(TOKEN).unwrap_or_default(),
@@ -182,7 +183,7 @@ fn address(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option
     if let Some(address) = get("MASTER_ADDR") {
         // Under torchrun the port belongs to the store of its agent.
         let is_taken = get("TORCHELASTIC_RUN_ID").is_some();
-        let port = port.map_or(PORT, |port| if is_taken { beside(port) } else { port });
+        let port = port.map_or(PORT, |port| if is_taken { neighbouring(port) } else { port });
         return Ok(Some((address, port)));
     }
     let nodes = get("SLURM_STEP_NODELIST").or_else(|| get("SLURM_JOB_NODELIST"));
@@ -192,7 +193,7 @@ fn address(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option
 }
 
 /// A port near a given one.
-fn beside(port: u16) -> u16 {
+fn neighbouring(port: u16) -> u16 {
     if port > u16::MAX - 1000 { port - 1000 } else { port + 1000 }
 }
 

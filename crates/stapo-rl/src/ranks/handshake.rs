@@ -108,12 +108,12 @@ pub fn call(stream: &mut TcpStream, caller: Caller, secret: &[u8]) -> io::Result
         .strip_prefix(MAGIC)
         .and_then(|nonce| nonce.try_into().ok())
         .ok_or_else(|| refused("is no rank of this program"))?;
-    let own = random()?;
+    let caller_nonce = random()?;
     let said = caller.to_bytes();
-    let proof_of_caller = proof("caller", secret, [&nonce, &own], &said);
-    send(stream, &[MAGIC, &own[..], &proof_of_caller[..], &said[..]].concat())?;
+    let proof_of_caller = proof("caller", secret, [&nonce, &caller_nonce], &said);
+    send(stream, &[MAGIC, &caller_nonce[..], &proof_of_caller[..], &said[..]].concat())?;
     let answer = receive(stream)?;
-    if !is_same(&answer, &proof("listener", secret, [&own, &nonce], &said)) {
+    if !is_same(&answer, &proof("listener", secret, [&caller_nonce, &nonce], &said)) {
         return Err(refused("does not know the secret of this run"));
     }
     stream.set_read_timeout(None)?;
@@ -126,8 +126,8 @@ pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
-    let own = random()?;
-    send(stream, &[&MAGIC[..], &own[..]].concat())?;
+    let listener_nonce = random()?;
+    send(stream, &[&MAGIC[..], &listener_nonce[..]].concat())?;
     let message = receive(stream)?;
     let no_rank = || refused("is no rank of this program");
     let rest = message.strip_prefix(MAGIC).ok_or_else(no_rank)?;
@@ -138,12 +138,12 @@ pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::
         Purpose::Control => run_secret,
         Purpose::Data => session,
     };
-    if !is_same(theirs, &proof("caller", secret, [&own, nonce], said)) {
+    if !is_same(theirs, &proof("caller", secret, [&listener_nonce, nonce], said)) {
         // A rank with another secret learns of it at once, and a stranger learns nothing.
         send(stream, b"no")?;
         return Err(refused("does not know the secret of this run"));
     }
-    send(stream, &proof("listener", secret, [nonce, &own], said))?;
+    send(stream, &proof("listener", secret, [nonce, &listener_nonce], said))?;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     Ok(caller)

@@ -21,8 +21,8 @@ const CHOICE: &str = "STAPO_RANKS_TRANSPORT";
 impl Nccl {
     /// The ranks of GPUs that all have NCCL. `None` where the numbers go through the host: on a CPU, where no rank has
     /// NCCL, or where the environment says so.
-    pub fn over(tcp: &Arc<Tcp>, device: &Device) -> Result<Option<Ranks>, RankError> {
-        let own = |problem: String| RankError { rank: tcp.rank(), problem };
+    pub fn of_devices(tcp: &Arc<Tcp>, device: &Device) -> Result<Option<Ranks>, RankError> {
+        let fault = |problem: String| RankError { rank: tcp.rank(), problem };
         let is_wanted = device.is_async() && std::env::var(CHOICE).as_deref() != Ok("tcp");
         let version = if is_wanted { nccl_version().unwrap_or_default() } else { String::new() };
         let all = tcp.all_gather(version.as_bytes())?;
@@ -42,7 +42,7 @@ impl Nccl {
             return Ok(None);
         }
         let id = match tcp.rank() {
-            0 => unique_id().map_err(|error| own(error.to_string()))?.to_vec(),
+            0 => unique_id().map_err(|error| fault(error.to_string()))?.to_vec(),
             _ => Vec::new(),
         };
         let id: [u8; ID_BYTES] = tcp
@@ -54,7 +54,7 @@ impl Nccl {
         let gpus = Arc::new(gpus);
         let aborted = Arc::clone(&gpus);
         tcp.on_failure(move || aborted.abort());
-        watch(tcp, &gpus).map_err(|error| own(error.to_string()))?;
+        watch(tcp, &gpus).map_err(|error| fault(error.to_string()))?;
         Ok(Some(Arc::new(Nccl { tcp: Arc::clone(tcp), gpus })))
     }
 }
@@ -112,16 +112,16 @@ impl Transport for Nccl {
         self.tcp.receive(from)
     }
 
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
-        self.tcp.all_gather(own)
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        self.tcp.all_gather(bytes)
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
-        self.tcp.gather(own)
+    fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+        self.tcp.gather(bytes)
     }
 
-    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
-        self.tcp.broadcast(own)
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError> {
+        self.tcp.broadcast(bytes)
     }
 
     fn fail(&self, problem: &str) -> RankError {

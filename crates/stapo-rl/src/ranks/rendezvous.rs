@@ -38,13 +38,13 @@ pub fn meet(place: &Place) -> Result<Connections, RankError> {
     if place.rank == 0 { lead(place, deadline) } else { join(place, deadline) }
 }
 
-fn of_rank(rank: usize, problem: String) -> RankError {
+fn error_of_rank(rank: usize, problem: String) -> RankError {
     RankError { rank, problem }
 }
 
 /// Rank 0: takes the calls of all others, and tells each where the others listen.
 fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
-    let failed = |problem: String| of_rank(0, problem);
+    let failed = |problem: String| error_of_rank(0, problem);
     let shown = format!("{}:{}", place.address, place.port);
     let listener = listen(place).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
     let session = random().map_err(|e| failed(e.to_string()))?;
@@ -54,7 +54,7 @@ fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
     while control.len() + 1 < place.world {
         let missing = || (1..place.world).find(|rank| !control.contains_key(rank)).unwrap_or(0);
         let Some((caller, stream)) = arrivals.next(deadline) else {
-            return Err(of_rank(
+            return Err(error_of_rank(
                 missing(),
                 format!(
                     "did not call rank 0 at {shown} in time\nhint: start all {} ranks, with the same MASTER_ADDR and MASTER_PORT, and {} if one has it",
@@ -65,17 +65,17 @@ fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
         };
         check_caller(place, &caller, Purpose::Control)?;
         if control.insert(caller.rank, (stream, caller.port)).is_some() {
-            return Err(of_rank(caller.rank, "two processes say that they are this rank".into()));
+            return Err(error_of_rank(caller.rank, "two processes say that they are this rank".into()));
         }
     }
     let mut addresses = Vec::new();
     for (rank, (stream, port)) in &control {
-        let peer = stream.peer_addr().map_err(|e| of_rank(*rank, e.to_string()))?;
+        let peer = stream.peer_addr().map_err(|e| error_of_rank(*rank, e.to_string()))?;
         addresses.push(SocketAddr::new(peer.ip(), *port));
     }
     let welcome = welcome(&session, &addresses);
     for (rank, (stream, _)) in &mut control {
-        stream.write_all(&welcome).map_err(|e| of_rank(*rank, e.to_string()))?;
+        stream.write_all(&welcome).map_err(|e| error_of_rank(*rank, e.to_string()))?;
     }
     let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
     arrivals.take(place, &mut data, deadline)?;
@@ -84,10 +84,10 @@ fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
 
 /// Every other rank: calls rank 0, then those before it, and is called by those after it.
 fn join(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
-    let own = |error: io::Error| of_rank(place.rank, error.to_string());
+    let fault = |error: io::Error| error_of_rank(place.rank, error.to_string());
     let master = format!("{}:{}", place.address, place.port);
     let unreached = |error: io::Error| {
-        of_rank(
+        error_of_rank(
             0,
             format!(
                 "rank {} could not reach it at {master}: {error}\nhint: MASTER_ADDR and MASTER_PORT name rank 0's machine and port; {} must be the same on all ranks",
@@ -96,25 +96,26 @@ fn join(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
             ),
         )
     };
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(own)?;
-    let port = listener.local_addr().map_err(own)?.port();
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(fault)?;
+    let port = listener.local_addr().map_err(fault)?.port();
     let caller = Caller { rank: place.rank, world: place.world, purpose: Purpose::Control, port };
     let mut control = reach(place, caller, deadline).map_err(unreached)?;
     let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
-    control.set_read_timeout(Some(left)).map_err(own)?;
+    control.set_read_timeout(Some(left)).map_err(fault)?;
     let (session, addresses) = read_welcome(&mut control, place.world).map_err(unreached)?;
-    control.set_read_timeout(None).map_err(own)?;
-    let mut arrivals = Arrivals::open(listener, &session, &session).map_err(own)?;
+    control.set_read_timeout(None).map_err(fault)?;
+    let mut arrivals = Arrivals::open(listener, &session, &session).map_err(fault)?;
     let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
     let caller = Caller { purpose: Purpose::Data, ..caller };
-    let to_master = control.peer_addr().map_err(own)?;
+    let to_master = control.peer_addr().map_err(fault)?;
     for (rank, address) in std::iter::once(to_master).chain(addresses).enumerate().take(place.rank) {
         let called = TcpStream::connect_timeout(&address, left).and_then(|mut stream| {
             call(&mut stream, caller, &session)?;
             Ok(stream)
         });
-        let named =
-            |e: io::Error| of_rank(rank, format!("rank {} could not reach it at {address}: {e}", place.rank));
+        let named = |e: io::Error| {
+            error_of_rank(rank, format!("rank {} could not reach it at {address}: {e}", place.rank))
+        };
         data[rank] = Some(called.map_err(named)?);
     }
     arrivals.take(place, &mut data, deadline)?;
@@ -122,7 +123,7 @@ fn join(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
 }
 
 fn check_caller(place: &Place, caller: &Caller, purpose: Purpose) -> Result<(), RankError> {
-    let refuse = |problem: String| Err(of_rank(caller.rank, problem));
+    let refuse = |problem: String| Err(error_of_rank(caller.rank, problem));
     if caller.world != place.world {
         return refuse(format!(
             "was started as one of {}, rank {} as one of {}",
@@ -259,11 +260,14 @@ impl Arrivals {
     ) -> Result<(), RankError> {
         while let Some(missing) = (place.rank + 1..place.world).find(|&rank| data[rank].is_none()) {
             let Some((caller, stream)) = self.next(deadline) else {
-                return Err(of_rank(missing, format!("did not connect to rank {} in time", place.rank)));
+                return Err(error_of_rank(
+                    missing,
+                    format!("did not connect to rank {} in time", place.rank),
+                ));
             };
             check_caller(place, &caller, Purpose::Data)?;
             if caller.rank < place.rank || data[caller.rank].replace(stream).is_some() {
-                return Err(of_rank(caller.rank, "two processes say that they are this rank".into()));
+                return Err(error_of_rank(caller.rank, "two processes say that they are this rank".into()));
             }
         }
         Ok(())

@@ -103,14 +103,15 @@ impl Peer {
 impl Tcp {
     /// Meets the other ranks of the run.
     pub fn connect(place: &Place) -> Result<Arc<Self>, RankError> {
-        let own = |error: io::Error| RankError { rank: place.rank, problem: error.to_string() };
+        let fault = |error: io::Error| RankError { rank: place.rank, problem: error.to_string() };
         let Connections { control, data } = meet(place)?;
-        let shut = data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(own)?;
-        let control = Control::start(place.rank, control, shut, Pace::from_env()).map_err(own)?;
+        let shut =
+            data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(fault)?;
+        let control = Control::start(place.rank, control, shut, Pace::from_env()).map_err(fault)?;
         let peers = data.into_iter().map(|stream| stream.map(Peer::new).transpose());
         Ok(Arc::new(Tcp {
             rank: place.rank,
-            peers: peers.collect::<io::Result<_>>().map_err(own)?,
+            peers: peers.collect::<io::Result<_>>().map_err(fault)?,
             control,
             waited_nanos: AtomicU64::new(0),
         }))
@@ -190,30 +191,31 @@ impl Transport for Tcp {
         self.receive_of(from, None)
     }
 
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
         self.check()?;
-        self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
-        let of_rank = |rank| if rank == self.rank { Ok(own.to_vec()) } else { self.receive_of(rank, None) };
-        (0..self.world()).map(of_rank).collect()
+        self.others().for_each(|(_, peer)| peer.send(bytes.to_vec()));
+        let from_rank =
+            |rank| if rank == self.rank { Ok(bytes.to_vec()) } else { self.receive_of(rank, None) };
+        (0..self.world()).map(from_rank).collect()
     }
 
-    fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
+    fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, RankError> {
         self.check()?;
         if self.rank != 0 {
-            self.peer(0).send(own);
+            self.peer(0).send(bytes);
             return Ok(Vec::new());
         }
         let others = (1..self.world()).map(|rank| self.receive_of(rank, None));
-        std::iter::once(Ok(own)).chain(others).collect()
+        std::iter::once(Ok(bytes)).chain(others).collect()
     }
 
-    fn broadcast(&self, own: &[u8]) -> Result<Vec<u8>, RankError> {
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError> {
         self.check()?;
         if self.rank != 0 {
             return self.receive_of(0, None);
         }
-        self.others().for_each(|(_, peer)| peer.send(own.to_vec()));
-        Ok(own.to_vec())
+        self.others().for_each(|(_, peer)| peer.send(bytes.to_vec()));
+        Ok(bytes.to_vec())
     }
 
     fn fail(&self, problem: &str) -> RankError {

@@ -24,15 +24,16 @@ use std::collections::BTreeMap;
 pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
-    let mean =
-        |of: &dyn Fn(&stapo_core::Scored) -> f64| responses.iter().map(|s| of(s)).sum::<f64>() / n_responses;
+    let mean = |value: &dyn Fn(&stapo_core::Scored) -> f64| {
+        responses.iter().map(|s| value(s)).sum::<f64>() / n_responses
+    };
     let mut entropies: Vec<f64> =
         responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
     entropies.par_sort_unstable_by(f64::total_cmp);
     let stepped: Vec<&Learned> = learned.iter().filter(|update| !update.is_gated()).collect();
     let n_updates = stepped.len().max(1) as f64;
-    let average = |of: &dyn Fn(&Learned) -> f64| stepped.iter().map(|u| of(u)).sum::<f64>() / n_updates;
-    let count = |of: &dyn Fn(&Learned) -> usize| learned.iter().map(of).sum::<usize>();
+    let average = |value: &dyn Fn(&Learned) -> f64| stepped.iter().map(|u| value(u)).sum::<f64>() / n_updates;
+    let count = |value: &dyn Fn(&Learned) -> usize| learned.iter().map(value).sum::<usize>();
     Metrics {
         schema: SCHEMA,
         step,
@@ -210,14 +211,14 @@ pub fn response_records(
         })
         .collect();
     let n = (n_responses / plan.config.rollout.group_size).clamp(1, groups.len().max(1));
-    let is_chosen = |place: usize| place * n / groups.len() != (place + 1) * n / groups.len();
+    let is_chosen = |group_idx: usize| group_idx * n / groups.len() != (group_idx + 1) * n / groups.len();
     let has_silenced =
         |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
-    let members = groups.iter().enumerate().flat_map(|(place, &(update_idx, update, members))| {
-        members.iter().map(move |member| (place, update_idx, update, member))
+    let members = groups.iter().enumerate().flat_map(|(group_idx, &(update_idx, update, members))| {
+        members.iter().map(move |member| (group_idx, update_idx, update, member))
     });
     let recorded: Vec<_> =
-        members.filter(|(place, _, _, member)| is_chosen(*place) || has_silenced(member)).collect();
+        members.filter(|(group_idx, _, _, member)| is_chosen(*group_idx) || has_silenced(member)).collect();
     recorded
         .into_par_iter()
         .map(|(_, update_idx, update, member)| {

@@ -44,8 +44,12 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
             plain(&response.prompt),
             plain(&response.reference)
         );
-        for t in 0..response.tokens.id.len() {
-            out.push_str(&token(response, t, by, colored));
+        let n_tokens = response.tokens.id.len();
+        for t in 0..=n_tokens {
+            out.extend(response.given_before(t).map(|text| given(text, colored)));
+            if t < n_tokens {
+                out.push_str(&token(response, t, by, colored));
+            }
         }
         out.push('\n');
         for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
@@ -103,6 +107,12 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
     painted(&text, color, fate == Fate::Silenced)
 }
 
+/// Text that the policy was given between its turns.
+fn given(text: &str, colored: bool) -> String {
+    let text = plain(text);
+    if colored { format!("\x1b[2m{text}\x1b[0m") } else { format!("[={text}=]") }
+}
+
 fn painted(text: &str, (r, g, b): (u8, u8, u8), struck: bool) -> String {
     let strike = if struck { ";9" } else { "" };
     format!("\x1b[38;2;255;255;255;48;2;{r};{g};{b}{strike}m{text}\x1b[0m")
@@ -150,6 +160,7 @@ mod tests {
     #[test]
     fn a_response_cannot_steer_the_terminal() {
         assert_eq!(plain("a\u{1b}[2J\u{9b}\n"), "a␛[2J\u{fffd}⏎");
+        assert_eq!(given("\u{1b}", false), "[=␛=]");
         assert_eq!(painted("x", (1, 2, 3), true), "\x1b[38;2;255;255;255;48;2;1;2;3;9mx\x1b[0m");
     }
 }

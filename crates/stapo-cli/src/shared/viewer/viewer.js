@@ -168,7 +168,12 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     head.append(element("span", "", nSilenced(r) + " silenced"));
     box.append(head, element("p", "prompt", r.prompt + "   [reference " + r.reference + "]"));
     const line = element("div", "tokens");
+    const given = new Map(r.given || []);
+    const appendGiven = (t) => {
+      if (given.has(t)) line.append(element("span", "given", given.get(t)));
+    };
     r.text.forEach((text, t) => {
+      appendGiven(t);
       const name = fate(r, t);
       const token = element("span", "t", /^\s*$/.test(text) ? visible(text) : text.replace(/\n/g, "⏎"));
       if (/^\s*$/.test(text)) token.classList.add("space");
@@ -179,6 +184,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       line.append(token);
       if (text.includes("\n")) line.append("\n");
     });
+    appendGiven(r.text.length);
     box.append(line);
     return box;
   };

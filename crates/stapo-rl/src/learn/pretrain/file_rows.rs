@@ -63,10 +63,10 @@ impl FileRows {
 
     /// The row at `position`; each epoch is a permutation of the rows, keyed by `seed`.
     pub(super) fn row(&self, seed: u64, position: u64) -> &TextRow {
-        &self.rows[self.place(seed, position)]
+        &self.rows[self.row_idx(seed, position)]
     }
 
-    fn place(&self, seed: u64, position: u64) -> usize {
+    fn row_idx(&self, seed: u64, position: u64) -> usize {
         let n = self.rows.len() as u64;
         permutation::image(position % n, n, Key::new(seed).with(position / n)) as usize
     }
@@ -80,7 +80,7 @@ impl FileRows {
             if n_tokens == 0 {
                 n_steps += 1;
             }
-            n_tokens += self.lengths[self.place(seed, position)];
+            n_tokens += self.lengths[self.row_idx(seed, position)];
             if n_tokens >= batch_tokens {
                 n_tokens = 0;
             }

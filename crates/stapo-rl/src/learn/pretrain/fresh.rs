@@ -81,8 +81,8 @@ pub fn export_policy(
 ) -> Result<stapo_model::export::Exported> {
     let mut tensors = policy.merged_tensors();
     Ok(export(folder, policy.config(), companions, options, |spec, values| {
-        let (own, tensor) = tensors.next().expect("a policy has the tensors of its config");
-        assert_eq!(own.name, spec.name, "tensors come in the order of the config");
+        let (named, tensor) = tensors.next().expect("a policy has the tensors of its config");
+        assert_eq!(named.name, spec.name, "tensors come in the order of the config");
         values.copy_from_slice(&tensor);
         Ok(())
     })?)

@@ -38,8 +38,8 @@ pub fn work(plan: &Plan, members: &[Member], chosen: &[usize], tokens: Tokens) -
 
 /// Micro-batches that the ranks compute at one time, one each.
 pub struct Round {
-    /// The place of this rank's micro-batch; `None` where the last round has fewer micro-batches than there are ranks.
-    pub own: Option<usize>,
+    /// The index of this rank's micro-batch; `None` where the last round has fewer micro-batches than there are ranks.
+    pub microbatch_idx: Option<usize>,
     pub n_microbatches: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct Round {
 pub fn rounds(n_microbatches: usize, ranks: &dyn Transport) -> impl Iterator<Item = Round> + use<> {
     let (rank, world) = (ranks.rank(), ranks.world());
     (0..n_microbatches).step_by(world).map(move |first| Round {
-        own: Some(first + rank).filter(|place| *place < n_microbatches),
+        microbatch_idx: Some(first + rank).filter(|idx| *idx < n_microbatches),
         n_microbatches: world.min(n_microbatches - first),
     })
 }
@@ -71,9 +71,9 @@ impl Work {
             };
             let waits = deferral.map(|deferral| deferral.waits(effects));
             for effect in effects {
-                let is_own = waits.as_ref().is_none_or(|waits| waits(effect) == takes_waiting);
-                d_logp.push(if is_own { effect.d_logp as f32 } else { 0.0 });
-                d_entropy.push(if is_own { effect.d_entropy as f32 } else { 0.0 });
+                let is_taken = waits.as_ref().is_none_or(|waits| waits(effect) == takes_waiting);
+                d_logp.push(if is_taken { effect.d_logp as f32 } else { 0.0 });
+                d_entropy.push(if is_taken { effect.d_entropy as f32 } else { 0.0 });
             }
         }
         (d_logp, d_entropy)
