@@ -109,7 +109,7 @@ pub struct Args {
     #[command(flatten)]
     kv: KvMemory,
 
-    /// The folder to write; by default evals/<time>.
+    /// The folder to write; by default evals/TIME.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 

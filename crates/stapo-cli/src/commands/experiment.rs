@@ -30,7 +30,7 @@ pub struct Args {
     /// A TOML file, or the name of a shipped experiment.
     file: Option<String>,
 
-    /// The folder for all runs; by default experiments/<name>.
+    /// The folder for all runs; by default experiments/NAME.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 

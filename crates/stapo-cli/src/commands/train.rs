@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// The run folder; by default runs/<time>-<name>.
+    /// The run folder; by default runs/TIME-NAME.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 

@@ -179,7 +179,7 @@ impl GradientSums {
         Ok(reduce::fold_squares(&self.device, &parts))
     }
 
-    /// As [`Gradients::zero_tensors`].
+    /// As [`super::gradients::Gradients::zero_tensors`].
     pub fn zero_tensors(&mut self, policy: &Policy) -> Result<Vec<&TensorSpec>, RankError> {
         self.settle();
         let this = &*self;

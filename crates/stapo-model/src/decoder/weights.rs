@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
 
-/// One value of type `P` for every parameter of a decoder: the [`Parameter`] itself, its gradient, its optimizer state.
+/// One value of type `P` for every parameter of a decoder: the [`Parameter`](super::parameter::Parameter) itself, its gradient, its optimizer state.
 #[derive(Debug)]
 pub struct DecoderWeights<P> {
     /// `[vocabulary, D]`
