@@ -81,8 +81,9 @@ fn judge(
         texts: std::slice::from_ref(text),
     };
     let turns: Vec<PolicyTurn> = answered.map(turn).collect();
-    let replies = environment.reply(&turns)?.into_iter().zip(&turns);
-    replies.map(|(reply, turn)| judgement(reply, turn.problem)).collect()
+    let replies = environment.reply(&turns)?;
+    assert_eq!(replies.len(), turns.len(), "an environment replies to every turn");
+    replies.into_iter().zip(&turns).map(|(reply, turn)| judgement(reply, turn.problem)).collect()
 }
 
 /// The judgements that end a conversation. The engine samples one turn, so an environment that goes on is refused.
