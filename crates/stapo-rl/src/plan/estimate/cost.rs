@@ -159,13 +159,13 @@ impl Costs<'_> {
 
     /// The same of a backward pass, with what it recomputes.
     pub fn elementwise_backward(&self, n_tokens: f64, recompute: Recompute) -> f64 {
-        let own =
+        let backward =
             8.0 * self.model.width as f64 + 3.0 * self.fused_width() + 5.0 * self.model.ffn_width as f64;
         let again = match recompute {
             Recompute::Nothing => 0.0,
             Recompute::Inputs | Recompute::Layers => self.forward_numbers(),
         };
-        self.elementwise((own + again) * self.compute_bytes() * n_tokens)
+        self.elementwise((backward + again) * self.compute_bytes() * n_tokens)
     }
 
     fn elementwise(&self, bytes_per_layer: f64) -> f64 {
