@@ -1,6 +1,7 @@
 //! The commands of the binary: each is a file or folder with an `Args` and a `run`.
 
 pub mod completions;
+pub mod config;
 pub mod counterfactual;
 pub mod doctor;
 pub mod eval;

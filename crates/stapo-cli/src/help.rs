@@ -29,6 +29,7 @@ const GROUPS: [Group; 5] = [
                  stapo launch --gpus 8 verify runs/RUN --replay",
             ),
             ("plan", "stapo plan my.toml\nstapo plan qwen3-1.7b --no-measure"),
+            ("config", "stapo config --schema > stapo.schema.json"),
             ("problems", "stapo problems my.toml -n 3"),
             ("sft", "stapo sft sft.toml --out runs/sft"),
             ("pretrain", "stapo pretrain --out runs/base\nstapo pretrain base-14m.toml --device cuda"),

@@ -22,9 +22,9 @@ mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init, inspect,
-    launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train, verify,
-    version,
+    completions, config, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init,
+    inspect, launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train,
+    verify, version,
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
@@ -60,6 +60,7 @@ enum Command {
     Inspect(inspect::Args),
     Serve(serve::Args),
     Plan(plan::Args),
+    Config(config::Args),
     Eval(eval::Args),
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
@@ -159,6 +160,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Fetch(args) => fetch::run(&args),
         Command::Experiment(args) => experiment::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Config(args) => config::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
         Command::Doctor(args) => doctor::run(&args),

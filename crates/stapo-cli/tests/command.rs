@@ -73,11 +73,11 @@ fn a_missing_program_is_found_at_the_start() {
         scripted("", |command| command.program = "/no/such/program".into()).err().unwrap().to_string();
     assert!(message.contains("verifier /no/such/program, at the start: No such file"), "{message}");
     for limit in [
-        |command: &mut CommandSpec| command.sample_seconds = 0.0,
-        |command: &mut CommandSpec| command.batch_seconds = f64::NAN,
-        |command: &mut CommandSpec| command.max_line_bytes = 0,
-        |command: &mut CommandSpec| command.memory_mib = 255,
-        |command: &mut CommandSpec| command.open_files = 15,
+        |command: &mut CommandSpec| command.limits.sample_seconds = 0.0,
+        |command: &mut CommandSpec| command.limits.batch_seconds = f64::NAN,
+        |command: &mut CommandSpec| command.limits.max_line_bytes = 0,
+        |command: &mut CommandSpec| command.limits.memory_mib = 255,
+        |command: &mut CommandSpec| command.limits.open_files = 15,
     ] {
         assert!(scripted(ECHO, limit).err().unwrap().to_string().contains("hint: "));
     }
@@ -109,10 +109,10 @@ fn death_between_calls_is_an_error_and_the_call_after_starts_anew() {
 fn a_hang_ends_at_the_limit_and_names_the_sample() {
     let silent = r#"read -r a; echo '{"reward": 1}'; sleep 1000"#;
     // Long enough for the first answer on a busy machine.
-    let message = failure(silent, |command| command.sample_seconds = 2.0);
+    let message = failure(silent, |command| command.limits.sample_seconds = 2.0);
     assert!(message.contains("sample 2 of 3 (problem \"p1\"): no answer for sample_seconds 2"), "{message}");
     let slow = r#"while read -r a; do sleep 0.15; echo '{"reward": 1}'; done"#;
-    let message = failure(slow, |command| command.batch_seconds = 0.25);
+    let message = failure(slow, |command| command.limits.batch_seconds = 0.25);
     assert!(message.contains("batch_seconds 0.25 are over"), "{message}");
 }
 
@@ -161,7 +161,7 @@ fn a_wrong_count_is_an_error() {
     let found = (0..500).find_map(|_| judge(&task, &samples(1)).err()).expect("surplus lines passed unseen");
     assert!(found.to_string().contains("a line too many"), "{found}");
     let too_few = r#"read -r a; while read -r a; do echo '{"reward": 1}'; done"#;
-    let message = failure(too_few, |command| command.sample_seconds = 2.0);
+    let message = failure(too_few, |command| command.limits.sample_seconds = 2.0);
     assert!(message.contains("sample 3 of 3 (problem \"p2\"): no answer"), "{message}");
 }
 
@@ -183,7 +183,7 @@ fn a_program_that_repeats_the_sample_number_is_never_read_out_of_step() {
 
 #[test]
 fn a_program_that_does_not_read_cannot_lock_the_judge() {
-    let task = scripted("sleep 1000", |command| command.sample_seconds = 0.2).unwrap();
+    let task = scripted("sleep 1000", |command| command.limits.sample_seconds = 0.2).unwrap();
     let long = "x".repeat(1 << 20);
     let many: Vec<_> = samples(4).into_iter().map(|(problem, _)| (problem, long.clone())).collect();
     assert!(judge(&task, &many).unwrap_err().to_string().contains("sample 1 of 4"));
@@ -251,11 +251,12 @@ fn the_environment_is_an_allow_list() {
     let usual = names(&seen(script, |_| {}));
     assert!(usual.iter().any(|name| name == "PATH") && usual.iter().all(|name| is_usual(name)), "{usual:?}");
     // Cargo gives tests this variable, so the check above had something to find.
-    let more = names(&seen(script, |command| command.env = vec!["CARGO_MANIFEST_DIR".into()]));
+    let more = names(&seen(script, |command| command.limits.env = vec!["CARGO_MANIFEST_DIR".into()]));
     assert!(more.iter().any(|name| name == "CARGO_MANIFEST_DIR"), "{more:?}");
     assert!(more.iter().all(|name| is_usual(name) || name == "CARGO_MANIFEST_DIR"), "{more:?}");
     for name in ["", "A=B"] {
-        let refused = scripted(ECHO, |command| command.env = vec![name.into()]).err().unwrap().to_string();
+        let refused =
+            scripted(ECHO, |command| command.limits.env = vec![name.into()]).err().unwrap().to_string();
         assert!(refused.contains("task env") && refused.contains("\nhint: "), "{refused}");
     }
 }
@@ -281,7 +282,7 @@ fn a_program_has_no_network_unless_the_plan_gives_it() {
     let connect = format!("bash -c 'exec 3<>/dev/tcp/127.0.0.1/{port}' && echo connected");
     let alone = seen(&connect, |_| {});
     assert!(!alone.contains("connected"), "{alone}");
-    let connected = seen(&connect, |command| command.network = true);
+    let connected = seen(&connect, |command| command.limits.network = true);
     if connected.contains("not found") {
         println!("skipped: no bash to connect with");
         return;
@@ -299,7 +300,7 @@ fn a_program_has_a_tmp_of_its_own_unless_the_plan_shares_it() {
     let write = format!("echo $TMPDIR; echo written > {probe}; cat {probe}");
     assert_eq!(seen(&write, |_| {}), "/tmp\nwritten\n");
     assert!(!std::path::Path::new(&probe).exists());
-    assert!(seen(&write, |command| command.shared_tmp = true).ends_with("written\n"));
+    assert!(seen(&write, |command| command.limits.shared_tmp = true).ends_with("written\n"));
     assert!(std::path::Path::new(&probe).exists());
     std::fs::remove_file(probe).unwrap();
 }
@@ -314,16 +315,16 @@ fn limits_are_final_for_the_program() {
         ["33554432", "33554432", "1024", "1024", "2097152", "2097152", "0", "0"]
     );
     let own = seen(limits, |command| {
-        (command.memory_mib, command.file_mib, command.open_files) = (256, 1, 64);
+        (command.limits.memory_mib, command.limits.file_mib, command.limits.open_files) = (256, 1, 64);
     });
     assert_eq!(
         own.split_whitespace().collect::<Vec<_>>(),
         ["262144", "262144", "64", "64", "2048", "2048", "0", "0"]
     );
-    let unlimited = seen(limits, |command| (command.memory_mib, command.file_mib) = (0, 0));
+    let unlimited = seen(limits, |command| (command.limits.memory_mib, command.limits.file_mib) = (0, 0));
     assert!(unlimited.starts_with("unlimited\nunlimited\n"), "{unlimited}");
     let greedy = "dd if=/dev/zero of=/dev/null bs=400M count=1; echo status $?";
-    assert!(seen(greedy, |command| command.memory_mib = 256).contains("status 1"));
+    assert!(seen(greedy, |command| command.limits.memory_mib = 256).contains("status 1"));
     assert!(seen(greedy, |_| {}).contains("status 0"));
 }
 

@@ -10,7 +10,7 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
     let at = folder.path();
     fs::create_dir_all(at.join("empty")).unwrap();
     fs::write(at.join("rows.jsonl"), "{\"q\": \"1+1=\", \"a\": \"2\"}\n").unwrap();
-    let cases: [(&str, &str); 28] = [
+    let cases: [(&str, &str); 29] = [
         ("eval --max-tokens 0", "--max-tokens"),
         ("eval --template hello", "--template \"hello\": shows no problem"),
         ("eval --resume E --limit 3", "--limit"),
@@ -30,6 +30,7 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
         ("experiment main --jobs 0", "--jobs"),
         ("counterfactual empty --gradient --problems 0", "--problems"),
         ("problems -n 0", "-n <N>"),
+        ("config", "hint: --schema prints the keys"),
         ("verify-run runs/a --steps 2", "hint: stapo verify runs/a --steps 2 --replay"),
         ("launch --ranks 2 verify runs/a", "launch verify: several processes replay steps"),
         ("verify empty --rank 1 --world 2", "--rank: given without --replay"),

@@ -3,7 +3,7 @@
 
 use crate::common::folder_below_tmp;
 use stapo_core::{Problem, Verdict};
-use stapo_rl::reward::{Judged, Programs, PythonSpec, VerifierSpec, fingerprint, show_prints};
+use stapo_rl::reward::{Judged, ProcessLimits, Programs, PythonSpec, VerifierSpec, fingerprint, show_prints};
 use stapo_rl::run::restart;
 use stapo_rl::tasks::{RowsSpec, Split, Task, TaskError, TaskSpec};
 use std::fs;
@@ -211,9 +211,9 @@ def reward(prompt, response, reference, row):
     assert!(message.contains("sample 1 of 3 (problem \"sum-1\"): its output ended"), "{message}");
     assert!(message.contains("exit status: 7"), "{message}");
     let hang = "import time\ndef reward(*given): time.sleep(1000)";
-    let message = failure(hang, |python| python.sample_seconds = 0.3);
+    let message = failure(hang, |python| python.limits.sample_seconds = 0.3);
     assert!(message.contains("no answer for sample_seconds 0.3"), "{message}");
-    let message = failure(hang, |python| (python.batch, python.batch_seconds) = (true, 3.0));
+    let message = failure(hang, |python| (python.batch, python.limits.batch_seconds) = (true, 3.0));
     assert!(message.contains("batch_seconds 3 are over"), "{message}");
 }
 
@@ -229,7 +229,13 @@ fn the_file_the_function_and_the_way_of_calling_are_identity() {
     assert_eq!(before, hash(&python));
     assert_ne!(before, hash(&PythonSpec { function: "other".into(), ..python.clone() }));
     assert_ne!(before, hash(&PythonSpec { batch: true, ..python.clone() }));
-    assert_ne!(before, hash(&PythonSpec { network: true, ..python.clone() }));
+    assert_ne!(
+        before,
+        hash(&PythonSpec {
+            limits: ProcessLimits { network: true, ..python.limits.clone() },
+            ..python.clone()
+        })
+    );
     fs::write(&file, "def reward(*given): return 2").unwrap();
     assert_ne!(before, hash(&python));
 }

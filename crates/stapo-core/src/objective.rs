@@ -40,12 +40,14 @@ pub use preset::{Preset, RolloutSettings, preset, presets};
 pub use signals::{Advantages, AdvantagesRef, ResponseSignals};
 pub use surrogate::Surrogate;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An algorithm of the family as a value. Every axis is a closed set, tagged by `kind`; [`preset()`] gives the published
 /// values.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = load::add_preset)]
 pub struct ObjectiveSpec {
     /// How rewards become an advantage.
     #[serde(default)]

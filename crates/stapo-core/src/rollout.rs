@@ -2,6 +2,7 @@
 //! filling `Option` fields.
 
 use crate::stats::has_spread;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A question with a known answer.
@@ -144,10 +145,12 @@ impl Group {
 
 /// Reward shaping for long responses (DAPO, Yu et al. 2025, eq. 13): nothing up to `max_tokens - buffer_tokens`,
 /// then a linear penalty that reaches -1 at `max_tokens`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverlongShaping {
+    /// The length at which the penalty is -1.
     pub max_tokens: usize,
+    /// The tokens before `max_tokens` over which the penalty grows.
     pub buffer_tokens: usize,
 }
 

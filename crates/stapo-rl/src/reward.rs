@@ -8,5 +8,5 @@ pub(crate) mod verdict;
 
 pub use judged::Judged;
 pub use permission::{Programs, fingerprint, is_program, record_program};
-pub use spec::{CommandSpec, CountdownRule, NumberUse, PythonSpec, RuleSpec, VerifierSpec};
+pub use spec::{CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec, RuleSpec, VerifierSpec};
 pub use verdict::{left_to_grader, show_prints};

@@ -97,7 +97,7 @@ impl Trainer {
         let found = plan.config.model.find()?;
         let free = device.memory().map(|(free, _)| free as u64);
         let shape = found.shape()?;
-        let trained = TrainedModel::of(plan, &found, &shape)?;
+        let trained = TrainedModel::from_plan(plan, &found, &shape)?;
         let planned = memory::resolve_for(plan, trained, &memory::frozen(plan)?, free, ranks.world());
         memory::check(&planned, device)?;
         let lora = plan.config.lora.as_ref();

@@ -13,6 +13,7 @@ const MARKUP: [char; 5] = ['*', '#', ' ', '_', '\r'];
 
 /// Which mark of an answer is looked for first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// The last box, then an `Answer:` line, then "the answer is".
@@ -24,6 +25,7 @@ pub enum Order {
 
 /// What to take when a response marks no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Fallback {
     /// Nothing: a response without a mark has no answer.

@@ -51,6 +51,7 @@ pub enum Verdict {
 
 /// The rule by which answers are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Mathematical equality.
@@ -101,6 +102,7 @@ impl FromStr for Mode {
 
 /// How far a printed decimal may be from the value it stands for, in `math`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rounding {
     /// The values agree to six decimals; a decimal in scientific notation with six digits or more equals what rounds to
@@ -113,6 +115,7 @@ pub enum Rounding {
 
 /// In which form a right answer may be written, in `math`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
     /// Any form of the right value: `60 + 180 + 126` is 366, and the grader does the sum.

@@ -9,7 +9,7 @@ pub use replay::replay;
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::{Base, Fetch};
 use crate::shared::option::{KvMemory, positive, threads, trimmed};
-use crate::shared::program::{PROGRAM, writer};
+use crate::shared::program::PROGRAM;
 use crate::shared::prompts::PromptOptions;
 use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::run_folder::Use;
@@ -19,7 +19,7 @@ use crate::shared::units::short;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use stapo_core::Problem;
-use stapo_core::record::{FileHash, SCHEMA, StopReason, Writer};
+use stapo_core::record::{FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::lab::evaluation::{
@@ -169,16 +169,11 @@ pub struct CompareArgs {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
-    let joined = Joined::meet(&args.ranks)?;
-    if joined.is_first() {
-        joined.run(|| lead(args, &joined, &stop))
-    } else {
-        joined.run(|| beside(args, &joined, &stop))
-    }
+    Joined::work(&args.ranks, |joined| lead(args, joined, &stop), |joined| follow_lead(args, joined, &stop))
 }
 
 /// What every rank but the first does: it samples its share of the questions of rank 0's plan.
-fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
+fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let plan: EvalPlan = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
     // A program that the user of this rank did not name is started only where it is known.
     let programs = if args.verifier == plan.verifier { Programs::Allowed } else { args.allow.of_run() };
@@ -253,7 +248,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     show_signals(stop, &bar);
     let mut n_right = 0;
     let mut n_tokens = 0;
-    let said = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
+    let progress = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
     let evaluated = questions.ask(&plan, &done, joined, stop, |event| {
         match event {
             EvalEvent::Token => n_tokens += 1,
@@ -263,7 +258,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
                 bar.inc(1);
             }
         }
-        bar.set_message(said(n_right, n_tokens));
+        bar.set_message(progress(n_right, n_tokens));
         Ok(())
     });
     bar.finish_and_clear();
@@ -295,17 +290,17 @@ fn finish(
     benchmarks: &[Benchmark],
     decodings: &[Decoding],
 ) -> Result<()> {
-    let place = |decoding: &str, benchmark: &str| {
+    let position = |decoding: &str, benchmark: &str| {
         let benchmark = benchmarks.iter().position(|known| known.name == benchmark);
         (decodings.iter().position(|known| known.name == decoding), benchmark)
     };
     let questions = question_places(benchmarks);
     let samples = folder.sort_samples(|sample| {
         let question = questions.get(&(sample.benchmark.as_str(), sample.problem_id.as_str())).copied();
-        (place(&sample.decoding, &sample.benchmark), question, sample.sample_idx)
+        (position(&sample.decoding, &sample.benchmark), question, sample.sample_idx)
     })?;
     let mut rows = rows(&samples)?;
-    rows.sort_by_key(|row: &EvalRow| place(&row.decoding, &row.benchmark));
+    rows.sort_by_key(|row: &EvalRow| position(&row.decoding, &row.benchmark));
     folder.write_table(&rows)?;
     folder.record_stop(StopReason::Done, "")?;
     let sealed = folder.seal(plan)?;
@@ -379,7 +374,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     plan.inputs.clone_from(&questions.inputs);
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));
     let folder = args.out.clone().unwrap_or_else(stamp);
-    let folder = EvalFolder::create(&folder, &plan, &writer_of(args, joined))?;
+    let folder = EvalFolder::create(&folder, &plan, &joined.writer(args.device))?;
     if let Some(text) = &plan.verifier {
         allow_command::record([&VerifierSpec::named(text)?]);
     }
@@ -391,18 +386,13 @@ fn reopen(args: &Args, path: &Path, joined: &Joined) -> Result<Opened> {
     joined.ranks.broadcast(&serde_json::to_vec(&interrupted.plan)?)?;
     let questions = Questions::open(args, &interrupted.plan, joined, args.allow.of_run())?;
     let device_kind = identity::device_kind(args.device);
-    let writer = writer_of(args, joined);
+    let writer = joined.writer(args.device);
     let (folder, plan, done, warnings) =
         interrupted.resume(&questions.inputs, &device_kind, args.accept_changes, &writer)?;
     for text in warnings {
         eprintln!("warning: {text}");
     }
     Ok(Opened { folder, plan, done, questions })
-}
-
-/// This process, as the folder names it.
-fn writer_of(args: &Args, joined: &Joined) -> Writer {
-    Writer { world: joined.ranks.world(), ..writer(args.device) }
 }
 
 /// The files of the model, of the benchmarks and of a second verifier.

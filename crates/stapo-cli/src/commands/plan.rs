@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         assumed,
     };
     if args.json {
-        println!("{:#}", json::of(&planned));
+        println!("{:#}", json::object(&planned));
     } else {
         text::print(&planned);
     }

@@ -17,6 +17,7 @@ use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::plan::config::PlanError;
 use stapo_rl::policy::identity;
 use stapo_rl::run::{Run, hash_file};
+use stapo_rl::tasks::TaskSpec;
 use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -149,15 +150,9 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
         stop: stop.clone(),
         output_error: None,
     };
-    if let Some(task) = &pretrainer.task {
-        allow_command::warn(task);
-    }
-    if let Some(task) = config.evaluation_task()? {
-        allow_command::record([task.verifier()]);
-    }
-    for text in run.warnings() {
-        eprintln!("warning: {text}");
-    }
+    let task = config.evaluation_task()?;
+    let verifiers = task.iter().map(TaskSpec::verifier);
+    allow_command::announce(pretrainer.task.as_ref(), verifiers, run.warnings());
     if let Err(error) = pretrain(&config, &mut run, &mut pretrainer, &mut view) {
         // Where the receipt cannot be written, the error that ended the run is shown all the same.
         let _ = run.seal();
@@ -191,9 +186,9 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
 type Opened = (PretrainConfig, Run, Pretrainer);
 
 /// The settings of the command line: those of the command itself, `--set`, and `--device` as one of them.
-fn settings(args: &Args, own: &[String]) -> Vec<String> {
+fn settings(args: &Args, of_command: &[String]) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
-    own.iter().cloned().chain(args.set.iter().cloned()).chain(device).collect()
+    of_command.iter().cloned().chain(args.set.iter().cloned()).chain(device).collect()
 }
 
 fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
@@ -210,10 +205,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let read = PretrainConfig::over(&base.defaults, &raw).map_err(PlanError::from);
     let checked = read.and_then(|config| config.check().map(|()| config));
     let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
-    let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&config.name));
-    if folder.exists() {
-        bail!(stapo_rl::Error::exists(&folder));
-    }
+    let folder = run_folder::new_folder(args.out.as_deref(), &config.name)?;
     let identity = identity::of_pretraining(&config, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
     let programs = args.allow.of_config(args.config.as_deref());
@@ -236,9 +228,7 @@ fn reopen(args: &Args, folder: &Path, start: &Path) -> Result<Opened> {
     let identity = |config: &PretrainConfig| identity::of_pretraining(config, PROGRAM);
     let set = settings(args, &[]);
     let interrupted = InterruptedPretraining::open(folder, &set, args.accept_changes, identity)?;
-    for error in &interrupted.reopening.refused {
-        eprintln!("warning: {error}; going back to the checkpoint before");
-    }
+    run_folder::warn_of_refused(&interrupted.reopening);
     let device_name = interrupted.config.device();
     let device = run_folder::device(device_name, args.threads, Use::Training)?;
     Ok(interrupted.resume(&writer(device_name), start, &device, args.allow.of_run())?)

@@ -6,20 +6,18 @@ mod screen;
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::Fetch;
 use crate::shared::option::threads;
-use crate::shared::program::{PROGRAM, writer};
+use crate::shared::program::PROGRAM;
 use crate::shared::ranks::{Joined, RankFlags};
-use crate::shared::run_folder::{self, Use};
 use crate::shared::stop::Stop;
 use crate::shared::tensorboard::EventFile;
-use crate::shared::{shipped, stop};
-use anyhow::{Result, bail};
+use crate::shared::{run_folder, shipped, stop};
+use anyhow::Result;
 use screen::Screen;
-use stapo_core::record::{EventKind, Metrics, StopReason, Writer};
+use stapo_core::record::{EventKind, Metrics, StopReason};
 use stapo_rl::Plan;
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::lab::evaluation::Evaluated;
 use stapo_rl::policy::identity;
-use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::Run;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, follow, train};
 use std::path::{Path, PathBuf};
@@ -101,16 +99,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.tied {
         stop::tie_to_parent(&stop)?;
     }
-    let joined = Joined::meet(&args.ranks)?;
-    if joined.is_first() {
-        joined.run(|| lead(args, &joined, &stop))
-    } else {
-        joined.run(|| beside(args, &joined, &stop))
-    }
+    Joined::work(&args.ranks, |joined| lead(args, joined, &stop), |joined| follow_lead(args, joined, &stop))
 }
 
 /// What every rank but the first does: the same steps without a folder or a display.
-fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
+fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let plan = if args.resume.is_some() {
         let text = joined.ranks.broadcast(&[])?;
         run_folder::resolved(&String::from_utf8_lossy(&text))?
@@ -119,21 +112,19 @@ fn beside(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         args.fetch.pin(&mut plan)?;
         plan
     };
-    joined.agree_on_plan(&plan)?;
-    let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
-    agree_on_inputs(&*joined.ranks, &identity::of_plan(&plan, PROGRAM)?.inputs)?;
+    let (device, ranks, _) = joined.open(&plan, args.threads, || identity::of_plan(&plan, PROGRAM))?;
     let programs = match args.resume {
         Some(_) => args.allow.of_run(),
         None => args.allow.of_config(args.config.as_deref()),
     };
-    let mut trainer = Trainer::on_ranks(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    let mut trainer = Trainer::on_ranks(&plan, &device, programs, ranks)?;
     if args.resume.is_some() {
         trainer.restore(None)?;
     }
     trainer.open_benchmarks(&plan)?;
     let outcome = follow(&plan, &mut trainer, &|| stop.is_raised().then(|| stop.signal()))?;
-    let is_own = outcome == Outcome::Stopped && stop.is_raised();
-    Ok(if is_own { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
+    let is_signalled = outcome == Outcome::Stopped && stop.is_raised();
+    Ok(if is_signalled { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
 }
 
 /// What a process that trains alone does, and rank 0 of several.
@@ -142,11 +133,8 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Some(folder) => reopen(args, folder, joined)?,
         None => begin(args, joined)?,
     };
-    allow_command::warn(&trainer.task);
-    allow_command::record(plan.rewards.iter().map(|reward| &reward.verifier));
-    for text in run.warnings() {
-        eprintln!("warning: {text}");
-    }
+    let verifiers = plan.rewards.iter().map(|reward| &reward.verifier);
+    allow_command::announce(Some(&trainer.task), verifiers, run.warnings());
     if let Some(chosen) = trainer.memory().chosen() {
         eprintln!("memory: {chosen}");
     }
@@ -214,24 +202,18 @@ impl Watch for TrainWatch {
 
 fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
-    let folder = args.out.clone().unwrap_or_else(|| run_folder::new_folder(&plan.config.name));
-    if folder.exists() {
-        bail!(stapo_rl::Error::exists(&folder));
-    }
+    let folder = run_folder::new_folder(args.out.as_deref(), &plan.config.name)?;
     let notes = plan.notes();
     for note in &notes {
         eprintln!("note: {note}");
     }
     args.fetch.pin(&mut plan)?;
     // The model and the task are opened before the run folder is made, so that a bad config leaves no folder behind.
-    joined.agree_on_plan(&plan)?;
-    let device = joined.device(plan.device(), args.threads, Use::of(&plan))?;
-    let identity = identity::of_plan(&plan, PROGRAM)?;
-    agree_on_inputs(&*joined.ranks, &identity.inputs)?;
+    let (device, ranks, identity) = joined.open(&plan, args.threads, || identity::of_plan(&plan, PROGRAM))?;
     let programs = args.allow.of_config(args.config.as_deref());
-    let mut trainer = Trainer::on_ranks(&plan, &device, programs, joined.ranks_on(&device)?)?;
+    let mut trainer = Trainer::on_ranks(&plan, &device, programs, ranks)?;
     trainer.open_benchmarks(&plan)?;
-    let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &writer_of(&plan, joined))?;
+    let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &joined.writer(plan.device()))?;
     for note in &notes {
         run.record(EventKind::Warning, note)?;
     }
@@ -240,21 +222,12 @@ fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
 
 fn reopen(args: &Args, folder: &Path, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let interrupted = Interrupted::open(folder, &settings(args), args.accept_changes, PROGRAM)?;
-    for error in &interrupted.reopening.refused {
-        eprintln!("warning: {error}; going back to the checkpoint before");
-    }
+    run_folder::warn_of_refused(&interrupted.reopening);
     let plan = &interrupted.plan;
     joined.ranks.broadcast(plan.to_toml().as_bytes())?;
-    joined.agree_on_plan(plan)?;
-    let device = joined.device(plan.device(), args.threads, Use::of(plan))?;
-    agree_on_inputs(&*joined.ranks, &interrupted.identity().inputs)?;
-    let writer = writer_of(plan, joined);
-    Ok(interrupted.resume(&writer, &device, args.allow.of_run(), joined.ranks_on(&device)?)?)
-}
-
-/// This process, as the run folder names it.
-fn writer_of(plan: &Plan, joined: &Joined) -> Writer {
-    Writer { world: joined.ranks.world(), ..writer(plan.device()) }
+    let (device, ranks, _) = joined.open(plan, args.threads, || Ok(interrupted.identity().clone()))?;
+    let writer = joined.writer(plan.device());
+    Ok(interrupted.resume(&writer, &device, args.allow.of_run(), ranks)?)
 }
 
 /// The settings of the command line: `--set`, and `--device` and `--model` as two of them.

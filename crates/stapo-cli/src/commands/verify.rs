@@ -67,12 +67,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if !args.replay && args.ranks != RankFlags::default() {
         bail!("--rank: given without --replay, and only a replay is the work of several processes");
     }
-    let joined = if args.replay { Joined::meet(&args.ranks)? } else { Joined::alone() };
-    if joined.is_first() {
-        joined.run(|| verified(args, &joined))
-    } else {
-        joined.run(|| replay::follow(args.allow, &joined))
+    if !args.replay {
+        return verified(args, &Joined::alone());
     }
+    Joined::work(&args.ranks, |joined| verified(args, joined), |joined| replay::follow(args.allow, joined))
 }
 
 fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {

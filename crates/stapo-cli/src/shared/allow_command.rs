@@ -34,6 +34,19 @@ fn is_in_run_folder(path: &Path) -> bool {
     folder.is_some_and(|folder| folder.join("plan.toml").exists())
 }
 
+/// Says what a run that starts shares with this machine, records its verifier programs, and prints its warnings.
+pub fn announce<'a>(
+    task: Option<&Task>,
+    verifiers: impl IntoIterator<Item = &'a VerifierSpec>,
+    warnings: impl IntoIterator<Item = impl std::fmt::Display>,
+) {
+    task.into_iter().for_each(warn);
+    record(verifiers);
+    for text in warnings {
+        eprintln!("warning: {text}");
+    }
+}
+
 /// Records the verifier programs of a run that starts, so that the run can be resumed and verified without a flag.
 pub fn record<'a>(verifiers: impl IntoIterator<Item = &'a VerifierSpec>) {
     for problem in verifiers.into_iter().filter_map(|verifier| record_program(verifier).err()) {

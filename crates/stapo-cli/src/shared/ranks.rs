@@ -1,13 +1,14 @@
 //! The place of this process among several that work together, and what it opens there.
 
-use crate::shared::program::PROGRAM;
+use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
 use crate::shared::terminal::set_quiet;
 use anyhow::Result;
+use stapo_core::record::{Identity, Writer};
 use stapo_rl::Plan;
 use stapo_rl::device::{Device, DeviceName, cuda};
 use stapo_rl::policy::identity;
-use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree};
+use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree, agree_on_inputs};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -45,8 +46,18 @@ impl Joined {
         Self { ranks: Solo::ranks(), others: None }
     }
 
+    /// Meets the other ranks and runs what this one does: `lead` on the first rank, `follow` on the others.
+    pub fn work<T>(
+        flags: &RankFlags,
+        lead: impl FnOnce(&Self) -> Result<T>,
+        follow: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<T> {
+        let joined = Self::meet(flags)?;
+        joined.run(|| if joined.is_first() { lead(&joined) } else { follow(&joined) })
+    }
+
     /// Meets the other ranks, where there are any. Ranks other than the first say nothing but errors.
-    pub fn meet(flags: &RankFlags) -> Result<Self> {
+    fn meet(flags: &RankFlags) -> Result<Self> {
         let RankFlags { rank, world, local_rank, master } = flags;
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
         let place = Place::find(&flags)?;
@@ -60,7 +71,7 @@ impl Joined {
     }
 
     /// The ranks for numbers on that device: GPUs speak by NCCL where all have it.
-    pub fn ranks_on(&self, device: &Device) -> Result<Ranks> {
+    fn ranks_on(&self, device: &Device) -> Result<Ranks> {
         let Some((_, tcp)) = &self.others else { return Ok(Ranks::clone(&self.ranks)) };
         if let Some(ranks) = Nccl::of_devices(tcp, device)? {
             return Ok(ranks);
@@ -73,12 +84,12 @@ impl Joined {
         Ok(Ranks::clone(&self.ranks))
     }
 
-    pub fn is_first(&self) -> bool {
+    fn is_first(&self) -> bool {
         self.ranks.rank() == 0
     }
 
     /// Runs what this rank does. An error becomes that of all ranks.
-    pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(lost.into()));
         let is_known = |error: &anyhow::Error| {
             let of_rank = |cause: &(dyn std::error::Error + 'static)| {
@@ -94,8 +105,29 @@ impl Joined {
         }
     }
 
+    /// Opens the device of this rank for a training plan, once all ranks have the same plan and the same inputs. Returns the
+    /// device, the ranks for numbers on it, and the identity of the run.
+    pub fn open(
+        &self,
+        plan: &Plan,
+        threads: Option<usize>,
+        identity: impl FnOnce() -> stapo_rl::Result<Identity>,
+    ) -> Result<(Device, Ranks, Identity)> {
+        self.agree_on_plan(plan)?;
+        let device = self.device(plan.device(), threads, Use::of(plan))?;
+        let identity = identity()?;
+        agree_on_inputs(&*self.ranks, &identity.inputs)?;
+        let ranks = self.ranks_on(&device)?;
+        Ok((device, ranks, identity))
+    }
+
+    /// This process, as folders name it.
+    pub fn writer(&self, device: DeviceName) -> Writer {
+        Writer { world: self.ranks.world(), ..writer(device) }
+    }
+
     /// Compares program and plan with those of the other ranks.
-    pub fn agree_on_plan(&self, plan: &Plan) -> Result<()> {
+    fn agree_on_plan(&self, plan: &Plan) -> Result<()> {
         let mut facts: Vec<Fact> = identity::facts_of_plan(plan, PROGRAM);
         if let DeviceName::Cuda { .. } = plan.device() {
             facts.extend(libraries());

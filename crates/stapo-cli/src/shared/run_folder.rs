@@ -6,8 +6,8 @@ use stapo_core::settings::{RawConfig, SettingsError};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
 use stapo_rl::plan::config::{PlanError, States};
-use stapo_rl::run::{RunKind, plan_text};
-use stapo_rl::{Config, Plan};
+use stapo_rl::run::{Reopening, RunKind, plan_text};
+use stapo_rl::{Config, Error, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -95,12 +95,21 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
     }
 }
 
-/// `runs/<UTC time>-<name>`, with a number appended if that folder exists.
-pub fn new_folder(name: &str) -> PathBuf {
+/// The folder of a new run: the given one, which must not exist, or `runs/<UTC time>-<name>`, with a number appended if that
+/// folder exists.
+pub fn new_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
+    if let Some(folder) = given {
+        return if folder.exists() { Err(Error::exists(folder).into()) } else { Ok(folder.to_owned()) };
+    }
     let stem = format!("{}-{name}", clock::stamp(SystemTime::now()));
     let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));
-    std::iter::once(Path::new("runs").join(&stem))
-        .chain(numbered)
-        .find(|folder| !folder.exists())
-        .unwrap_or_default()
+    let mut folders = std::iter::once(Path::new("runs").join(&stem)).chain(numbered);
+    Ok(folders.find(|folder| !folder.exists()).unwrap_or_default())
+}
+
+/// Warns of checkpoints that a run cannot go on from.
+pub fn warn_of_refused(reopening: &Reopening) {
+    for error in &reopening.refused {
+        eprintln!("warning: {error}; going back to the checkpoint before");
+    }
 }

@@ -12,19 +12,22 @@ pub use distillation::{Distillation, Normalizer};
 use super::signals::{Kind, check_column};
 use super::{Advantages, Kl, ObjectiveError, ObjectiveSpec};
 use scale::{batch_std, centred, group_z_score, left_out, whiten};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How rewards become an advantage. A spread of rewards below 1e-9 of the largest reward is rounding, and counts as
 /// none: all advantages are then 0.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Advantage {
     /// `(R - mean) / (std + epsilon)` over the group.
     /// `ddof` 1 is the sample deviation, with which the advantages printed in the STAPO paper come out.
     GroupZScore {
+        /// What the deviation's divisor is below the number of rewards: 1 for the sample deviation, 0 for that of the population.
         #[serde(default = "one")]
         ddof: u8,
+        /// The addition to the deviation.
         #[serde(default)]
         epsilon: f64,
     },
@@ -35,21 +38,24 @@ pub enum Advantage {
     /// `(R - mean) / (std + epsilon)` with the mean over the group and the deviation of all rewards of the rollout batch
     /// (LitePPO; TRL's `scale_rewards = "batch"`).
     GroupMeanBatchStd {
+        /// What the deviation's divisor is below the number of rewards: 1 for the sample deviation, 0 for that of the population.
         #[serde(default = "one")]
         ddof: u8,
+        /// The addition to the deviation.
         #[serde(default)]
         epsilon: f64,
     },
     /// The return from a token on, without a baseline: `sum_(s >= t) gamma^(s - t) r_s`, where `R` is the reward of the
     /// last token and KL in the reward falls on every token (REINFORCE++, with `whiten`).
     Return {
+        /// The discount; 1 for none.
         #[serde(default = "undiscounted")]
         gamma: f64,
     },
 }
 
 /// When several rewards of a response become one number.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MultipleRewards {
     /// The advantage is that of the weighted sum of the rewards.
@@ -61,18 +67,21 @@ pub enum MultipleRewards {
 }
 
 /// Last normalisation of the advantages, over the whole rollout batch: `(A - mean) / (std + epsilon)`, sample deviation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Whiten {
+    /// No normalisation.
     #[default]
     None,
     /// Every response counts once (GDPO in TRL).
     Responses {
+        /// The addition to the deviation.
         #[serde(default)]
         epsilon: f64,
     },
     /// Every token counts once, so long responses count more (REINFORCE++ and GDPO in verl).
     Tokens {
+        /// The addition to the deviation.
         #[serde(default)]
         epsilon: f64,
     },

@@ -1,9 +1,10 @@
 //! The small axes of an objective: whose signals, which ratio, which mean, which penalties and corrections.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Whose log-probs and entropies decide a token's fate, in masks and in the choice of tokens of `kl_cov`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskSignals {
     /// The policy being updated. Calibration then needs this policy's log-probs for the whole mini-batch before the
@@ -15,7 +16,7 @@ pub enum MaskSignals {
 }
 
 /// The importance ratio of a token. `l_t = logp_t - behavior_logp_t`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ratio {
     /// `exp(l_t)`, each token's own.
@@ -23,14 +24,18 @@ pub enum Ratio {
     Token,
     /// One ratio for a response: `exp(mean_t l_t)` (GSPO).
     Sequence {
+        /// Whether the log-ratio of a silenced token stays in the mean.
         #[serde(default)]
         silenced: SilencedTokens,
     },
     /// One ratio for a response, the geometric mean of clipped token ratios: `exp(mean_t l_t)` with `l_t` at most `high`
     /// where A > 0, and at least `-low` where A < 0 (GMPO). A clipped token gets no derivative.
     Geometric {
+        /// The largest log-ratio below 0 where A < 0, as a positive number.
         low: f64,
+        /// The largest log-ratio where A > 0.
         high: f64,
+        /// Whether the log-ratio of a silenced token stays in the mean.
         #[serde(default)]
         silenced: SilencedTokens,
     },
@@ -41,7 +46,7 @@ pub enum Ratio {
 
 /// Whether a silenced token's log-ratio stays in the mean of its response. The S2T paper adds the mask to objectives
 /// with a ratio per response and does not say.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SilencedTokens {
     /// The mean is over the kept tokens, so a silenced token has no derivative at all.
@@ -53,7 +58,7 @@ pub enum SilencedTokens {
 }
 
 /// How the values of all tokens become one number.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Aggregate {
     /// Sum over all tokens of the mini-batch, divided once by the number of tokens.
@@ -66,7 +71,7 @@ pub enum Aggregate {
 }
 
 /// What a mean over tokens divides by.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Denominator {
     /// Tokens that no mask silenced.
@@ -78,7 +83,10 @@ pub enum Denominator {
     /// All response tokens, and all responses.
     AllTokens,
     /// A length fixed in advance, for `sequence_mean_of_token_sum`.
-    Constant { length: f64 },
+    Constant {
+        /// The length, in tokens.
+        length: f64,
+    },
 }
 
 impl Default for Denominator {
@@ -89,7 +97,7 @@ impl Default for Denominator {
 
 /// Whether a wholly silenced response counts in a mean over responses. The S2T paper has a mean over tokens and does
 /// not say.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SilencedResponses {
     /// The mean is over the responses with a kept token: silencing a response does not weaken the others.
@@ -100,20 +108,33 @@ pub enum SilencedResponses {
 }
 
 /// Penalty for leaving a frozen reference policy, per kept token, with `d = reference_logp - logp`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kl {
+    /// No penalty.
     #[default]
     None,
     /// `-d`: unbiased, noisy.
-    K1 { beta: f64 },
+    K1 {
+        /// The factor on the penalty.
+        beta: f64,
+    },
     /// `d^2 / 2`: its gradient is that of the reverse KL in expectation.
-    K2 { beta: f64 },
+    K2 {
+        /// The factor on the penalty.
+        beta: f64,
+    },
     /// `e^d - d - 1`: non-negative, low variance (GRPO).
-    K3 { beta: f64 },
+    K3 {
+        /// The factor on the penalty.
+        beta: f64,
+    },
     /// `r (e^d - d - 1)` with the token's own ratio `r`, which is differentiated as well: value and gradient are those
     /// of the reverse KL in expectation over the policy that sampled (DeepSeek-V3.2; the default of TRL).
-    UnbiasedK3 { beta: f64 },
+    UnbiasedK3 {
+        /// The factor on the penalty.
+        beta: f64,
+    },
 }
 
 impl Kl {
@@ -144,26 +165,34 @@ impl Kl {
 }
 
 /// Reward for entropy: the objective gains `coefficient * entropy` per kept token.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum EntropyBonus {
+    /// No bonus.
     #[default]
     None,
+    /// The same coefficient in every step.
     Constant {
+        /// The factor on the entropy.
         coefficient: f64,
     },
     /// A coefficient that follows the entropy (Skywork-OR1, He et al. 2025; the same rule and defaults as TRL's): after
     /// an optimizer step whose mean entropy was at most `target` the coefficient grows by `step` up to `max`, else it
     /// shrinks by `step` down to `min`; and the bonus is paid only where the step before was at most at the target.
     Target {
+        /// The mean entropy up to which the bonus is paid, in nats.
         #[serde(default = "default_target")]
         target: f64,
+        /// The coefficient at the start.
         #[serde(default)]
         initial: f64,
+        /// What the coefficient changes by after an optimizer step.
         #[serde(default = "default_step")]
         step: f64,
+        /// The smallest coefficient.
         #[serde(default)]
         min: f64,
+        /// The largest coefficient.
         #[serde(default = "default_max")]
         max: f64,
     },
@@ -171,43 +200,53 @@ pub enum EntropyBonus {
 
 /// Constant weight on the surrogate from `w = exp(behavior_logp - sampler_logp)`: the ratio between our probability of
 /// a token and the probability that the sampling engine reported for the same weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum OffPolicy {
+    /// No correction.
     #[default]
     None,
     /// Truncated importance sampling: `min(w, cap)`.
     Tis {
+        /// The largest weight.
         #[serde(default = "default_cap")]
         cap: f64,
+        /// Whether weights are of tokens or of whole responses.
         #[serde(default)]
         level: WeightLevel,
     },
     /// `w` inside `[low, high]`, 0 outside, per token.
     Icepop {
+        /// The smallest weight that is kept.
         #[serde(default = "default_icepop_low")]
         low: f64,
+        /// The largest weight that is kept.
         #[serde(default = "default_icepop_high")]
         high: f64,
     },
     /// Masked importance sampling: `w` inside `[low, high]`, 0 outside. The defaults are those of TRL, which masks whole
     /// responses.
     Mis {
+        /// The smallest weight that is kept.
         #[serde(default)]
         low: f64,
+        /// The largest weight that is kept.
         #[serde(default = "default_mis_high")]
         high: f64,
+        /// Whether weights are of tokens or of whole responses.
         #[serde(default = "whole_response")]
         level: WeightLevel,
     },
 }
 
 /// Whether an off-policy weight is a token's own or that of the whole response, the product over its tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightLevel {
+    /// Each token has its weight.
     #[default]
     Token,
+    /// All tokens of a response have the product of their weights.
     Sequence,
 }
 

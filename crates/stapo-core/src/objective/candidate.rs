@@ -3,11 +3,12 @@
 
 use super::signals::MaskColumns;
 use super::{Mask, MaskSignals, ObjectiveSpec, mask};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which rewarded tokens count as improbable. Only `tau_p` needs a probability that someone has to choose for the model
 /// at hand.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Threshold {
     /// p < `tau_p` of the mask: STAPO.
@@ -18,6 +19,7 @@ pub enum Threshold {
     /// log-probs leaves the candidates as they are. The STAPO paper's 1.6e-4 to 7e-4 of all tokens silenced, at q = 0.75
     /// and with half of the tokens rewarded, are shares of 4e-4 to 2e-3.
     TargetShare {
+        /// The share of rewarded tokens that are candidates.
         #[serde(default = "default_share")]
         share: f64,
     },
@@ -27,8 +29,10 @@ pub enum Threshold {
     /// whatever the model's scale. The defaults join the public relatives: RSI-S keeps -logp <= 2 H (c = 2), TACO's gate
     /// opens at -logp > H - ln a (b = -ln 0.01 = 4.6).
     Surprise {
+        /// The factor on the entropy.
         #[serde(default = "default_c")]
         c: f64,
+        /// The surprisal that the entropy does not explain, in nats.
         #[serde(default = "default_b")]
         b: f64,
     },
@@ -38,8 +42,10 @@ pub enum Threshold {
     /// is improbable, and the policy was sure of another one. No probability threshold remains. Without `vocabulary`, C
     /// is 0, its limit for large V (0.007 at V = 150,000).
     Influence {
+        /// The share of the largest norm above which a token is a candidate.
         #[serde(default = "default_kappa")]
         kappa: f64,
+        /// The size of the vocabulary; unbounded where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vocabulary: Option<usize>,
     },

@@ -2,6 +2,7 @@
 
 use super::{Mask, MaskKind, ObjectiveSpec, preset, presets};
 use crate::settings::{self, Override, SettingsError, hint};
+use schemars::{Schema, json_schema};
 use thiserror::Error;
 use toml::{Table, Value};
 
@@ -14,6 +15,20 @@ pub enum SpecError {
     Settings(#[from] SettingsError),
     #[error("objective.{key}: {problem}{}", hint(remedy))]
     Refused { key: String, problem: String, remedy: String },
+}
+
+/// Adds the key `preset` to the schema of an objective, in which a preset gives every axis.
+pub(super) fn add_preset(schema: &mut Schema) {
+    let names = presets().into_iter().map(|preset| preset.name);
+    let names: Vec<String> = names.flat_map(|name| [name.to_string(), format!("{name}+spurious")]).collect();
+    let preset = json_schema!({
+        "description": "The preset whose values the other keys override; NAME+spurious adds S2T to a preset without it.",
+        "enum": names,
+    });
+    schema.remove("required");
+    if let Some(properties) = schema.get_mut("properties").and_then(|found| found.as_object_mut()) {
+        properties.insert("preset".to_string(), preset.into());
+    }
 }
 
 impl ObjectiveSpec {

@@ -1,102 +1,127 @@
 //! Rules that take tokens out of the update or reduce their weight.
 
 use super::Threshold;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A rule over tokens. A hard mask silences tokens: a silenced token is not part of the loss. A soft mask multiplies a
 /// token's advantage by a weight. Masks are constants: no gradient flows through a mask.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Mask {
     /// S2T and its ablations. Candidates are tokens with A > 0 that `threshold` finds improbable; `select` says which of
     /// them are silenced.
     Spurious {
-        /// Read by the threshold `tau_p` alone.
+        /// The probability below which a rewarded token is a candidate. The threshold `tau_p` alone reads it.
         #[serde(default = "default_tau_p")]
         tau_p: f64,
+        /// Which rewarded tokens count as improbable.
         #[serde(default)]
         threshold: Threshold,
         /// Candidates with an entropy below this quantile are silenced; for the ablations, the share that is silenced.
         #[serde(default = "default_q")]
         q: f64,
+        /// Which candidates are silenced.
         #[serde(default)]
         select: Select,
+        /// What the entropy quantile is taken over.
         #[serde(default)]
         quantile_over: QuantileOver,
-        /// For `select = "random"`.
+        /// The seed of `select = "random"`.
         #[serde(default)]
         seed: u64,
     },
     /// As many tokens as `spurious` would silence with these settings, drawn from all response tokens.
     RandomTokens {
+        /// The probability below which `spurious` would find a candidate.
         #[serde(default = "default_tau_p")]
         tau_p: f64,
+        /// The entropy quantile below which `spurious` would silence a candidate.
         #[serde(default = "default_q")]
         q: f64,
+        /// The seed of the draw.
         #[serde(default)]
         seed: u64,
     },
     /// Keeps the `share` of tokens with the highest entropy: tokens at or above the (1 - share)-quantile of the
     /// mini-batch (Wang et al. 2025, "80/20").
     TopEntropy {
+        /// The share of tokens that is kept.
         #[serde(default = "default_top_share")]
         share: f64,
     },
     /// Of the unclipped tokens with `low` < cov < `high`, where cov = (A - mean A)(logp - mean logp) over the
     /// mini-batch, silences a random `share` of all tokens, at least one (Cui et al. 2025).
     ClipCov {
+        /// The share of all tokens that is silenced.
         #[serde(default = "default_cov_share")]
         share: f64,
+        /// The smallest covariance of a silenced token.
         #[serde(default = "default_cov_low")]
         low: f64,
+        /// The largest covariance of a silenced token.
         #[serde(default = "default_cov_high")]
         high: f64,
+        /// The seed of the draw.
         #[serde(default)]
         seed: u64,
     },
     /// Two updates per mini-batch: first with the tokens of behavior probability below `eta`, then with the other
     /// tokens (Lopti, Yang et al. 2025).
     LowProbabilityFirst {
+        /// The probability below which tokens are in the first update.
         #[serde(default = "default_eta")]
         eta: f64,
     },
     /// Soft: A <- (alpha * p_behavior + 1 - alpha) * A (advantage reweighting, Yang et al. 2025).
     ProbabilityWeight {
+        /// How much the weight follows the probability; 0 leaves all advantages as they are.
         #[serde(default = "default_alpha")]
         alpha: f64,
     },
     /// Soft S2T: for A > 0, x = -logp - entropy + ln a; A <- A if x <= 0, else (1 - l (1 - e^-x)) A.
     Taco {
+        /// The weight falls where the surprisal is above the entropy by more than -ln a.
         #[serde(default = "default_taco_a")]
         a: f64,
+        /// The most that is taken off the weight.
         #[serde(default = "default_taco_l")]
         l: f64,
     },
     /// Soft, the opposite of S2T: tokens with A > 0 whose surprisal -logp is at or above the (1 - `share`)-quantile of
     /// the mini-batch weigh `weight` while the mini-batch's mean entropy is below `entropy_below` (STARE). With `step` 0
     /// the weight is constant. With a `step` above 0 the weight starts at `weight`, grows by `step` after an optimizer
-    /// step whose mean entropy was at most `entropy_below`, shrinks by `step` after any other, and stays in [`min`,
-    /// `max`]; it is then in force at every entropy.
+    /// step whose mean entropy was at most `entropy_below`, shrinks by `step` after any other, and stays between `min` and
+    /// `max`; it is then in force at every entropy.
     Stare {
+        /// The share of rewarded tokens with the highest surprisal that is weighed.
         #[serde(default = "default_stare_share")]
         share: f64,
+        /// The weight, or its start where `step` is above 0.
         #[serde(default = "default_stare_weight")]
         weight: f64,
+        /// The mean entropy below which the weight is in force, or up to which it grows, in nats.
         #[serde(default = "default_stare_entropy")]
         entropy_below: f64,
+        /// Which tokens are weighed.
         #[serde(default)]
         signs: StareSigns,
+        /// What the weight changes by after an optimizer step; 0 keeps it constant.
         #[serde(default)]
         step: f64,
+        /// The smallest weight.
         #[serde(default = "default_stare_min")]
         min: f64,
+        /// The largest weight.
         #[serde(default = "default_stare_max")]
         max: f64,
     },
     /// Keeps tokens whose surprisal is about what their entropy says: `low` H <= -logp <= `high` H (RSI-S).
     Rsi {
+        /// The smallest surprisal that is kept, in multiples of the entropy.
         #[serde(default = "default_rsi_low")]
         low: f64,
+        /// The largest surprisal that is kept, in multiples of the entropy.
         #[serde(default = "default_rsi_high")]
         high: f64,
     },
@@ -104,13 +129,14 @@ pub enum Mask {
     /// `delta`, with `behavior_logp` where the rollout has no `sampler_logp` (the off-policy sequence mask of
     /// DeepSeek-V3.2, eq. 9).
     OffPolicySequence {
+        /// The mean difference of log-probs above which a response is left.
         #[serde(default = "default_delta")]
         delta: f64,
     },
 }
 
 /// Which tokens STARE weighs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StareSigns {
     /// Tokens with A > 0.
@@ -121,7 +147,7 @@ pub enum StareSigns {
 }
 
 /// Which S2T candidates are silenced.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Select {
     /// Entropy strictly below its q-quantile: STAPO.
@@ -136,9 +162,10 @@ pub enum Select {
 }
 
 /// What the entropy quantile of S2T is taken over.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum QuantileOver {
+    /// The candidates of the mini-batch.
     #[default]
     Candidates,
     /// All response tokens of the mini-batch, as in versions 1 to 3 of the paper.

@@ -1,41 +1,63 @@
 //! How ratio and advantage become the value that is maximised, and the derivative of that value.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The value of a token. `r` is the ratio, `A` the advantage; the slope is the derivative by `ln r`, which is that by
 /// `logp`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Surrogate {
     /// `min(r A, clip(r, 1 - low, 1 + high) A)`; with `dual` c, for A < 0 not below `c A` (PPO, DAPO, JustRL).
     Clip {
+        /// The ratio is clipped below at 1 - low.
         low: f64,
+        /// The ratio is clipped above at 1 + high.
         high: f64,
+        /// The largest multiple of a negative advantage; no second clip where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dual: Option<f64>,
     },
     /// `stopgrad(clip(r, 1 - low, 1 + high)) A logp`; no lower clip where `low` is absent (CISPO).
     Cispo {
+        /// The ratio is clipped below at 1 - low.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         low: Option<f64>,
+        /// The ratio is clipped above at 1 + high.
         high: f64,
     },
     /// `A logp`: no ratio.
     Reinforce,
     /// `A logp - (beta / 2) (ln r)^2`: no clip, a squared log-ratio holds the policy near the one that sampled (verl's
     /// `dro`).
-    SquaredLogRatio { beta: f64 },
+    SquaredLogRatio {
+        /// The factor on the squared log-ratio.
+        beta: f64,
+    },
     /// `r A`, unclipped.
     Unclipped,
     /// `r A`, less `coefficient |ln r|` on the `share` of tokens with the highest covariance of A and logp (KL-Cov).
-    KlCov { share: f64, coefficient: f64 },
+    KlCov {
+        /// The share of tokens with a penalty.
+        share: f64,
+        /// The factor on the penalty.
+        coefficient: f64,
+    },
     /// `(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (SAPO).
-    Sapo { tau_positive: f64, tau_negative: f64 },
+    Sapo {
+        /// The temperature where A > 0.
+        tau_positive: f64,
+        /// The temperature where A < 0.
+        tau_negative: f64,
+    },
     /// `r A`; 0 where p - p_behavior > `high` (A > 0) or < -`low` (A < 0) (DPPO, total variation). With `cap` c the
     /// slope is at most `c A`: beyond r = c the value goes on as `c A (1 + ln(r / c))`.
     TotalVariation {
+        /// The largest fall of the probability where A < 0.
         low: f64,
+        /// The largest rise of the probability where A > 0.
         high: f64,
+        /// The largest slope, in multiples of the advantage; no cap where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },
@@ -43,14 +65,26 @@ pub enum Surrogate {
     /// token" and "another one", from behavior to current policy, is above `high` (A > 0) or `low` (A < 0) (DPPO, binary
     /// KL). `cap` as for total variation.
     BinaryKl {
+        /// The largest divergence where A < 0.
         low: f64,
+        /// The largest divergence where A > 0.
         high: f64,
+        /// The largest slope, in multiples of the advantage; no cap where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },
     /// `stopgrad(phi(r)) A logp` with `phi(r) = r^k exp(lambda (1 - r))`, k and lambda by the sign of A, for the ratio of
     /// whole responses (VESPO).
-    Vespo { k_positive: f64, lambda_positive: f64, k_negative: f64, lambda_negative: f64 },
+    Vespo {
+        /// k where A > 0.
+        k_positive: f64,
+        /// lambda where A > 0.
+        lambda_positive: f64,
+        /// k where A < 0.
+        k_negative: f64,
+        /// lambda where A < 0.
+        lambda_negative: f64,
+    },
 }
 
 /// The value of a surrogate at one token, with the derivative.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
 
 /// What backward computes once more instead of keeping it. No setting changes a bit of any result.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Every activation is kept: fastest, most memory.

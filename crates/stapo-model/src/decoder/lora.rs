@@ -18,7 +18,7 @@ pub struct LoraSpec {
 }
 
 /// The factor s of an adapter's term.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub enum LoraScale {
     /// alpha / rank (Hu et al., 2021).
     #[default]

@@ -16,7 +16,8 @@ pub use runs::{ArmRuns, SeedRun, held_out};
 pub use summary::{ArmSummary, ExperimentSummary, Measure, summarise};
 
 use crate::error::{Error, Result};
-use crate::plan::config::{Config, FileKind, Plan, PlanError};
+use crate::plan::config::{Config, FileKind, FreeTable, Plan, PlanError};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::record::{Arm, Experiment, Extra, SCHEMA};
 use stapo_core::settings;
@@ -24,10 +25,12 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 
 /// An experiment as written.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExperimentSpec {
+    /// The name of the experiment, which its folder has.
     pub name: String,
+    /// The seeds; every arm runs once with each.
     pub seeds: Vec<u64>,
     /// The name of the proposed arm, with which the others are compared; the first arm where absent.
     pub method: Option<String>,
@@ -36,21 +39,25 @@ pub struct ExperimentSpec {
     pub reach: Option<String>,
     /// The training config that all arms share.
     #[serde(default)]
+    #[schemars(with = "Config")]
     pub config: Table,
+    /// What is compared.
     pub arms: Vec<ArmSpec>,
     /// Keys with a list of values each. Every arm runs with every combination of values.
     #[serde(default)]
+    #[schemars(with = "FreeTable")]
     pub matrix: Table,
     /// `KEY=VALUE` each, for all arms; an arm's own settings are applied after these.
     #[serde(skip)]
     pub overrides: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArmSpec {
+    /// The name of the arm.
     pub name: String,
-    /// `KEY=VALUE` each.
+    /// Settings of the arm, `KEY=VALUE` each.
     #[serde(default)]
     pub set: Vec<String>,
 }

@@ -10,6 +10,7 @@ pub(crate) mod refusal;
 mod reuse;
 mod rewards;
 mod schedule;
+mod schema;
 mod sources;
 mod style;
 
@@ -21,12 +22,14 @@ pub use refusal::PlanError;
 pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
 pub use schedule::{Curve, Schedule};
+pub use schema::schema;
 pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
 pub use style::PromptStyle;
 
 pub use stapo_model::decoder::Recompute;
 
 use crate::tasks::TaskSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
@@ -34,19 +37,24 @@ use stapo_core::settings::{self, RawConfig};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
+/// The schema of a table whose keys are free.
+pub(crate) type FreeTable = serde_json::Map<String, serde_json::Value>;
+
 /// A config. Every key has a default; the defaults are the built-in run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Names the run folder.
+    /// The name of the run, which its folder has.
     pub name: String,
-    /// Keys all randomness: problems, samples, random masks.
+    /// The seed of all randomness: problems, samples, random masks.
     pub seed: u64,
+    /// Training steps. Each samples one rollout batch and learns from it.
     pub steps: u64,
-    /// `cpu`, `cuda` or `cuda:N`.
+    /// The device: `cpu`, `cuda` or `cuda:N`.
     pub device: String,
+    /// The model that is trained.
     pub model: ModelSource,
-    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    /// Adapters that are trained in place of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
     /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
@@ -56,41 +64,55 @@ pub struct Config {
     /// What a distillation learns from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherSource>,
+    /// The source of problems and the verifier of answers.
     pub task: TaskSpec,
     /// The name of the preset that the other keys of `objective` override; `objective` has its values.
     #[serde(skip)]
     pub preset: Option<String>,
+    /// What the policy learns from a rollout batch: one algorithm, as axes. `preset` names the preset that the other keys
+    /// override.
     pub objective: ObjectiveSpec,
+    /// How responses are sampled.
     pub rollout: RolloutConfig,
+    /// What a verdict is worth.
     pub reward: RewardConfig,
     /// Several rewards by name, in place of `reward` and `task.verifier`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<RewardSpec>,
+    /// How the policy is updated.
     pub update: UpdateConfig,
+    /// Evaluations during training.
     pub evaluation: EvaluationConfig,
+    /// What the run writes to its folder.
     pub record: RecordConfig,
+    /// Checks that stop a run or warn.
     pub canaries: CanaryConfig,
 }
 
 /// How responses are sampled.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RolloutConfig {
+    /// Problems in one step.
     pub problems_per_step: usize,
     /// Responses per problem.
     pub group_size: usize,
+    /// The sampling temperature; 1 samples from the model as it is.
     pub temperature: f64,
+    /// The longest prompt, in tokens.
     pub max_prompt_tokens: usize,
     /// What happens to problems whose prompt is longer.
     pub long_prompts: LongPrompts,
+    /// The longest response, in tokens. A longer one is cut there.
     pub max_response_tokens: usize,
-    /// Memory for keys and values, MiB.
+    /// Memory for keys and values, in MiB, or `auto`.
     pub kv_mib: KvMemory,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
     /// Further variables of the chat template, such as `enable_thinking`.
+    #[schemars(with = "FreeTable")]
     pub chat_arguments: Table,
-    /// Texts that end a response, beside the model's own stop tokens.
+    /// Texts that end a response, in addition to the model's stop tokens.
     pub stop: Vec<String>,
     /// How the update treats responses that reached the length limit.
     pub truncated: Truncated,
@@ -108,7 +130,7 @@ pub struct RolloutConfig {
 }
 
 /// A log-normal distribution of response lengths, cut at `max_response_tokens`. Stop tokens have no effect.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Lengths {
     /// Tokens, before the cut.
@@ -118,7 +140,7 @@ pub struct Lengths {
 }
 
 /// How problems with a prompt longer than `max_prompt_tokens` are treated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongPrompts {
     /// The run is refused before its first step, with their number and the longest named.
@@ -128,7 +150,8 @@ pub enum LongPrompts {
     Drop,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the update treats responses that reached the length limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncated {
     /// Such responses are treated like all others, as in JustRL.
@@ -139,32 +162,41 @@ pub enum Truncated {
 }
 
 /// Rewards by verdict.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardConfig {
+    /// The reward of a right response.
     pub right: f64,
-    /// For every other verdict.
+    /// The reward of every other verdict.
     pub wrong: f64,
 }
 
 /// How the policy is updated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct UpdateConfig {
     /// Problems in one optimizer step. A rollout batch with more problems gives several optimizer steps.
     pub problems_per_minibatch: usize,
     /// Prompt and response tokens in one forward and backward pass.
     pub microbatch_tokens: usize,
-    /// How gradients are summed; the device's own way where absent. See [`Plan::sum`].
+    /// How gradients are summed; by default `tokens` on the CPU and `microbatches` on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<GradientSum>,
+    /// What backward computes once more instead of keeping it in memory. No choice changes a bit of any result.
     pub recompute: RecomputeChoice,
+    /// The optimizer's state for each weight.
     pub states: States,
+    /// The learning rate of AdamW, before the factor of the schedule.
     pub learning_rate: f64,
+    /// The factor on the learning rate over the optimizer steps.
     pub schedule: Schedule,
+    /// The decoupled weight decay of AdamW.
     pub weight_decay: f64,
+    /// AdamW's decay of the first moment.
     pub beta1: f64,
+    /// AdamW's decay of the second moment.
     pub beta2: f64,
+    /// AdamW's addition to the denominator.
     pub epsilon: f64,
     /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
@@ -174,7 +206,7 @@ pub struct UpdateConfig {
 }
 
 /// The order in which gradients are summed, on which their last bits depend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GradientSum {
     /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
@@ -185,7 +217,7 @@ pub enum GradientSum {
 }
 
 /// The optimizer's state for each weight.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum States {
     /// Two moments in f32, and on a GPU an f32 master copy of the bf16 weight.
     #[default]
@@ -197,12 +229,14 @@ pub enum States {
 }
 
 /// Evaluations during training: held-out problems of the task, and benchmarks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
-    /// 0 evaluates only before the first and after the last step.
+    /// Steps between evaluations; 0 evaluates only before the first and after the last step.
     pub every_steps: u64,
+    /// Held-out problems of one evaluation.
     pub problems: usize,
+    /// Samples per held-out problem.
     pub samples: usize,
     /// A held-out accuracy that ends the run early.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -244,14 +278,17 @@ impl EvaluationConfig {
 }
 
 /// What a run writes to its folder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecordConfig {
+    /// Steps between checkpoints.
     pub checkpoint_every_steps: u64,
+    /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
     /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
     /// with a silenced token in addition; 0 records none.
     pub responses: usize,
+    /// Steps between steps whose responses are recorded.
     pub responses_every_steps: u64,
     /// Likeliest tokens recorded for each position.
     pub alternatives: usize,
@@ -260,15 +297,16 @@ pub struct RecordConfig {
 }
 
 /// Checks that stop a run or warn.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CanaryConfig {
+    /// Whether the checks run.
     pub enabled: bool,
     /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
     pub max_unjudged_share: f64,
-    /// Mean entropy relative to the first step's: a step below this factor warns of collapse, a step above
-    /// `entropy_explosion_factor` of explosion.
+    /// A step whose mean entropy is below this multiple of the first step's warns of collapse.
     pub entropy_collapse_factor: f64,
+    /// A step whose mean entropy is above this multiple of the first step's warns of explosion.
     pub entropy_explosion_factor: f64,
 }
 

@@ -101,7 +101,7 @@ impl<'a> From<&'a ModelConfig> for TrainedModel<'a> {
 
 impl<'a> TrainedModel<'a> {
     /// The model of a plan, which was found with the shape `config`.
-    pub fn of(plan: &Plan, found: &FoundModel, config: &'a ModelConfig) -> Result<Self> {
+    pub fn from_plan(plan: &Plan, found: &FoundModel, config: &'a ModelConfig) -> Result<Self> {
         let lora = plan.config.lora.as_ref();
         let lora = lora.filter(|lora| lora.base_storage() == BaseStorage::Quantised);
         let quantised = lora.map(|lora| found.quantised_base(&lora.spec())).transpose()?;
@@ -243,10 +243,10 @@ impl Needs<'_> {
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.plan.config.update.microbatch_tokens;
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
-        let own = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
+        let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
             MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
-            MemoryPart { name: "activations", bytes: scoring.fold(own, u64::max) },
+            MemoryPart { name: "activations", bytes: scoring.fold(training, u64::max) },
         ]
     }
 

@@ -83,11 +83,11 @@ pub fn run(launch: &str) -> ExitCode {
     {
         // A process group of its own, which the launcher can end without ending itself.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        if !(launch.command.network && launch.command.shared_tmp) {
+        if !(launch.command.limits.network && launch.command.limits.shared_tmp) {
             shared.push("the network and /tmp (this system cannot keep them apart)".to_string());
         }
     }
-    if let Err(error) = descendants::adopt().and_then(|()| limits::set(&launch.command)) {
+    if let Err(error) = descendants::adopt().and_then(|()| limits::set(&launch.command.limits)) {
         return refused(format!("limits: {error}"));
     }
     match command.spawn() {

@@ -64,9 +64,9 @@ pub fn record_program(verifier: &VerifierSpec) -> Result<(), String> {
 fn shown(command: &CommandSpec) -> String {
     let words = std::iter::once(command.program.display().to_string()).chain(command.args.iter().cloned());
     let line = words.map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" ");
-    let names = &command.env;
+    let names = &command.limits.env;
     let env = if names.is_empty() { String::new() } else { format!(" with {names:?} of the environment") };
-    format!("{line}{env}{}", if command.network { " with network" } else { "" })
+    format!("{line}{env}{}", if command.limits.network { " with network" } else { "" })
 }
 
 /// A hash of the verifier's settings and of the content of the program and of every file that an argument names.

@@ -1,11 +1,12 @@
 //! The keys of a verifier in a config.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules};
 use std::path::PathBuf;
 
 /// How a response becomes a verdict.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VerifierSpec {
     /// The math grader with one of its rules.
@@ -36,32 +37,39 @@ impl Default for VerifierSpec {
 }
 
 /// How the expression in the box is judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownRule {
+    /// How often each given number must be used.
     pub number_use: NumberUse,
 }
 
 /// How often each given number must be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NumberUse {
+    /// Each number exactly once.
     #[default]
     ExactlyOnce,
+    /// Each number once or not at all.
     AtMostOnce,
 }
 
 /// The grader's settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RuleSpec {
+    /// The rule by which answers are compared.
     pub mode: Mode,
+    /// Which of several marked answers counts.
     pub order: Order,
+    /// What counts as the answer of a response that marks none.
     pub fallback: Fallback,
-    /// Absent where the config does not name it, so that a config is written back as it was.
+    // The next two are absent where the config does not name them, so that a config is written back as it was.
+    /// How far a printed decimal may be from the value it stands for, in mode `math`; `six-decimals` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rounding: Option<Rounding>,
-    /// Absent for the same reason.
+    /// In which form a right answer may be written, in mode `math`; `any` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub form: Option<Form>,
 }
@@ -79,95 +87,85 @@ impl From<RuleSpec> for Rules {
 /// `no_answer`, `unparsable`, `over_budget`), or `{"reward": 0.5}`, or both. A reward without a verdict means `right`
 /// above 0 and `wrong` otherwise. The line may also hold `answer`, `reason`, `sample` (which counts from 0) and `id`.
 /// The last two are compared with the request, so that a program that repeats `sample` cannot get out of step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct CommandSpec {
+    /// The program: a path, or a name on the PATH.
     pub program: PathBuf,
+    /// The arguments of the program.
     #[serde(default)]
     pub args: Vec<String>,
-    /// The longest wait for the next line.
-    #[serde(default = "default_sample_seconds")]
-    pub sample_seconds: f64,
-    /// The longest wait for all samples of one call.
-    #[serde(default = "default_batch_seconds")]
-    pub batch_seconds: f64,
-    /// The longest line that the program may write.
-    #[serde(default = "default_max_line_bytes")]
-    pub max_line_bytes: usize,
-    /// Names of environment variables that the program gets besides PATH, HOME, LANG, LC_*, TMPDIR and TZ.
-    #[serde(default)]
-    pub env: Vec<String>,
-    /// Whether the program may use the network.
-    #[serde(default)]
-    pub network: bool,
-    /// Whether the program sees this machine's `/tmp` instead of a private one.
-    #[serde(default)]
-    pub shared_tmp: bool,
-    /// The most address space of the program and of each of its children, in MiB; 0 for no limit.
-    #[serde(default = "default_memory_mib")]
-    pub memory_mib: u64,
-    /// The largest file that the program may write, in MiB; 0 for no limit.
-    #[serde(default = "default_file_mib")]
-    pub file_mib: u64,
-    /// The most files that the program may have open at once.
-    #[serde(default = "default_open_files")]
-    pub open_files: u64,
+    #[serde(flatten)]
+    pub limits: ProcessLimits,
 }
 
 impl CommandSpec {
     /// A program with default limits.
     pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), args: Vec::new(), limits: ProcessLimits::default() }
+    }
+}
+
+/// What the process of a verifier may take and see. The keys stand in the table of the verifier;
+/// [`settings::read`](stapo_core::settings::read) refuses unknown ones, which serde cannot do for keys of two structs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ProcessLimits {
+    /// The longest wait for the verdict of the next sample, in seconds. A Python function that takes whole batches has
+    /// `batch_seconds` instead.
+    pub sample_seconds: f64,
+    /// The longest wait for all samples of one call, and for a Python file to be loaded, in seconds.
+    pub batch_seconds: f64,
+    /// The longest line that the program may write.
+    pub max_line_bytes: usize,
+    /// Names of environment variables that the program gets besides PATH, HOME, LANG, LC_*, TMPDIR and TZ.
+    pub env: Vec<String>,
+    /// Whether the program may use the network.
+    pub network: bool,
+    /// Whether the program sees this machine's `/tmp` instead of a private one.
+    pub shared_tmp: bool,
+    /// The most address space of the program and of each of its children, in MiB; 0 for no limit.
+    pub memory_mib: u64,
+    /// The largest file that the program may write, in MiB; 0 for no limit.
+    pub file_mib: u64,
+    /// The most files that the program may have open at once.
+    pub open_files: u64,
+}
+
+impl Default for ProcessLimits {
+    fn default() -> Self {
         Self {
-            program: program.into(),
-            args: Vec::new(),
-            sample_seconds: default_sample_seconds(),
-            batch_seconds: default_batch_seconds(),
-            max_line_bytes: default_max_line_bytes(),
+            sample_seconds: 30.0,
+            batch_seconds: 600.0,
+            max_line_bytes: 1 << 20,
             env: Vec::new(),
             network: false,
             shared_tmp: false,
-            memory_mib: default_memory_mib(),
-            file_mib: default_file_mib(),
-            open_files: default_open_files(),
+            memory_mib: 32 << 10,
+            file_mib: 1024,
+            open_files: 1024,
         }
     }
 }
 
 /// A function `reward(prompt, response, reference, row)` of a Python file, where `row` is the row of the data file. The
-/// function returns a number (the reward), True or False (the verdict), or a dict with the keys of a program's line. With
-/// `batch` it is called once for all samples of a step, with four lists, and returns a list. The keys below `batch` mean
-/// what they mean for a program.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// function returns a number (the reward), True or False (the verdict), or a dict with the keys of a program's line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
 pub struct PythonSpec {
+    /// The Python file.
     pub file: PathBuf,
+    /// The name of the function in the file.
     #[serde(default = "default_function")]
     pub function: String,
     /// The interpreter: a path, or a name on the PATH.
     #[serde(default = "default_python")]
     pub python: PathBuf,
+    /// Calls the function once for all samples of a step, with four lists; it returns a list.
     #[serde(default)]
     pub batch: bool,
-    /// The longest wait for one sample; with `batch`, `batch_seconds` alone counts.
-    #[serde(default = "default_sample_seconds")]
-    pub sample_seconds: f64,
-    /// The longest wait for all samples of one call, and for the file to be loaded.
-    #[serde(default = "default_batch_seconds")]
-    pub batch_seconds: f64,
-    #[serde(default = "default_max_line_bytes")]
-    pub max_line_bytes: usize,
-    #[serde(default)]
-    pub env: Vec<String>,
-    #[serde(default)]
-    pub network: bool,
-    #[serde(default)]
-    pub shared_tmp: bool,
-    #[serde(default = "default_memory_mib")]
-    pub memory_mib: u64,
-    #[serde(default = "default_file_mib")]
-    pub file_mib: u64,
-    #[serde(default = "default_open_files")]
-    pub open_files: u64,
+    #[serde(flatten)]
+    pub limits: ProcessLimits,
 }
 
 /// What the interpreter runs: the driver, which the trainer sends as the first line of standard input.
@@ -176,29 +174,12 @@ const BOOTSTRAP: &str = "import json, sys; exec(json.loads(sys.stdin.readline())
 impl PythonSpec {
     /// A function called `reward`, with default limits.
     pub fn new(file: impl Into<PathBuf>) -> Self {
-        let CommandSpec {
-            sample_seconds,
-            batch_seconds,
-            max_line_bytes,
-            memory_mib,
-            file_mib,
-            open_files,
-            ..
-        } = CommandSpec::new("");
         Self {
             file: file.into(),
             function: default_function(),
             python: default_python(),
             batch: false,
-            sample_seconds,
-            batch_seconds,
-            max_line_bytes,
-            env: Vec::new(),
-            network: false,
-            shared_tmp: false,
-            memory_mib,
-            file_mib,
-            open_files,
+            limits: ProcessLimits::default(),
         }
     }
 
@@ -207,19 +188,11 @@ impl PythonSpec {
     pub fn command(&self) -> CommandSpec {
         let calls = if self.batch { "batch" } else { "sample" };
         let words = ["-c", BOOTSTRAP, &self.file.display().to_string(), &self.function, calls];
-        CommandSpec {
-            program: self.python.clone(),
-            args: words.map(str::to_string).to_vec(),
-            sample_seconds: if self.batch { self.batch_seconds } else { self.sample_seconds },
-            batch_seconds: self.batch_seconds,
-            max_line_bytes: self.max_line_bytes,
-            env: self.env.clone(),
-            network: self.network,
-            shared_tmp: self.shared_tmp,
-            memory_mib: self.memory_mib,
-            file_mib: self.file_mib,
-            open_files: self.open_files,
+        let mut limits = self.limits.clone();
+        if self.batch {
+            limits.sample_seconds = limits.batch_seconds;
         }
+        CommandSpec { program: self.python.clone(), args: words.map(str::to_string).to_vec(), limits }
     }
 }
 
@@ -229,28 +202,4 @@ fn default_function() -> String {
 
 fn default_python() -> PathBuf {
     "python3".into()
-}
-
-fn default_sample_seconds() -> f64 {
-    30.0
-}
-
-fn default_batch_seconds() -> f64 {
-    600.0
-}
-
-fn default_max_line_bytes() -> usize {
-    1 << 20
-}
-
-fn default_memory_mib() -> u64 {
-    32 << 10
-}
-
-fn default_file_mib() -> u64 {
-    1024
-}
-
-fn default_open_files() -> u64 {
-    1024
 }

@@ -79,9 +79,9 @@ impl Verifier {
         match self {
             Self::Rule(rules) => {
                 let unlike = |reason| Err(format!("reference {reference:?}: {reason}"));
-                let own = grade_answer(reference, reference, rules.mode);
-                if own.verdict != stapo_verify::Verdict::Right {
-                    return unlike(own.reason);
+                let itself = grade_answer(reference, reference, rules.mode);
+                if itself.verdict != stapo_verify::Verdict::Right {
+                    return unlike(itself.reason);
                 }
                 // A formula that is written as the reference is right even where neither can be read: a number tells.
                 let other = grade_answer("0", reference, rules.mode);

@@ -16,6 +16,7 @@ use super::error::TaskError;
 use super::split::check_share;
 use crate::reward::spec::VerifierSpec;
 use expression::{Expression, Symbol};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
@@ -26,15 +27,20 @@ const MAX_OPERATORS: usize = 20;
 /// The largest operand and intermediate value, so that no product overflows.
 const MAX_VALUE: i64 = 1_000_000_000;
 
-/// The form of the expressions. In a config, `level` (1 to 6, [`ArithmeticSpec::at_level`]) sets all values and the
-/// other keys override single values.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Generated arithmetic expressions. `level` sets the form of the expressions, and the other keys override single values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(transform = level::add_level)]
 pub struct ArithmeticSpec {
+    /// The fewest operators of an expression.
     pub min_operators: usize,
+    /// The most operators of an expression.
     pub max_operators: usize,
+    /// The smallest operand.
     pub min_operand: i64,
+    /// The largest operand.
     pub max_operand: i64,
+    /// The operators that occur.
     pub operators: Vec<Operator>,
     /// The share of expressions with a pair of parentheses that changes the value. Such an expression has two or more
     /// operators.
@@ -47,11 +53,13 @@ pub struct ArithmeticSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such expressions.
     pub n_held_out: usize,
+    /// A Jinja template over `problem`; the problem as it is where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     /// The system message of every conversation; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
+    /// How responses are judged.
     pub verifier: VerifierSpec,
 }
 

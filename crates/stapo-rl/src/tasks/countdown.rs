@@ -8,6 +8,7 @@ use super::drawn::DrawnProblem;
 use super::error::TaskError;
 use super::split::check_share;
 use crate::reward::spec::{CountdownRule, VerifierSpec};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use stapo_core::random::Key;
@@ -20,10 +21,12 @@ const MAX_VALUE: i64 = 1_000_000;
 
 /// The form of the problems. Every problem has a solution that uses all numbers and has no fraction or negative number
 /// as an intermediate result. Template variables beside `problem`: `numbers` and `target`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSpec {
+    /// The fewest numbers of a problem.
     pub min_numbers: usize,
+    /// The most numbers of a problem.
     pub max_numbers: usize,
     /// Numbers are from 1 to `max_number`.
     pub max_number: i64,
@@ -33,11 +36,13 @@ pub struct CountdownSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such problems.
     pub n_held_out: usize,
+    /// A Jinja template over `problem`; the problem as it is where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     /// The system message of every conversation; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
+    /// How responses are judged.
     pub verifier: VerifierSpec,
 }
 

@@ -3,6 +3,7 @@
 use super::arithmetic::{ArithmeticSpec, spell_out_level};
 use super::countdown::CountdownSpec;
 use crate::reward::spec::VerifierSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, SettingsError};
 use std::path::PathBuf;
@@ -13,13 +14,16 @@ const BOXED_TEMPLATE: &str =
     "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}.";
 
 /// The source of problems and the verifier of answers: `kind` and the keys of that kind.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskSpec {
+    /// Generated arithmetic expressions.
     Arithmetic(ArithmeticSpec),
+    /// Generated countdown problems: reach a target with given numbers.
     Countdown(CountdownSpec),
-    /// One JSON object per line.
+    /// A file with one JSON object per line.
     Jsonl(RowsSpec),
+    /// A Parquet file.
     Parquet(RowsSpec),
 }
 
@@ -121,32 +125,37 @@ impl Default for TaskSpec {
 /// A file of problems. Fields are names, or paths such as `reward_model.ground_truth`, `prompt[].content` (the one
 /// message of the user, or the only element) and `choices[0]`. Fields not given are recognised by the names that
 /// GSM8K, MATH, DAPO-Math-17k and verl's files use.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RowsSpec {
+    /// The file.
     pub path: PathBuf,
+    /// The field of the problem; recognised where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem_field: Option<String>,
+    /// The field of the reference answer; recognised where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
     /// The field of a worked solution, which a teacher reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solution_field: Option<String>,
-    /// With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
+    /// The field of the problem's id; recognised where absent. With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
+    /// What happens to rows without a reference answer.
     #[serde(default)]
     pub missing_answers: MissingAnswers,
     /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
     /// A Jinja template over `problem`, `id` and the row's fields. Where absent, the problem as it is, with an
-    /// instruction added for verifiers that read `\boxed{}`, see [`RowsSpec::template`].
+    /// instruction added for verifiers that read `\boxed{}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
     /// The system message of conversations whose row has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
+    /// How responses are judged.
     #[serde(default)]
     pub verifier: VerifierSpec,
 }
@@ -185,7 +194,7 @@ impl RowsSpec {
 }
 
 /// How rows without a reference are treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingAnswers {
     /// The file is refused with an error that names the first such row.

@@ -43,9 +43,9 @@ fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
         compared.n_steps, compared.n_recorded
     );
     let difference = |paired: Option<PairedComparison>| {
-        paired.map_or("needs two steps".to_string(), |own| {
-            let (low, high) = (own.interval.low, own.interval.high);
-            format!("{:+.3} [{low:+.3}, {high:+.3}], p {:.4}", own.difference, own.p_permutation)
+        paired.map_or("needs two steps".to_string(), |paired| {
+            let (low, high) = (paired.interval.low, paired.interval.high);
+            format!("{:+.3} [{low:+.3}, {high:+.3}], p {:.4}", paired.difference, paired.p_permutation)
         })
     };
     println!("{:<28} {:>9} {:>9}  B - A, 95 % interval", "mean over steps", "A", "B");

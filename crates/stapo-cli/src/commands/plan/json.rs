@@ -4,7 +4,7 @@ use super::planned::{MemoryPhase, Planned};
 use serde_json::{Map, Value, json};
 use stapo_rl::plan::estimate::{Machine, Origin, RankedStep, Rate};
 
-pub fn of(planned: &Planned) -> Value {
+pub fn object(planned: &Planned) -> Value {
     let Planned { plan, shapes, machine, prediction, .. } = planned;
     let rollout = &plan.config.rollout;
     let parts: Map<String, Value> =

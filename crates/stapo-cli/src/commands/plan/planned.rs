@@ -116,8 +116,8 @@ impl ModelShapes {
     /// The shapes of the plan's models, with `model` in place of the one in training where given.
     pub fn find(plan: &Plan, model: Option<&str>, assumed: &mut Vec<String>) -> Result<Self> {
         let config = &plan.config;
-        let own = model.map_or_else(|| config.model.clone(), ModelSource::named);
-        let reference = config.reference.clone().unwrap_or_else(|| own.clone());
+        let trained = model.map_or_else(|| config.model.clone(), ModelSource::named);
+        let reference = config.reference.clone().unwrap_or_else(|| trained.clone());
         let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
         let reference = needs_copy.then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
@@ -130,19 +130,19 @@ impl ModelShapes {
             has_weights &= is_here;
             Ok(shape)
         };
-        let model = shape(&own)?;
-        let quantised = quantised(plan, &own, &model)?;
+        let model = shape(&trained)?;
+        let quantised = quantised(plan, &trained, &model)?;
         let is_quantised = storage(plan) == BaseStorage::Quantised;
         let mut frozen = Vec::new();
         for (role, source) in [("reference", reference), ("teacher", teacher)] {
             if let Some(source) = source {
-                frozen.push((role, if source == own { model.clone() } else { shape(&source)? }));
+                frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
             }
         }
         if is_quantised && !has_weights {
             assumed.push("layers in Q4_K, of a file that is not here (model.lora.base)".to_string());
         }
-        Ok(Self { name: own.to_string(), model, frozen, quantised, has_weights })
+        Ok(Self { name: trained.to_string(), model, frozen, quantised, has_weights })
     }
 }
 

@@ -84,8 +84,8 @@ fn print_memory(planned: &Planned) {
         line("", &row(part.name, MemoryPhase::ALL.map(cell)));
     }
     line("", &row("used", MemoryPhase::ALL.map(|phase| size(planned.used_bytes(phase)))));
-    let of = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
-    line("", &format!("{:<13} {:>10}{of}", "held at once", size(planned.total_bytes())));
+    let of_all = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
+    line("", &format!("{:<13} {:>10}{of_all}", "held at once", size(planned.total_bytes())));
     if planned.fits() == Some(false) {
         line("", &does_not_fit(planned));
     }

@@ -3,11 +3,10 @@
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
 use crate::shared::ranks::Joined;
-use crate::shared::run_folder::{self, Use};
+use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
 use stapo_rl::policy::identity;
-use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan};
@@ -34,10 +33,7 @@ fn trainer(
     plan: &Plan,
     checkpoint: Option<&Checkpoint>,
 ) -> Result<(Trainer, String)> {
-    joined.agree_on_plan(plan)?;
-    let device = joined.device(plan.device(), None, Use::of(plan))?;
-    let ranks = joined.ranks_on(&device)?;
-    agree_on_inputs(&*ranks, &identity::of_plan(plan, PROGRAM)?.inputs)?;
+    let (device, ranks, _) = joined.open(plan, None, || identity::of_plan(plan, PROGRAM))?;
     let mut trainer = Trainer::on_ranks(plan, &device, allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
     let hash = trainer.learner.state_hash()?;

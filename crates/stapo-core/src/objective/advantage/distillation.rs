@@ -3,19 +3,23 @@
 use super::ScoredResponse;
 use crate::objective::Advantages;
 use crate::stats::quantile_in_place;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a teacher adds to the advantage. `d_t = teacher_logp_t - behavior_logp_t` on the student's own tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Distillation {
+    /// No teacher.
     #[default]
     None,
     /// On-policy distillation: `A_t = reward_weight A + beta d_t`. The mean of d over the student's tokens is minus the
     /// reverse KL to the teacher, so this minimises that divergence.
     ReverseKl {
+        /// The factor on the teacher's part.
         #[serde(default = "one")]
         beta: f64,
+        /// The factor on the advantage of the rewards.
         #[serde(default)]
         reward_weight: f64,
     },
@@ -24,17 +28,20 @@ pub enum Distillation {
     /// absolute deviation from their mean. Where the student was surer than tau the teacher pulls, elsewhere it pushes.
     /// A response whose entropies are all equal, or whose normalizer is 0, keeps its advantage.
     Dasd {
+        /// The factor on the teacher's part.
         #[serde(default = "default_beta")]
         beta: f64,
+        /// The quantile of the response's entropies up to which the teacher pulls.
         #[serde(default = "default_quantile")]
         quantile: f64,
+        /// What the log-ratios of a response are divided by.
         #[serde(default)]
         normalizer: Normalizer,
     },
 }
 
 /// What DASD divides the teacher's log-ratios of a response by.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalizer {
     /// The response's mean |d|: the gate's centre, |e| = 1, is then the usual difference.

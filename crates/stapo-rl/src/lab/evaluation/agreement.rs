@@ -77,6 +77,12 @@ pub fn is_disputed(record: &EvalRecord) -> bool {
         .is_some_and(|second| (second.verdict == Verdict::Right) != (record.verdict == Verdict::Right))
 }
 
+/// The table of a verifier under its name.
+#[derive(Serialize, Deserialize)]
+struct Named {
+    verifier: VerifierSpec,
+}
+
 impl VerifierSpec {
     /// The verifier that a text on the command line names: the mode of a rule (`math`, `boxed-exact`, ..), the inline table of
     /// a config (`{kind = "python", file = "judge.py"}`), or a program with its arguments.
@@ -90,9 +96,8 @@ impl VerifierSpec {
         if trimmed.starts_with('{') {
             let table =
                 settings::parse(&format!("verifier = {trimmed}")).map_err(|e| refuse(e.to_string()))?;
-            let value = table.get("verifier").cloned();
-            let spec = value.map(toml::Value::try_into).transpose().map_err(|e| refuse(e.to_string()))?;
-            return spec.ok_or_else(|| refuse("is empty".into()));
+            let named: Named = settings::read("", table).map_err(|e| refuse(e.to_string()))?;
+            return Ok(named.verifier);
         }
         let mode: std::result::Result<Mode, _> = serde_json::from_value(trimmed.into());
         if let Ok(mode) = mode {

@@ -8,6 +8,7 @@ use crate::plan::config::{
     Config, Curve, FileKind, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora,
 };
 use crate::tasks::TaskSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::{self, Override, RawConfig, SettingsError};
 use stapo_model::DeviceName;
@@ -15,30 +16,39 @@ use stapo_model::optimizer::AdamWSettings;
 use toml::Table;
 
 /// The config of a supervised run. Every key has a default; the defaults make the built-in model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PretrainConfig {
+    /// The name of the run, which its folder has.
     pub name: String,
+    /// The seed of all randomness.
     pub seed: u64,
+    /// Optimizer steps.
     pub steps: u64,
     /// Passes over the file, in place of `steps`. A run that starts turns them into steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
-    /// `cpu`, `cuda` or `cuda:N`.
+    /// The device: `cpu`, `cuda` or `cuda:N`.
     pub device: String,
+    /// The model that is trained.
     pub model: Start,
-    /// `[model.lora]`: adapters that are trained in place of the model's weights.
+    /// Adapters that are trained in place of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
+    /// The texts.
     pub data: TextsSpec,
+    /// Which tokens have a loss.
     pub loss_on: LossOn,
+    /// How the model is updated.
     pub update: PretrainUpdate,
+    /// Held-out evaluation on the task of the texts.
     pub evaluation: PretrainEvaluation,
+    /// What the run writes to its folder.
     pub record: PretrainRecord,
 }
 
 /// The model that is trained.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Start {
     /// Random weights of this shape, with a tokenizer of single characters.
@@ -46,7 +56,10 @@ pub enum Start {
     /// The small model inside the program.
     Builtin,
     /// A Hugging Face folder or a GGUF file.
-    Path { path: String },
+    Path {
+        /// The folder or file.
+        path: String,
+    },
 }
 
 impl Start {
@@ -61,46 +74,58 @@ impl Start {
 }
 
 /// Which tokens have a loss.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LossOn {
     /// The tokens of the response; in a conversation, those of every assistant's turn.
     #[default]
     Response,
+    /// All tokens.
     Everything,
 }
 
 /// How the model is updated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "struct Update")]
 pub struct PretrainUpdate {
     /// Tokens of one optimizer step, at least: an optimizer step takes whole examples until this number is reached.
     pub batch_tokens: usize,
     /// Tokens of one forward and backward pass.
     pub microbatch_tokens: usize,
+    /// What backward computes once more instead of keeping it in memory.
     pub recompute: Recompute,
+    /// The learning rate of AdamW, before the factor of the schedule.
     pub learning_rate: f64,
+    /// The factor on the learning rate over the optimizer steps.
     pub schedule: Schedule,
+    /// The decoupled weight decay of AdamW.
     pub weight_decay: f64,
+    /// AdamW's decay of the first moment.
     pub beta1: f64,
+    /// AdamW's decay of the second moment.
     pub beta2: f64,
+    /// AdamW's addition to the denominator.
     pub epsilon: f64,
+    /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
 }
 
 /// Held-out evaluation on the task of the texts, where the texts have a task.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "struct Evaluation")]
 pub struct PretrainEvaluation {
-    /// 0 evaluates only after the last step.
+    /// Steps between evaluations; 0 evaluates only after the last step.
     pub every_steps: u64,
+    /// Held-out problems of one evaluation.
     pub problems: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "struct Record")]
 pub struct PretrainRecord {
+    /// Steps between checkpoints.
     pub checkpoint_every_steps: u64,
+    /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
 }
 
@@ -134,7 +159,7 @@ impl Default for PretrainUpdate {
                 warmup_steps: Some(50),
                 total_steps: Some(1500),
                 final_factor: Some(0.05),
-                ..Schedule::of(Curve::Cosine)
+                ..Schedule::without_warmup(Curve::Cosine)
             },
             weight_decay: 0.1,
             beta1: 0.9,

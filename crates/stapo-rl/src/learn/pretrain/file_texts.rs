@@ -1,21 +1,25 @@
 //! The keys of a file of texts.
 
+use crate::plan::config::FreeTable;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use toml::Table;
 
 /// A file of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
 /// that common data sets use.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileTexts {
+    /// The file.
     pub path: PathBuf,
     /// The field of a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
+    /// The field of the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_field: Option<String>,
-    /// Without `prompt_field`, the field of a text that has a loss as a whole.
+    /// The field of the response; without `prompt_field`, the field of a text that has a loss as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_field: Option<String>,
     /// Renders prompts and responses with the model's chat template. Lists of messages are always rendered.
@@ -23,6 +27,7 @@ pub struct FileTexts {
     pub chat: bool,
     /// Further variables of the chat template.
     #[serde(default)]
+    #[schemars(with = "FreeTable")]
     pub chat_arguments: Table,
     /// The system message of conversations that have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,7 +38,7 @@ pub struct FileTexts {
 }
 
 /// How rows that are too long are treated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongRows {
     /// The run is refused before its first step, with their number and the longest named.

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::run::disk::write_whole;
 use crate::tasks::ALPHABET;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use stapo_model::decoder::Policy;
@@ -11,15 +12,22 @@ use stapo_model::{Device, Family, Heads, ModelConfig, Rope, RopeScaling};
 use std::path::Path;
 
 /// The shape of a Qwen3-like model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
+    /// The width of the residual stream.
     pub width: usize,
+    /// Layers.
     pub n_layers: usize,
+    /// Query heads of a layer.
     pub n_heads: usize,
+    /// Key and value heads of a layer.
     pub n_kv_heads: usize,
+    /// The width of a head.
     pub head_dim: usize,
+    /// The width of the feed-forward.
     pub ffn_width: usize,
+    /// The longest sequence, in tokens.
     pub max_positions: usize,
     /// Standard deviation of the random weights.
     pub deviation: f64,

@@ -8,6 +8,7 @@ use crate::plan::config::PlanError;
 use crate::policy::loaded::LoadedModel;
 use crate::reward::Programs;
 use crate::tasks::{Mistakes, Split, Task, TaskSpec};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
@@ -15,29 +16,35 @@ use std::path::Path;
 use toml::{Table, Value};
 
 /// The source of the texts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TextsSpec {
     /// Worked solutions of generated problems, with mistakes.
     Solutions {
+        /// The task whose problems are solved.
+        #[schemars(with = "TaskSpec")]
         task: Table,
+        /// How often the solutions are wrong.
         #[serde(default)]
         mistakes: Mistakes,
     },
-    /// One JSON object per line.
+    /// A file with one JSON object per line.
     Jsonl(FileTexts),
+    /// A Parquet file.
     Parquet(FileTexts),
     /// Several sources, each with a share of the examples.
     Mixture {
+        /// The sources.
         parts: Vec<PartSpec>,
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartSpec {
     /// The part's share of all examples, relative to the shares of the other parts.
     pub share: f64,
+    /// The texts of the part.
     pub texts: TextsSpec,
 }
 

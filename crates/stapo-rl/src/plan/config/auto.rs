@@ -1,5 +1,6 @@
 //! Settings that the program can choose by itself. No choice changes a bit of any result.
 
+use schemars::JsonSchema;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use stapo_model::decoder::Recompute;
@@ -55,15 +56,28 @@ impl<'de> Deserialize<'de> for KvMemory {
     }
 }
 
+impl JsonSchema for KvMemory {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "KvMemory".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "oneOf": [{ "const": AUTO }, { "type": "integer", "minimum": 0 }] })
+    }
+}
+
 /// What backward computes once more instead of keeping it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeChoice {
     /// The least that fits the memory of a GPU; nothing on the CPU.
     #[default]
     Auto,
+    /// Nothing: every activation is kept.
     Nothing,
+    /// What attention and feed-forward take in; no product is computed twice.
     Inputs,
+    /// Everything of a layer but its input.
     Layers,
 }
 

@@ -2,6 +2,7 @@
 
 use super::PlanError;
 use super::refusal::{positive, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::Override;
 use stapo_model::DeviceName;
@@ -11,19 +12,19 @@ use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// The adapters of a run. With `adapter`, absent keys have the values of that folder; otherwise their defaults.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
-    /// 32 by default.
+    /// The rank of the adapters; 32 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// Twice the rank by default.
+    /// The numerator of the scale; twice the rank by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
     /// The modules with an adapter: `"all-linear"`, the default, or a list such as `["q_proj", "v_proj"]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<Targets>,
-    /// `"plain"`, the default, is alpha / rank; `"rank-stabilised"` is alpha / sqrt(rank).
+    /// The factor on an adapter's term; `"plain"` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale: Option<LoraScale>,
     /// A folder in PEFT's format whose adapter the run starts from.
@@ -35,7 +36,7 @@ pub struct LoraConfig {
 }
 
 /// How a GPU holds the frozen weights below adapters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BaseStorage {
     /// As products read them.
@@ -46,12 +47,12 @@ pub enum BaseStorage {
 }
 
 /// Modules of a layer, in the order of the layer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "TargetNames", into = "TargetNames")]
 pub struct Targets(pub Vec<LoraTarget>);
 
 /// [`Targets`] as written.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum TargetNames {
     Word(String),

@@ -36,7 +36,7 @@ impl Plan {
         let (mut task, objective) = (config.task.clone(), config.objective.clone());
         objective.check()?;
         let rewards = rewards::resolve(&config, &mut task)?;
-        let style = PromptStyle::of(&config.rollout);
+        let style = PromptStyle::from_rollout(&config.rollout);
         let plan = Plan { config, task: task.with_template(), objective, rewards, style };
         plan.check()?;
         Ok(plan)

@@ -1,5 +1,6 @@
 //! How often a rollout batch is used.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Several uses of a rollout batch, ended early by a gate (DGG, Dynamic Gradient Gating).
@@ -8,15 +9,16 @@ use serde::{Deserialize, Serialize};
 /// clipping and Adam. From the second use of a batch on, the gate compares the increment `g_t - g_(t-1)` with the
 /// `window` increments before it: where its z-score (sample deviation) is above `tau`, the gradients are discarded, the
 /// batch is left and the next one is sampled. The gate stays open until the window is full.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reuse {
     /// Uses of a rollout batch, at most.
     pub max: usize,
+    /// What ends the uses of a batch before the last.
     pub gate: Gate,
-    /// DGG recommends 0.1 to 0.5.
+    /// The z-score above which the gate closes. DGG recommends 0.1 to 0.5.
     pub tau: f64,
-    /// Increments. DGG does not state a size; 32 are the updates of four default batches used four times.
+    /// Increments that a z-score is computed from. DGG does not state a size; 32 are the updates of four default batches used four times.
     pub window: usize,
 }
 
@@ -27,7 +29,7 @@ impl Default for Reuse {
 }
 
 /// What ends the uses of a rollout batch before the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
     /// The energy of the gradient of the output head.

@@ -4,22 +4,25 @@ use super::refusal::{PlanError, require};
 use super::{Config, RewardConfig};
 use crate::reward::VerifierSpec;
 use crate::tasks::TaskSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One of several rewards, as written.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RewardSpec {
     /// Names the reward in records.
     pub name: String,
+    /// The factor on the reward in the sum of all rewards.
     #[serde(default = "one")]
     pub weight: f64,
-    /// The verifier that fits the task where absent.
+    /// How responses are judged; the task's default verifier where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<VerifierSpec>,
+    /// The reward of a right response.
     #[serde(default = "one")]
     pub right: f64,
-    /// For every other verdict.
+    /// The reward of every other verdict.
     #[serde(default = "minus_one")]
     pub wrong: f64,
 }

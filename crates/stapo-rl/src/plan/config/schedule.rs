@@ -1,12 +1,14 @@
 //! The learning rate over the optimizer steps.
 
 use super::refusal::{PlanError, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The factor on the learning rate over the optimizer steps: a linear warm-up from 0, then a curve.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
+    /// The curve after the warm-up.
     pub kind: Curve,
     /// The warm-up in optimizer steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -14,7 +16,7 @@ pub struct Schedule {
     /// The warm-up as a share of the total, in place of `warmup_steps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_share: Option<f64>,
-    /// All optimizer steps of the plan where absent.
+    /// The optimizer steps at which the curve ends; all of the plan where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
     /// The factor at the total, for a curve that falls; 0 where absent.
@@ -23,10 +25,10 @@ pub struct Schedule {
 }
 
 /// The factor after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Curve {
-    /// 1.
+    /// The full learning rate.
     Constant,
     /// A straight line from 1 down to `final_factor` at the total.
     Linear,
@@ -36,21 +38,21 @@ pub enum Curve {
 
 impl Schedule {
     /// The curve without a warm-up.
-    pub fn of(kind: Curve) -> Self {
+    pub fn without_warmup(kind: Curve) -> Self {
         Self { kind, warmup_steps: None, warmup_share: None, total_steps: None, final_factor: None }
     }
 
     /// A constant schedule after `warmup_steps`.
     pub fn constant(warmup_steps: u64) -> Self {
-        Self { warmup_steps: Some(warmup_steps), ..Self::of(Curve::Constant) }
+        Self { warmup_steps: Some(warmup_steps), ..Self::without_warmup(Curve::Constant) }
     }
 
     /// The factor on the learning rate in optimizer step `step`, counted from 0, of a plan with `n_planned` optimizer
     /// steps.
     pub fn factor(self, step: u64, n_planned: u64) -> f64 {
         let total = self.total_steps.unwrap_or(n_planned);
-        let of_share = self.warmup_share.map(|share| (share * total as f64).round() as u64);
-        let warmup = self.warmup_steps.or(of_share).unwrap_or(0);
+        let warmup_of_share = self.warmup_share.map(|share| (share * total as f64).round() as u64);
+        let warmup = self.warmup_steps.or(warmup_of_share).unwrap_or(0);
         if step < warmup {
             return (step + 1) as f64 / warmup as f64;
         }

@@ -1,25 +1,30 @@
 //! Where models, rollouts and a teacher's log-probs come from.
 
 use super::lora;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::settings::Override;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// The origin of a model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ModelSource {
     /// The small model inside the program.
     #[default]
     Builtin,
     /// A model by name: a Hugging Face folder, a GGUF file, a run folder, `RUN@STEP`, or a name on the hub.
-    /// [`ModelSource::find`] says where a name leads.
-    Path { path: String },
+    Path {
+        /// The folder, file, run or name.
+        path: String,
+    },
     /// Random weights of a published shape, such as `qwen3-14b`, with the tokenizer of the model inside the program: for
     /// benchmarks, without a file.
     Random {
+        /// The name of a published shape.
         shape: String,
+        /// The seed of the weights.
         #[serde(default)]
         seed: u64,
     },
@@ -89,20 +94,22 @@ fn named_model(key: &str, name: &str) -> Value {
 }
 
 /// Rollouts that come from elsewhere.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RolloutSource {
     /// One response per line: `{"id", "prompt_tokens", "tokens", "logp", "reward"}`, the reward optional. The lines of
     /// one id form groups of `rollout.group_size` in the order of the file.
     Jsonl {
+        /// The file.
         path: PathBuf,
+        /// Whose log-probs the ratios of the first update divide by.
         #[serde(default)]
         behavior: Behavior,
     },
 }
 
 /// Whose log-probs the ratios of the first update divide by.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Behavior {
     /// The policy at the start of the step, which scores the rollouts; the file's log-probs feed `objective.off_policy`.
@@ -113,7 +120,7 @@ pub enum Behavior {
 }
 
 /// What a distillation learns from: a policy that scores the student's own responses.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TeacherSource {
     /// The policy itself with the reference solution in its prompt (DASD).
@@ -124,11 +131,16 @@ pub enum TeacherSource {
     },
     /// The small model inside the program.
     Builtin,
-    /// A model by name, with the vocabulary of the trained model; see [`ModelSource::Path`].
-    Path { path: String },
-    /// See [`ModelSource::Random`].
+    /// A model by name, with the vocabulary of the trained model.
+    Path {
+        /// The folder, file, run or name.
+        path: String,
+    },
+    /// Random weights of a published shape, for benchmarks.
     Random {
+        /// The name of a published shape.
         shape: String,
+        /// The seed of the weights.
         #[serde(default)]
         seed: u64,
     },

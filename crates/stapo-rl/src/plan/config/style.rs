@@ -17,7 +17,7 @@ pub struct PromptStyle {
 }
 
 impl PromptStyle {
-    pub(super) fn of(rollout: &RolloutConfig) -> Self {
+    pub(super) fn from_rollout(rollout: &RolloutConfig) -> Self {
         let json = |value| serde_json::to_value(value).expect("values of TOML are values of JSON");
         let arguments = rollout.chat_arguments.iter().map(|(name, value)| (name.clone(), json(value)));
         Self { chat: rollout.chat, chat_arguments: arguments.collect(), stop: rollout.stop.clone() }

@@ -1,6 +1,7 @@
 use super::*;
 
 mod overrides;
+mod schema;
 
 fn complaint(text: &str, overrides: &[&str]) -> String {
     let read = Config::from_toml(text, overrides.iter().copied());

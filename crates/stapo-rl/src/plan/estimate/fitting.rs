@@ -45,8 +45,8 @@ pub fn remedy(
     limit: u64,
     peak_bytes: impl Fn(&Plan) -> u64,
 ) -> Option<Remedy> {
-    let given = Settings::of(plan);
-    let floor = Floor::of(plan, model, least_base);
+    let given = Settings::from_plan(plan);
+    let floor = Floor::for_plan(plan, model, least_base);
     let fits = |settings: &Settings| peak_bytes(&settings.apply(plan)) <= limit;
     let mut settings = given;
     while !fits(&settings) {
@@ -68,7 +68,7 @@ pub fn remedy(
 }
 
 impl Floor {
-    fn of(plan: &Plan, model: &ModelConfig, least_base: BaseStorage) -> Self {
+    fn for_plan(plan: &Plan, model: &ModelConfig, least_base: BaseStorage) -> Self {
         let rollout = &plan.config.rollout;
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let device = plan.device();
@@ -92,7 +92,7 @@ impl Floor {
 const BLOCK_TOKENS: usize = 64;
 
 impl Settings {
-    fn of(plan: &Plan) -> Self {
+    fn from_plan(plan: &Plan) -> Self {
         let config = &plan.config;
         Self {
             recompute: config.update.recompute,
@@ -239,11 +239,11 @@ mod tests {
     #[test]
     fn no_setting_falls_below_what_the_longest_sequence_needs() {
         let model = ModelConfig::known("qwen3-1.7b").unwrap();
-        let floor = Floor::of(&plan(), &model, BaseStorage::Bf16);
+        let floor = Floor::for_plan(&plan(), &model, BaseStorage::Bf16);
         assert_eq!(floor.microbatch_tokens, 4096);
         // 114,688 bytes for each of 4,160 keys.
         assert_eq!(floor.kv_mib, 456);
-        let mut settings = Settings::of(&plan());
+        let mut settings = Settings::from_plan(&plan());
         while let Some(smaller) = settings.smaller(&floor) {
             settings = smaller;
         }

@@ -133,8 +133,8 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Measurement> {
     let update_seconds = start.elapsed().as_secs_f64();
     let responses: Vec<_> = rolled.batch.responses().map(|scored| &scored.rollout).collect();
     let n = responses.len().max(1) as f64;
-    let mean = |of: &dyn Fn(&stapo_core::Rollout) -> usize| {
-        responses.iter().map(|rollout| of(rollout)).sum::<usize>() as f64 / n
+    let mean = |length: &dyn Fn(&stapo_core::Rollout) -> usize| {
+        responses.iter().map(|rollout| length(rollout)).sum::<usize>() as f64 / n
     };
     Ok(Measurement {
         n_problems: plan.config.rollout.problems_per_step,

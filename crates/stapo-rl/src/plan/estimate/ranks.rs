@@ -104,8 +104,9 @@ impl SharedWork<'_> {
             let seconds: Vec<f64> = packed
                 .iter()
                 .map(|microbatch| {
-                    let own: Vec<usize> = microbatch.sequences.iter().map(|&idx| lengths[idx]).collect();
-                    self.microbatch_seconds(&own, prompt)
+                    let sequences: Vec<usize> =
+                        microbatch.sequences.iter().map(|&idx| lengths[idx]).collect();
+                    self.microbatch_seconds(&sequences, prompt)
                 })
                 .collect();
             n_microbatches += packed.len() as f64;

@@ -5,7 +5,7 @@ use super::lengths::Lengths;
 use super::links::World;
 use super::machine::Machine;
 use super::ranks::{RankedStep, Rounds, SharedWork};
-use super::sampling::{self, RankedSampling, SamplingWork};
+use super::sampling::{self, SampledWork, SamplingWork};
 use crate::plan::config::{Plan, States};
 use stapo_model::ModelConfig;
 use stapo_model::decoder::{QuantisedBase, Recompute};
@@ -192,7 +192,7 @@ impl RunShape<'_> {
 
     /// The share of all ranks' time in which a rank waits: for longer responses, for longer micro-batches, and for rank 0,
     /// which hashes and saves alone.
-    fn idle_share(&self, phases: &Phases, sampled: RankedSampling, rounds: Rounds) -> f64 {
+    fn idle_share(&self, phases: &Phases, sampled: SampledWork, rounds: Rounds) -> f64 {
         let sampling = if phases.rollout > 0.0 { phases.rollout - sampled.mean_seconds } else { 0.0 };
         let passes = phases.score + phases.calibrate + phases.update;
         let alone = (phases.record + phases.checkpoint) * (1.0 - 1.0 / self.world.ranks());
@@ -200,7 +200,7 @@ impl RunShape<'_> {
         waiting / phases.total()
     }
 
-    fn sample(&self, n_groups: usize, group_size: usize) -> RankedSampling {
+    fn sample(&self, n_groups: usize, group_size: usize) -> SampledWork {
         let work = SamplingWork {
             n_groups,
             group_size,
@@ -208,7 +208,7 @@ impl RunShape<'_> {
             kv_bytes: self.kv_bytes,
             max_sequences: EngineSettings::default().max_sequences,
         };
-        sampling::simulate_ranks(&self.costs(), &work, self.world.n_ranks)
+        sampling::simulate(&self.costs(), &work, self.world.n_ranks)
     }
 
     /// The tokens of one rollout batch.

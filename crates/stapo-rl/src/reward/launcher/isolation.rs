@@ -25,12 +25,12 @@ pub(super) struct Isolation {
 /// state in which the command must not run.
 pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
     let mut isolation = Isolation { has_private_tmp: false, shared: Vec::new() };
-    if command.network && command.shared_tmp {
+    if command.limits.network && command.limits.shared_tmp {
         return Ok(isolation);
     }
     let (user, group) = (getuid().as_raw(), getgid().as_raw());
     let mut namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS;
-    if !command.network {
+    if !command.limits.network {
         namespaces |= CloneFlags::CLONE_NEWNET;
     }
     unshare(namespaces).map_err(|error| format!("namespaces: {error}"))?;
@@ -42,7 +42,7 @@ pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
     ] {
         fs::write(Path::new("/proc/self").join(file), text).map_err(|error| format!("{file}: {error}"))?;
     }
-    if !command.shared_tmp {
+    if !command.limits.shared_tmp {
         match cover_tmp(command) {
             Ok(kept) => {
                 isolation.has_private_tmp = true;
@@ -58,24 +58,24 @@ pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
 /// Folders and files below a covered `/tmp` that the command still needs.
 struct Kept {
     working: PathBuf,
-    /// Each place with what was there before `/tmp` was covered.
-    places: Vec<(PathBuf, OwnedFd)>,
+    /// Each path with what was there before `/tmp` was covered.
+    paths: Vec<(PathBuf, OwnedFd)>,
 }
 
 impl Kept {
-    /// Makes the places visible again where they were, and enters the working folder anew: the process still stands in
+    /// Makes the paths visible again where they were, and enters the working folder anew: the process still stands in
     /// the covered one.
     fn show(self) -> Result<(), String> {
-        for (place, tree) in &self.places {
+        for (path, tree) in &self.paths {
             let show = || -> io::Result<()> {
                 if FileType::from_raw_mode(fstat(tree)?.st_mode).is_dir() {
-                    fs::create_dir_all(place)?;
+                    fs::create_dir_all(path)?;
                 } else {
-                    fs::write(place, "")?;
+                    fs::write(path, "")?;
                 }
-                Ok(move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+                Ok(move_mount(tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
             };
-            show().map_err(|error| format!("{}: {error}", place.display()))?;
+            show().map_err(|error| format!("{}: {error}", path.display()))?;
         }
         std::env::set_current_dir(&self.working)
             .map_err(|error| format!("{}: {error}", self.working.display()))
@@ -90,35 +90,35 @@ fn cover_tmp(command: &CommandSpec) -> Result<Kept, String> {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         let whole =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-        let mut places = Vec::new();
-        for place in kept_places(&tmp, command, &working)? {
-            let tree = open_tree(CWD, &place, whole)?;
-            places.push((place, tree));
+        let mut paths = Vec::new();
+        for path in kept_paths(&tmp, command, &working)? {
+            let tree = open_tree(CWD, &path, whole)?;
+            paths.push((path, tree));
         }
         mount("tmpfs", &tmp, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=1777,size=1g")?;
-        Ok(Kept { working, places })
+        Ok(Kept { working, paths })
     };
     cover().map_err(|error| error.to_string())
 }
 
-/// The places below `tmp` that the command needs, none inside another: the working folder, folders that the command
+/// The paths below `tmp` that the command needs, none inside another: the working folder, folders that the command
 /// line names, and the folders of files that it names.
-fn kept_places(tmp: &Path, command: &CommandSpec, working: &Path) -> io::Result<Vec<PathBuf>> {
+fn kept_paths(tmp: &Path, command: &CommandSpec, working: &Path) -> io::Result<Vec<PathBuf>> {
     let named = command.args.iter().map(Path::new).chain([command.program.as_path(), working]);
-    let mut places = Vec::new();
+    let mut paths = Vec::new();
     for path in named.filter_map(|path| path.canonicalize().ok()) {
         if path == tmp {
             return Err(io::Error::other("the working folder, or an argument"));
         }
         let folder = path.parent().filter(|parent| path.is_file() && *parent != tmp);
-        let place = folder.map_or(path.clone(), Path::to_owned);
-        if place.starts_with(tmp) {
-            places.push(place);
+        let path = folder.map_or(path.clone(), Path::to_owned);
+        if path.starts_with(tmp) {
+            paths.push(path);
         }
     }
-    places.sort();
-    places.dedup_by(|inner, outer| inner.starts_with(&*outer));
-    Ok(places)
+    paths.sort();
+    paths.dedup_by(|inner, outer| inner.starts_with(&*outer));
+    Ok(paths)
 }
 
 /// Takes from whatever the command starts the privileges that a user namespace gives to its first process.

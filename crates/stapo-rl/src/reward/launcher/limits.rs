@@ -1,15 +1,15 @@
 //! Limits on what the verifier's command may use.
 
-use crate::reward::spec::CommandSpec;
+use crate::reward::spec::ProcessLimits;
 use rustix::io::Result;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Sets limits for this process and all that it starts, none of which can raise them again.
-pub(super) fn set(command: &CommandSpec) -> Result<()> {
+pub(super) fn set(limits: &ProcessLimits) -> Result<()> {
     lower(Resource::Core, Some(0))?;
-    lower(Resource::Fsize, bytes(command.file_mib))?;
-    lower(Resource::Nofile, Some(command.open_files))?;
-    lower(Resource::As, bytes(command.memory_mib))
+    lower(Resource::Fsize, bytes(limits.file_mib))?;
+    lower(Resource::Nofile, Some(limits.open_files))?;
+    lower(Resource::As, bytes(limits.memory_mib))
 }
 
 /// Lowers both the soft and the hard limit; a lower limit that is already in force stays.

@@ -2,7 +2,7 @@
 //! buffer has a limit.
 
 use crate::reward::judged::Judged;
-use crate::reward::spec::{CommandSpec, PythonSpec};
+use crate::reward::spec::{CommandSpec, ProcessLimits, PythonSpec};
 use crate::reward::verdict::lines::{RowOf, read_reply, requests, requests_with_rows, shortened};
 use crate::reward::verdict::python::{self, Worker};
 use crate::tasks::error::TaskError;
@@ -34,7 +34,7 @@ impl External {
     }
 
     fn start_with(spec: CommandSpec, worker: Option<Worker>) -> Result<Self, TaskError> {
-        check_limits(&spec)?;
+        check_limits(&spec.limits)?;
         let external = Self { spec, worker, process: Mutex::new(None), shared: Vec::new() };
         let (process, shared) = external.new_process()?;
         Ok(Self { process: Mutex::new(Some(process)), shared, ..external })
@@ -47,7 +47,7 @@ impl External {
             return Ok((process, shared));
         }
         process.send(python::greeting());
-        let deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
+        let deadline = Instant::now() + Duration::from_secs_f64(self.spec.limits.batch_seconds);
         let ready = match process.next_line(deadline) {
             Ok(line) => python::read_greeting(&line),
             Err(silence) => Err(self.describe(silence, deadline)),
@@ -109,11 +109,13 @@ impl External {
         samples: &[(&Problem, &str)],
         row_of: &RowOf,
     ) -> Result<Vec<Judged>, TaskError> {
-        let place =
+        let sample_name =
             |idx: usize| format!("sample {} of {} (problem {:?})", idx + 1, samples.len(), samples[idx].0.id);
         match process.next_line(Instant::now()) {
             Err(Silence::TimedOut) => {}
-            found => return Err(self.failure(process, format!("before {}", place(0)), self.surplus(found))),
+            found => {
+                return Err(self.failure(process, format!("before {}", sample_name(0)), self.surplus(found)));
+            }
         }
         let first = process.n_sent;
         process.n_sent += samples.len() as u64;
@@ -121,29 +123,31 @@ impl External {
             None => requests(samples, first),
             Some(_) => requests_with_rows(samples, first, row_of),
         });
-        let batch_deadline = Instant::now() + Duration::from_secs_f64(self.spec.batch_seconds);
+        let batch_deadline = Instant::now() + Duration::from_secs_f64(self.spec.limits.batch_seconds);
         let mut judged = Vec::with_capacity(samples.len());
         for (idx, (problem, _)) in samples.iter().enumerate() {
             let deadline =
-                batch_deadline.min(Instant::now() + Duration::from_secs_f64(self.spec.sample_seconds));
+                batch_deadline.min(Instant::now() + Duration::from_secs_f64(self.spec.limits.sample_seconds));
             let line = process.next_line(deadline).map_err(|silence| {
-                self.failure(process, place(idx), self.describe(silence, batch_deadline))
+                self.failure(process, sample_name(idx), self.describe(silence, batch_deadline))
             })?;
             let answer = match &self.worker {
                 None => read_reply(&line, &problem.id, first + idx as u64).map_err(|problem| {
                     let remedy = r#"one line of JSON per sample: {"verdict": "right"} or {"reward": 0.5}"#;
                     (problem, remedy.into())
                 }),
-                Some(worker) => worker.read_reply(&line, &problem.id, first + idx as u64, &place(idx)),
+                Some(worker) => worker.read_reply(&line, &problem.id, first + idx as u64, &sample_name(idx)),
             };
-            judged.push(answer.map_err(|problem| self.failure(process, place(idx), problem))?);
+            judged.push(answer.map_err(|problem| self.failure(process, sample_name(idx), problem))?);
         }
         match process.next_line(Instant::now()) {
             // All verdicts have arrived. A program that has ended by now fails the next call.
             Err(Silence::TimedOut | Silence::Ended) => Ok(judged),
-            found => {
-                Err(self.failure(process, format!("after {}", place(samples.len() - 1)), self.surplus(found)))
-            }
+            found => Err(self.failure(
+                process,
+                format!("after {}", sample_name(samples.len() - 1)),
+                self.surplus(found),
+            )),
         }
     }
 
@@ -161,15 +165,17 @@ impl External {
     fn describe(&self, silence: Silence, batch_deadline: Instant) -> (String, String) {
         match silence {
             Silence::TimedOut if Instant::now() >= batch_deadline => {
-                let problem = format!("no answer, and batch_seconds {} are over", self.spec.batch_seconds);
+                let problem =
+                    format!("no answer, and batch_seconds {} are over", self.spec.limits.batch_seconds);
                 (problem, "raise verifier.batch_seconds, or make the program faster".into())
             }
             Silence::TimedOut => {
-                let problem = format!("no answer for sample_seconds {}", self.spec.sample_seconds);
+                let problem = format!("no answer for sample_seconds {}", self.spec.limits.sample_seconds);
                 (problem, "raise verifier.sample_seconds, and flush standard output after every line".into())
             }
             Silence::TooLong => {
-                let problem = format!("wrote a line above max_line_bytes {}", self.spec.max_line_bytes);
+                let problem =
+                    format!("wrote a line above max_line_bytes {}", self.spec.limits.max_line_bytes);
                 (problem, "shorten the reason it gives, or raise verifier.max_line_bytes".into())
             }
             Silence::Ended => (
@@ -191,13 +197,14 @@ impl External {
 }
 
 /// Refuses limits under which no program can work.
-fn check_limits(spec: &CommandSpec) -> Result<(), TaskError> {
-    for (key, seconds) in [("sample_seconds", spec.sample_seconds), ("batch_seconds", spec.batch_seconds)] {
+fn check_limits(limits: &ProcessLimits) -> Result<(), TaskError> {
+    for (key, seconds) in [("sample_seconds", limits.sample_seconds), ("batch_seconds", limits.batch_seconds)]
+    {
         if !(seconds > 0.0 && seconds <= 1e6) {
             return Err(TaskError::setting(key, format!("{seconds} s"), "a time above 0 and up to 1e6 s"));
         }
     }
-    if spec.max_line_bytes == 0 {
+    if limits.max_line_bytes == 0 {
         return Err(TaskError::setting(
             "max_line_bytes",
             "0",
@@ -205,17 +212,17 @@ fn check_limits(spec: &CommandSpec) -> Result<(), TaskError> {
         ));
     }
     // The launcher, of some 100 MiB of address space, is under the same limits.
-    if (1..256).contains(&spec.memory_mib) {
+    if (1..256).contains(&limits.memory_mib) {
         return Err(TaskError::setting(
             "memory_mib",
-            spec.memory_mib.to_string(),
+            limits.memory_mib.to_string(),
             "0 for no limit, or at least 256",
         ));
     }
-    if spec.open_files < 16 {
-        return Err(TaskError::setting("open_files", spec.open_files.to_string(), "at least 16"));
+    if limits.open_files < 16 {
+        return Err(TaskError::setting("open_files", limits.open_files.to_string(), "at least 16"));
     }
-    if let Some(name) = spec.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+    if let Some(name) = limits.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
         return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
     }
     Ok(())

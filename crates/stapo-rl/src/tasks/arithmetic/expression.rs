@@ -1,11 +1,12 @@
 //! Arithmetic expressions: parsing, printing, and reduction by one operation at a time.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// An arithmetic operator. Multiplication and division bind tighter; operators of equal precedence go from left to
 /// right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Operator {
     #[serde(rename = "+")]
     Add,

@@ -2,6 +2,7 @@
 
 use super::{ArithmeticSpec, Operator};
 use crate::reward::spec::VerifierSpec;
+use schemars::{Schema, json_schema};
 use stapo_core::settings::{self, SettingsError};
 use toml::Table;
 
@@ -105,6 +106,19 @@ const LEVEL_KEYS: [&str; 8] = [
     "negative_results",
     "max_result",
 ];
+
+/// Adds the key `level` to the schema of the task.
+pub(super) fn add_level(schema: &mut Schema) {
+    let level = json_schema!({
+        "description": "The difficulty, which sets the form of the expressions.",
+        "type": "integer",
+        "minimum": 1,
+        "maximum": LADDER.len(),
+    });
+    if let Some(properties) = schema.get_mut("properties").and_then(|found| found.as_object_mut()) {
+        properties.insert("level".to_string(), level.into());
+    }
+}
 
 /// A task's table with the values of its `level` in place of that key; keys that the table gives keep their values.
 /// `root` begins the path in messages.

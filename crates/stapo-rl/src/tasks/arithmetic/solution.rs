@@ -3,14 +3,16 @@
 use super::expression::{Expression, Operation};
 use crate::tasks::error::TaskError;
 use crate::tasks::split::check_share;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 
 /// The frequency of mistakes in worked solutions. Shares are per step; the steps after a mistake are consistent with
 /// the mistake. The solution of a problem is a function of these values; another `seed` gives another solution.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mistakes {
+    /// The seed of the mistakes.
     pub seed: u64,
     /// A wrong result: off by one, off by ten, another digit, the other sign.
     pub wrong_result_share: f64,

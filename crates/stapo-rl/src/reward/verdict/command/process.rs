@@ -103,7 +103,7 @@ impl Process {
         let is_passed = |name: &str| {
             ENVIRONMENT.contains(&name)
                 || name.starts_with("LC_")
-                || launch.command.env.iter().any(|passed| passed == name)
+                || launch.command.limits.env.iter().any(|passed| passed == name)
         };
         let passed = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_passed));
         command.env_clear().envs(passed);
@@ -128,7 +128,7 @@ impl Process {
             thread::spawn(move || write_requests(stdin, &request_queue, &is_over));
         }
         if let Some(stdout) = stdout {
-            let max_line_bytes = launch.command.max_line_bytes;
+            let max_line_bytes = launch.command.limits.max_line_bytes;
             thread::spawn(move || read_lines(stdout, &line_queue, max_line_bytes));
         }
         let complaint_reader = stderr.map(|stderr| {
