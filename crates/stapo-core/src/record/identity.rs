@@ -35,14 +35,17 @@ pub const ABSENT: &str = "absent";
 
 /// The inputs that differ by name or content, in the order of `before`.
 pub fn changed_inputs(before: &[FileHash], after: &[FileHash]) -> Vec<Change> {
-    let of = |inputs: &[FileHash], name: &str| {
+    let hash_in = |inputs: &[FileHash], name: &str| {
         let found: Vec<&str> =
             inputs.iter().filter(|input| input.name == name).map(|input| input.sha256.as_str()).collect();
         if found.is_empty() { ABSENT.to_string() } else { found.join(" ") }
     };
     let mut seen = BTreeSet::new();
     let names = before.iter().chain(after).map(|input| &input.name).filter(|name| seen.insert(*name));
-    let changes =
-        names.map(|name| Change { name: name.clone(), before: of(before, name), after: of(after, name) });
+    let changes = names.map(|name| Change {
+        name: name.clone(),
+        before: hash_in(before, name),
+        after: hash_in(after, name),
+    });
     changes.filter(|change| change.before != change.after).collect()
 }
