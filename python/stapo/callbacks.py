@@ -151,14 +151,14 @@ class MlflowSink:
         self.client = MlflowClient(self.uri)
         found = self.client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else self.client.create_experiment(self.experiment)
-        place = str(folder.resolve())
-        quoted = place.replace("'", "''")
+        address = str(folder.resolve())
+        quoted = address.replace("'", "''")
         earlier = self.client.search_runs([experiment], f"tags.stapo_run = '{quoted}'", max_results=1)
         if earlier:
             self.run_id = earlier[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
             return int(earlier[0].data.tags.get("stapo_last_step", 0))
-        self.run_id = self.client.create_run(experiment, tags={"stapo_run": place}, run_name=name).info.run_id
+        self.run_id = self.client.create_run(experiment, tags={"stapo_run": address}, run_name=name).info.run_id
         for key, value in _flat(plan).items():
             self.client.log_param(self.run_id, key, str(value)[:500])
         return 0

@@ -105,10 +105,10 @@ def exact_tau(entropies: torch.Tensor, q: float = 0.75, group: dist.ProcessGroup
     if not torch.isfinite(values).all():
         raise ValueError("entropies: a candidate's entropy is not finite\nhint: look for NaN in the model's logits")
     ordered = values.sort().values
-    place = q * (ordered.numel() - 1)
-    below = math.floor(place)
-    low, high = ordered[below].item(), ordered[math.ceil(place)].item()
-    fraction = place - below
+    position = q * (ordered.numel() - 1)
+    below = math.floor(position)
+    low, high = ordered[below].item(), ordered[math.ceil(position)].item()
+    fraction = position - below
     # Interpolation from the nearer end: equal neighbours give exactly their value.
     return low + (high - low) * fraction if fraction < 0.5 else high - (high - low) * (1.0 - fraction)
 

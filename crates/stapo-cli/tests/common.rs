@@ -1,7 +1,9 @@
 //! Calls of the program in tests.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A folder below `/tmp`, wherever other tests have theirs: an external verifier has a `/tmp` of its own, where only such
@@ -28,4 +30,46 @@ pub fn complaint(folder: &Path, args: &[&str]) -> String {
     let output = stapo(folder, args);
     assert_eq!(output.status.code(), Some(2), "{args:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs the program with `input` on its standard input.
+pub fn stapo_with_input(args: &[&str], input: &[u8]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    // A failed write is ignored: the program may refuse its arguments without reading its input.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    output
+}
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
+}
+
+/// Copies a folder with everything in it.
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for path in std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_folder(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).unwrap();
+        }
+    }
+}
+
+/// The JSON of a file.
+pub fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The JSON of each line.
+pub fn parsed_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

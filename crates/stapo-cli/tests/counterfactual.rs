@@ -1,6 +1,6 @@
 //! Continuations from a token as sampled and from the preferred one.
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, parsed_lines, stapo};
 use serde_json::Value;
 use std::fs;
 
@@ -29,23 +29,19 @@ const RUN: [&str; 21] = [
     "--json",
 ];
 
-fn lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 #[test]
 fn tokens_of_a_replayed_step_are_continued_both_ways() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     ok(&stapo(at, &RUN));
     let call = ["counterfactual", "run", "--from", "3", "--samples", "4", "--tokens", "3", "--json", "--out"];
-    let summaries = lines(&ok(&stapo(at, &[&call[..], &["a.jsonl"]].concat())));
-    let tokens = lines(&fs::read_to_string(at.join("a.jsonl")).unwrap());
+    let summaries = parsed_lines(&ok(&stapo(at, &[&call[..], &["a.jsonl"]].concat())));
+    let tokens = parsed_lines(&fs::read_to_string(at.join("a.jsonl")).unwrap());
     let of = |kind: &str| tokens.iter().filter(|token| token["kind"] == kind).collect::<Vec<_>>();
     // Step 3 begins at a checkpoint, step 4 is replayed; at most three tokens of each kind in each.
     for step in [3, 4] {
         let recorded = fs::read_to_string(at.join(format!("run/tokens/step-{step:06}.jsonl"))).unwrap();
-        let recorded = lines(&recorded);
+        let recorded = parsed_lines(&recorded);
         let own: Vec<_> = of("silenced").into_iter().filter(|token| token["step"] == step).collect();
         assert_eq!(own.len(), recorded.len().min(3), "step {step}");
         for token in own {
@@ -70,12 +66,12 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
     // The gradient side of the same steps.
     let call = ["counterfactual", "run", "--from", "3", "--gradient", "--problems", "8", "--json", "--out"];
-    let summary = &lines(&ok(&stapo(at, &[&call[..], &["c.jsonl"]].concat())))[0];
-    let steps = lines(&fs::read_to_string(at.join("c.jsonl")).unwrap());
+    let summary = &parsed_lines(&ok(&stapo(at, &[&call[..], &["c.jsonl"]].concat())))[0];
+    let steps = parsed_lines(&fs::read_to_string(at.join("c.jsonl")).unwrap());
     assert_eq!(steps.iter().map(|own| own["step"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 4]);
     let share = summary["silenced_share"]["value"].as_f64().unwrap();
     assert!(share > 0.0 && share < 1.0, "{summary}");
-    let metrics = lines(&fs::read_to_string(at.join("run/metrics.jsonl")).unwrap());
+    let metrics = parsed_lines(&fs::read_to_string(at.join("run/metrics.jsonl")).unwrap());
     for own in &steps {
         // The first of two mini-batches has some of the step's silenced tokens.
         let of_step = &metrics[own["step"].as_u64().unwrap() as usize - 1]["n_silenced"];

@@ -4,13 +4,10 @@
 //! `configs/` and nothing else. Blocks fenced otherwise (`sh gpu`, `sh network`) and indented commands are only parsed,
 //! by the unit test `every_documented_command_parses`.
 
+use crate::common::{copy_folder, root};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// The blocks of a page that are fenced as `sh`, as one script.
 fn script(page: &str) -> String {
@@ -46,18 +43,6 @@ fn install(folder: &Path) {
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
-
 #[test]
 fn commands_in_fenced_blocks_run() {
     let bin = tempfile::tempdir().unwrap();
@@ -74,8 +59,8 @@ fn commands_in_fenced_blocks_run() {
         }
         n_pages += 1;
         let folder = tempfile::tempdir().unwrap();
-        copy(&root().join("examples"), &folder.path().join("examples"));
-        copy(&root().join("configs"), &folder.path().join("configs"));
+        copy_folder(&root().join("examples"), &folder.path().join("examples"));
+        copy_folder(&root().join("configs"), &folder.path().join("configs"));
         let output = Command::new("bash")
             .args(["-euo", "pipefail", "-c", &script])
             .current_dir(folder.path())

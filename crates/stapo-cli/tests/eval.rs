@@ -1,14 +1,9 @@
 //! `stapo eval`, `compare` and `experiment` from the outside.
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, json, ok, stapo};
 use serde_json::Value;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-fn read(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
 
 #[test]
 fn an_evaluation_killed_and_resumed_gives_the_same_table() {
@@ -53,7 +48,7 @@ fn an_evaluation_killed_and_resumed_gives_the_same_table() {
     child.kill().unwrap();
     child.wait().unwrap();
     ok(&stapo(at, &["eval", "--resume", "cut"]));
-    assert_eq!(read(&at.join("cut/table.json")), read(&at.join("whole/table.json")));
+    assert_eq!(json(&at.join("cut/table.json")), json(&at.join("whole/table.json")));
     let said = ok(&stapo(at, &["compare", "whole", "cut"]));
     assert_eq!(said.matches("no detectable difference").count(), 2, "{said}");
 }
@@ -89,7 +84,7 @@ fn a_second_verifier_judges_beside_the_rule() {
     std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
         .unwrap();
     let table = ok(&stapo(at, &[&args[..], &["yes", "--verifier", "sh yes.sh"]].concat()));
-    let rows = read(&at.join("yes/table.json"));
+    let rows = json(&at.join("yes/table.json"));
     let found = &rows[0]["agreement"];
     let count = |key: &str| found[key].as_u64().unwrap();
     assert_eq!(count("n_both") + count("n_second_alone"), 12, "{found}");

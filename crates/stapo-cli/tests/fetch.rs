@@ -1,5 +1,6 @@
 //! `stapo fetch` against a local server that speaks the hub's protocol and can be told to misbehave.
 
+use crate::common::ok;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::run::disk::hex;
@@ -157,11 +158,6 @@ fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
         command.env_remove(name);
     }
     command.envs(token.map(|token| ("HF_TOKEN", token))).output().unwrap()
-}
-
-fn ok(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn complaint(output: &Output) -> String {

@@ -1,6 +1,6 @@
 //! One name for a model in every command, and shipped configs by name.
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, copy_folder, ok, stapo};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -58,13 +58,6 @@ fn refused(at: &Path, args: &[&str]) -> String {
 fn planned_model(run: &Path) -> String {
     let plan: toml::Table = std::fs::read_to_string(run.join("plan.toml")).unwrap().parse().unwrap();
     plan["model"]["path"].as_str().unwrap().to_string()
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
 }
 
 #[test]

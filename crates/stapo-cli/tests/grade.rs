@@ -2,31 +2,15 @@
 
 #![allow(clippy::format_collect, reason = "a test stops at the first surprise")]
 
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use crate::common::{parsed_lines, stapo_with_input};
+use std::process::Output;
 
 fn stapo(args: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
-        .arg("grade")
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    let input = input.to_vec();
-    let writer = std::thread::spawn(move || {
-        // A failed write is ignored: the command may refuse its arguments without reading its input.
-        let _ = stdin.write_all(&input);
-    });
-    let output = child.wait_with_output().unwrap();
-    writer.join().unwrap();
-    output
+    stapo_with_input(&[&["grade"], args].concat(), input)
 }
 
 fn records(output: &Output) -> Vec<serde_json::Value> {
-    String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    parsed_lines(&String::from_utf8_lossy(&output.stdout))
 }
 
 fn keys(record: &serde_json::Value) -> Vec<&str> {

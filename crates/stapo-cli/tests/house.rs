@@ -5,6 +5,7 @@
 mod modules;
 mod source;
 
+use crate::common::root;
 use modules::Imports;
 use source::{Function, code_only, cuda_functions, has_word, rust_functions};
 use std::collections::BTreeMap;
@@ -30,10 +31,6 @@ const MAX_KERNEL_PARAMETERS: usize = 12;
 /// Findings that may stay, as the tests print them without their numbers, each with a reason.
 const EXCEPTIONS: &[(&str, &str)] =
     &[("crates/stapo-py/src/grade.rs grade_batch", "the keyword arguments of a Python function")];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
-}
 
 /// Source files below a folder, build output aside.
 fn sources(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {

@@ -1,6 +1,6 @@
 //! A run goes on only as the run it was: what changed is refused by name, and a refusal changes nothing.
 
-use crate::common::{complaint, folder_below_tmp, ok, stapo};
+use crate::common::{complaint, copy_folder, folder_below_tmp, json, ok, stapo};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ fn train(at: &Path, out: &str, set: &[&str]) {
 
 /// A model in `model`, problems in `data.jsonl`, a verifier in `judge.sh`; the settings that name them.
 fn inputs(at: &Path) -> [String; 3] {
-    copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base")), &at.join("model"));
+    copy_folder(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base")), &at.join("model"));
     let rows = (1..9).map(|n| format!("{{\"problem\": \"{n}+{n}=\", \"answer\": \"{}\"}}\n", 2 * n));
     fs::write(at.join("data.jsonl"), rows.collect::<String>()).unwrap();
     fs::write(at.join("judge.sh"), "while read -r line; do echo '{\"reward\": 0.5}'; done\n").unwrap();
@@ -45,18 +45,6 @@ fn inputs(at: &Path) -> [String; 3] {
         ),
         "steps=2".to_string(),
     ]
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
-        let target = to.join(entry.file_name().unwrap());
-        if entry.is_dir() {
-            copy(&entry, &target);
-        } else {
-            fs::copy(&entry, &target).unwrap();
-        }
-    }
 }
 
 /// Every file below a folder with its content.
@@ -77,10 +65,6 @@ fn change(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains(from), "{from} in {}", path.display());
     fs::write(path, text.replacen(from, to, 1)).unwrap();
-}
-
-fn json(path: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
 fn events(run: &Path, kind: &str) -> Vec<Value> {
@@ -152,7 +136,7 @@ fn whatever_a_run_depends_on_is_compared_and_refused_by_name() {
     let at = folder.path();
     let set = inputs(at);
     train(at, "run", &set.each_ref().map(String::as_str));
-    copy(at, &at.with_extension("kept"));
+    copy_folder(at, &at.with_extension("kept"));
     let kept = at.with_extension("kept");
     for (tamper, named) in TAMPERINGS {
         tamper(at);
@@ -163,7 +147,7 @@ fn whatever_a_run_depends_on_is_compared_and_refused_by_name() {
         let verified = stapo(at, &["verify", "run", "--replay", "--steps", "1"]);
         assert_ne!(verified.status.code(), Some(0), "{named}");
         fs::remove_dir_all(at).unwrap();
-        copy(&kept, at);
+        copy_folder(&kept, at);
     }
     // The same bytes in another place are the same run.
     fs::rename(at.join("model"), at.join("elsewhere")).unwrap();
@@ -182,7 +166,7 @@ fn what_may_change_by_a_setting_does_and_is_recorded() {
     let at = folder.path();
     train(at, "run", &["steps=2"]);
     train(at, "longer", &["steps=4"]);
-    copy(&at.join("run"), &at.join("moved/copy"));
+    copy_folder(&at.join("run"), &at.join("moved/copy"));
     let run = at.join("run");
     let before = tree(&run);
     for (setting, named) in [
@@ -242,7 +226,7 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
     let mut damaged = |damage: Damage| {
         n_copies += 1;
         let run = format!("run-{n_copies}");
-        copy(&whole, &at.join(&run));
+        copy_folder(&whole, &at.join(&run));
         damage(&at.join(&run));
         run
     };
@@ -337,8 +321,8 @@ fn copies_old_and_not_finite_checkpoints() {
     let hash = last_hash(&at.join("whole"));
     let checkpoints = at.join("whole/checkpoints");
     // Copies under other names are no checkpoints, and one under another step's name is found out.
-    copy(&checkpoints.join("step-000001"), &checkpoints.join("step-best"));
-    copy(&checkpoints.join("step-000001"), &checkpoints.join("step-000009"));
+    copy_folder(&checkpoints.join("step-000001"), &checkpoints.join("step-best"));
+    copy_folder(&checkpoints.join("step-000001"), &checkpoints.join("step-000009"));
     let resumed = stapo(at, &["train", "--resume", "whole"]);
     ok(&resumed);
     let said = String::from_utf8_lossy(&resumed.stderr);

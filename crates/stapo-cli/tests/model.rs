@@ -1,5 +1,6 @@
 //! `stapo model` from the outside.
 
+use crate::common::ok;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -17,11 +18,6 @@ fn tiny(name: &str) -> String {
     path.display().to_string()
 }
 
-fn succeeded(output: &Output) -> String {
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout)
-}
-
 fn check_refused(args: &[&str], words: &[&str]) {
     let output = stapo(args);
     let message = text(&output.stderr);
@@ -34,7 +30,7 @@ fn check_refused(args: &[&str], words: &[&str]) {
 
 #[test]
 fn info_tells_family_sizes_and_memory_in_units() {
-    let out = succeeded(&stapo(&["info", &tiny("llama-spm.gguf")]));
+    let out = ok(&stapo(&["info", &tiny("llama-spm.gguf")]));
     for line in [
         "family       llama (LlamaForCausalLM)",
         "layers       2 of width 64, feed-forward 96",
@@ -54,7 +50,7 @@ fn info_tells_family_sizes_and_memory_in_units() {
 
 #[test]
 fn info_as_json_adds_up() {
-    let out = succeeded(&stapo(&["info", &tiny("qwen2-bpe.gguf"), "--json"]));
+    let out = ok(&stapo(&["info", &tiny("qwen2-bpe.gguf"), "--json"]));
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json["family"], "qwen2");
     assert_eq!(json["qkv_bias"], true);
@@ -73,18 +69,10 @@ fn convert_writes_a_folder_that_info_reads_as_the_same_model() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model");
     let path = out.to_str().unwrap();
-    let said = succeeded(&stapo(&[
-        "convert",
-        &tiny("qwen2-bpe.gguf"),
-        path,
-        "--dtype",
-        "f16",
-        "--max-shard",
-        "64KiB",
-    ]));
+    let said =
+        ok(&stapo(&["convert", &tiny("qwen2-bpe.gguf"), path, "--dtype", "f16", "--max-shard", "64KiB"]));
     assert!(said.contains("15 tensors, 80,192 parameters, 156.6 KiB of F16 in 3 files"), "{said}");
-    let json: serde_json::Value =
-        serde_json::from_str(&succeeded(&stapo(&["info", path, "--json"]))).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&ok(&stapo(&["info", path, "--json"]))).unwrap();
     assert_eq!(json["parameters"], 80192);
     assert_eq!(json["stored_bytes"]["F16"], 2 * 80192);
     let expected =
@@ -100,9 +88,9 @@ fn convert_writes_over_a_model_only_when_told() {
     let out: PathBuf = folder.path().join("model");
     let path = out.to_str().unwrap();
     let input = tiny("llama-spm.gguf");
-    succeeded(&stapo(&["convert", &input, path]));
+    ok(&stapo(&["convert", &input, path]));
     check_refused(&["convert", &input, path], &["not empty", "hint: --replace"]);
-    succeeded(&stapo(&["convert", &input, path, "--replace"]));
+    ok(&stapo(&["convert", &input, path, "--replace"]));
     check_refused(&["convert", path, path, "--replace"], &["is the model being read"]);
     check_refused(
         &["convert", &input, folder.path().to_str().unwrap(), "--replace"],
@@ -116,7 +104,7 @@ fn tying_embeddings_that_differ_is_refused() {
     let out = folder.path().join("model");
     let args = ["convert", &tiny("qwen2-bpe.gguf"), out.to_str().unwrap(), "--tie-embeddings"];
     check_refused(&args, &["differ", "hint: "]);
-    succeeded(&stapo(&["convert", &tiny("llama-spm.gguf"), out.to_str().unwrap(), "--tie-embeddings"]));
+    ok(&stapo(&["convert", &tiny("llama-spm.gguf"), out.to_str().unwrap(), "--tie-embeddings"]));
 }
 
 #[test]

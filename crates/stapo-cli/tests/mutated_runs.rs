@@ -1,6 +1,7 @@
 //! Every reading command on run folders and evaluations with seeded faults: done, or refused in words; never a panic,
 //! an abort or a command that does not end.
 
+use crate::common::{ok, stapo};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,11 +26,6 @@ impl Numbers {
     }
 }
 
-fn ok(at: &Path, args: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_stapo")).current_dir(at).args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
 /// A run of two steps with every kind of record, and two evaluations.
 fn prepare(at: &Path) {
     let settings = [
@@ -44,10 +40,10 @@ fn prepare(at: &Path) {
     ];
     let mut args = vec!["train", "--out", "run"];
     args.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    ok(at, &args);
+    ok(&stapo(at, &args));
     for (name, seed) in [("a", "1"), ("b", "2")] {
         let size = ["--limit", "3", "--samples", "2", "--max-tokens", "12"];
-        ok(at, &[&["eval", "--out", name, "--seed", seed], &size[..]].concat());
+        ok(&stapo(at, &[&["eval", "--out", name, "--seed", seed], &size[..]].concat()));
     }
 }
 

@@ -1,26 +1,15 @@
 //! `stapo objective` from the outside.
 
+use crate::common::{ok, parsed_lines, stapo_with_input};
 use serde_json::{Value, json};
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 fn stapo(args: &[&str], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
-        .arg("objective")
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A failed write is ignored: the program may refuse its arguments without reading its input.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    child.wait_with_output().unwrap()
+    stapo_with_input(&[&["objective"], args].concat(), input.as_bytes())
 }
 
 fn lines(output: &Output) -> Vec<Value> {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    parsed_lines(&ok(output))
 }
 
 /// The standard error of a refused call, which must have written nothing to standard output.

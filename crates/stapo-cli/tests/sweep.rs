@@ -4,6 +4,7 @@
 
 #![cfg(debug_assertions)]
 
+use crate::common::copy_folder;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -269,13 +270,6 @@ fn timeless(value: Value) -> Value {
             serde_json::from_str(&text).map_or(text.into(), timeless)
         }
         other => other,
-    }
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for path in files(from) {
-        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
     }
 }
 

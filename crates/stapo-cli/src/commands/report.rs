@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let study = Study::open_all(&args.folders)?;
-    let contents = Contents::of(&study)?;
+    let contents = Contents::gather(&study)?;
     let figure = args.figure.as_deref().unwrap_or("overview");
     let pictures = args.png.as_deref().map(|path| Pictures::choose(path, figure, &study, &contents));
     let pictures = pictures.transpose()?;

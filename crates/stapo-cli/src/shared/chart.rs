@@ -69,12 +69,8 @@ pub enum Mark {
         size: f64,
         ink: Ink,
         anchor: Anchor,
-    },
-    /// Text over marks, outlined in the background colour so that it stays readable.
-    Label {
-        at: (f64, f64),
-        text: String,
-        anchor: Anchor,
+        /// Whether the text lies over marks: an outline in the background colour keeps it readable.
+        is_outlined: bool,
     },
     /// An invisible area over one x that shows `title` and the values of all lines there; PNG files leave it out.
     Hover {
@@ -139,7 +135,7 @@ impl Dash {
     pub const ALL: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed];
 
     /// Series that share a colour, because colours repeat, differ in their dashes.
-    pub fn of(series: usize) -> Self {
+    pub fn for_series(series: usize) -> Self {
         Self::ALL[(series / SERIES.len()).min(Self::ALL.len() - 1)]
     }
 
@@ -161,6 +157,11 @@ pub enum Anchor {
     End,
 }
 
+/// The part of its colour that [`Ink::Faint`] keeps; the rest is the background.
+const FAINT: f64 = 0.55;
+/// Width of the outline of a text over marks.
+const OUTLINE: f64 = 4.0;
+
 /// Series colours as (light theme, dark theme), after Okabe and Ito (2008), lightened for the dark theme.
 pub const SERIES: [(&str, &str); 6] = [
     ("#0072b2", "#5ab4f0"),
@@ -177,9 +178,9 @@ const HEAT: [(u8, u8, u8); 5] =
 
 /// The colour of a heat from 0 to 1.
 pub fn heat_rgb(heat: f64) -> (u8, u8, u8) {
-    let place = heat.clamp(0.0, 1.0) * (HEAT.len() - 1) as f64;
-    let below = (place as usize).min(HEAT.len() - 2);
-    let part = place - below as f64;
+    let position = heat.clamp(0.0, 1.0) * (HEAT.len() - 1) as f64;
+    let below = (position as usize).min(HEAT.len() - 2);
+    let part = position - below as f64;
     let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part).round() as u8;
     let (a, b) = (HEAT[below], HEAT[below + 1]);
     (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
@@ -208,11 +209,11 @@ impl Frame {
     }
 
     pub fn x_at(&self, x: f64) -> f64 {
-        self.left + self.x.place(x) * self.width
+        self.left + self.x.fraction(x) * self.width
     }
 
     pub fn y_at(&self, y: f64) -> f64 {
-        self.top + (1.0 - self.y.place(y)) * self.height
+        self.top + (1.0 - self.y.fraction(y)) * self.height
     }
 
     pub fn bottom(&self) -> f64 {
@@ -252,7 +253,12 @@ fn rule(from: (f64, f64), to: (f64, f64), ink: Ink, dash: Dash) -> Mark {
 }
 
 fn text(at: (f64, f64), text: &str, size: f64, ink: Ink, anchor: Anchor) -> Mark {
-    Mark::Text { at, text: text.to_string(), size, ink, anchor }
+    Mark::Text { at, text: text.to_string(), size, ink, anchor, is_outlined: false }
+}
+
+/// Text over marks.
+fn label(at: (f64, f64), text: &str, anchor: Anchor) -> Mark {
+    Mark::Text { at, text: text.to_string(), size: SMALL, ink: Ink::Text, anchor, is_outlined: true }
 }
 
 /// The sign beside a name in a legend.

@@ -336,9 +336,9 @@ pub fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
     }
     let is_matrix = settings.len() > 1 && settings.len() <= Dash::ALL.len() && methods.len() <= SERIES.len();
     let first = split.iter().position(|(name, _)| Some(*name) == method);
-    let place = |all: &[&str], one: &str| all.iter().position(|other| *other == one).unwrap_or(0);
+    let position = |all: &[&str], one: &str| all.iter().position(|other| *other == one).unwrap_or(0);
     let number = |(arm, (method, setting)): (usize, &(&str, &str))| match first {
-        _ if is_matrix => place(&methods, method) + SERIES.len() * place(&settings, setting),
+        _ if is_matrix => position(&methods, method) + SERIES.len() * position(&settings, setting),
         Some(first) if arm == first => 0,
         Some(first) if arm < first => arm + 1,
         _ => arm,

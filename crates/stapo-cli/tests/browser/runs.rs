@@ -1,6 +1,6 @@
 //! Runs of the built-in model for pages to show, and their files.
 
-use crate::common::{ok, stapo};
+use crate::common::{ok, parsed_lines, stapo};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ static TRAINED: Mutex<Runs> = Mutex::new(Runs::new());
 pub fn train(folder: &Path, out: &str, objective: &str, seed: u64) {
     let trained = TRAINED.lock().unwrap().entry((objective.to_string(), seed)).or_default().clone();
     let contents = trained.get_or_init(|| {
-        let place = tempfile::tempdir().unwrap();
-        train_anew(place.path(), "run", objective, seed);
-        contents(&place.path().join("run"))
+        let folder = tempfile::tempdir().unwrap();
+        train_anew(folder.path(), "run", objective, seed);
+        contents(&folder.path().join("run"))
     });
     for (name, bytes) in contents {
         let path = folder.join(out).join(name);
@@ -76,7 +76,7 @@ pub fn json_lines(values: impl Iterator<Item = Value>) -> String {
 }
 
 pub fn lines(path: impl AsRef<Path>) -> Vec<Value> {
-    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    parsed_lines(&read(path))
 }
 
 /// Trains a run and replaces its texts by markup and control characters.

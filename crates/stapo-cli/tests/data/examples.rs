@@ -1,23 +1,14 @@
 //! Every folder of `examples/` runs, shortened.
 
-use crate::common::{ok, stapo};
+use crate::common::{copy_folder, ok, root, stapo};
 use std::fs;
 use std::path::Path;
 
 /// A folder with a copy of `examples/`, from which the commands of the examples run.
-fn root() -> tempfile::TempDir {
+fn examples() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples"), &folder.path().join("examples"));
+    copy_folder(&root().join("examples"), &folder.path().join("examples"));
     folder
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let to = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy(&path, &to) } else { fs::copy(&path, &to).map(drop).unwrap() }
-    }
 }
 
 const SHORT: &str = "--json --set steps=1 --set rollout.problems_per_step=2 --set update.problems_per_minibatch=2 --set rollout.group_size=2 --set evaluation.problems=2 --set rollout.max_response_tokens=32";
@@ -44,7 +35,7 @@ fn lines(example: &str, beginning: &str) -> Vec<String> {
 
 #[test]
 fn own_data_and_the_comparison_of_two_models() {
-    let folder = root();
+    let folder = examples();
     let at = folder.path();
     for line in lines("own_data", "stapo problems").iter().chain(&lines("own_data", "stapo train")) {
         run(at, line, if line.contains("train") { SHORT } else { "" });
@@ -66,7 +57,7 @@ fn own_reward_is_judged_by_the_python_program() {
         println!("skipped: no python3");
         return;
     }
-    let folder = root();
+    let folder = examples();
     let at = folder.path();
     let line = &lines("own_reward", "stapo train")[0];
     run(
@@ -93,7 +84,7 @@ fn python_reward_is_judged_by_the_function() {
         println!("skipped: no python3");
         return;
     }
-    let folder = root();
+    let folder = examples();
     let at = folder.path();
     let mut seen = Vec::new();
     for line in &lines("python_reward", "stapo train") {
@@ -120,7 +111,7 @@ fn python_reward_is_judged_by_the_function() {
 
 #[test]
 fn fine_tuning_then_reinforcement() {
-    let folder = root();
+    let folder = examples();
     let at = folder.path();
     run(at, &lines("sft_then_rl", "stapo sft")[0], "--json --set epochs=1");
     run(at, &lines("sft_then_rl", "stapo train")[0], SHORT);

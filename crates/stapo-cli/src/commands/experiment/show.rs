@@ -97,9 +97,9 @@ fn collapses(arm: &ArmSummary) -> String {
         (arm.n_collapsed_accuracy, Collapse::Accuracy),
         (arm.n_collapsed_endings, Collapse::Endings),
     ];
-    let told: Vec<String> =
+    let counts: Vec<String> =
         senses.iter().filter(|(n, _)| *n > 0).map(|(n, sense)| format!("{n} in {}", sense.name())).collect();
-    if told.is_empty() { String::new() } else { format!("  collapsed: {}", told.join(", ")) }
+    if counts.is_empty() { String::new() } else { format!("  collapsed: {}", counts.join(", ")) }
 }
 
 /// The table at the end.

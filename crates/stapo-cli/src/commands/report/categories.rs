@@ -36,7 +36,7 @@ impl Category {
         }
     }
 
-    fn of(token: &TokenRecord) -> Self {
+    fn classify(token: &TokenRecord) -> Self {
         let trimmed = token.text.trim();
         let is_sign = |c: char| c.is_ascii_digit() || "+-*/=^<>%().×÷·±√π≤≥≠−".contains(c);
         let is_marked = trimmed.starts_with('\\') || trimmed.starts_with("<|") || trimmed.starts_with("</");
@@ -62,13 +62,13 @@ pub fn table(name: &'static str, tokens: &[&TokenRecord]) -> Option<Table> {
     let titles = ["category", "#tokens", "#share, %", "most frequent", "which tokens"];
     let mut table = Table::new(name, &titles);
     for category in Category::ALL {
-        let own: Vec<&TokenRecord> =
-            tokens.iter().copied().filter(|token| Category::of(token) == category).collect();
-        let frequent = most_frequent(&own).into_iter().take(3);
+        let members: Vec<&TokenRecord> =
+            tokens.iter().copied().filter(|token| Category::classify(token) == category).collect();
+        let frequent = most_frequent(&members).into_iter().take(3);
         table.push(vec![
             text(category.name()),
-            text(own.len().to_string()),
-            text(format!("{:.1}", 100.0 * own.len() as f64 / tokens.len() as f64)),
+            text(members.len().to_string()),
+            text(format!("{:.1}", 100.0 * members.len() as f64 / tokens.len() as f64)),
             Cell::Tokens(frequent.map(|(text, n)| (text.to_string(), format!("{n}"))).collect()),
             text(category.rule()),
         ]);
@@ -160,7 +160,7 @@ mod tests {
             ("and", " then", " 4", Category::Words),
         ];
         for (before, text, after, expected) in cases {
-            assert_eq!(Category::of(&token(before, text, after)), expected, "{before}[{text}]{after}");
+            assert_eq!(Category::classify(&token(before, text, after)), expected, "{before}[{text}]{after}");
         }
     }
 

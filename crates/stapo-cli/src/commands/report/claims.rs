@@ -403,10 +403,14 @@ mod tests {
 
     #[test]
     fn norms_are_ordered_by_their_intervals() {
-        let of = |values: &[f64]| mean_estimate(values).unwrap();
-        let (low, wide, high) = (of(&[1.0, 1.1, 0.9]), of(&[0.0, 9.0]), of(&[2.0, 2.1, 1.9]));
-        let read = |own, other| {
-            reading_of_norms(&[(Quadrant::ProbableHighEntropy, other), (Quadrant::ImprobableLowEntropy, own)])
+        let estimate = |values: &[f64]| mean_estimate(values).unwrap();
+        let (low, wide, high) =
+            (estimate(&[1.0, 1.1, 0.9]), estimate(&[0.0, 9.0]), estimate(&[2.0, 2.1, 1.9]));
+        let read = |improbable, probable| {
+            reading_of_norms(&[
+                (Quadrant::ProbableHighEntropy, probable),
+                (Quadrant::ImprobableLowEntropy, improbable),
+            ])
         };
         assert_eq!(read(high, low), Reading::Supported);
         assert_eq!(read(low, high), Reading::Contradicted);

@@ -43,7 +43,7 @@ enum ContentBlock {
 }
 
 impl Contents {
-    pub fn of(study: &Study) -> Result<Self> {
+    pub fn gather(study: &Study) -> Result<Self> {
         let mut sections = vec![headline_section(study)?];
         let has_steps = study.runs().all(|(_, run)| !run.metrics.is_empty());
         let is_compared = study.kind != StudyKind::Run && has_steps;

@@ -113,7 +113,7 @@ fn figure(study: &Study, against: Against, tokens: &[Pushed]) -> Result<Figure> 
 }
 
 fn cross(against: Against, bin: &[Pushed]) -> Cross {
-    let mean = |of: fn(&Pushed) -> f64| bin.iter().map(of).sum::<f64>() / bin.len() as f64;
+    let mean = |value: fn(&Pushed) -> f64| bin.iter().map(value).sum::<f64>() / bin.len() as f64;
     let (x, y) = (mean(|token| token.x), mean(|token| token.norm));
     let mut steps: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for token in bin {

@@ -63,10 +63,10 @@ pub fn scatter(study: &Study) -> Result<std::result::Result<Figure, String>> {
     let is_rare = |token: &Seen| is_improbable(token.logp, threshold);
     let n_rare = tokens.iter().filter(|token| is_rare(token)).count();
     let every = (n_all - n_rare).div_ceil(MAX_DOTS).max(1);
-    let mut place = 0;
+    let mut n_probable = 0;
     tokens.retain(|token| {
-        place += usize::from(!is_rare(token));
-        is_rare(token) || place % every == 0
+        n_probable += usize::from(!is_rare(token));
+        is_rare(token) || n_probable % every == 0
     });
     let norms: Vec<f64> = tokens.iter().filter_map(|token| token.norm).collect();
     let hottest = quantile(&norms, 0.99)?.max(1e-9);
@@ -191,8 +191,8 @@ pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     let groups = Quadrant::ALL.iter().enumerate().map(|(row, &quadrant)| {
         let published = quadrant.published_gradient_norm();
         let paper = Bar { value: published, interval: None, hover: format!("paper: {published}") };
-        let own = columns.iter().map(|column| column[row].clone());
-        BarGroup { label: quadrant.words().to_string(), bars: own.chain([Some(paper)]).collect() }
+        let measured = columns.iter().map(|column| column[row].clone());
+        BarGroup { label: quadrant.words().to_string(), bars: measured.chain([Some(paper)]).collect() }
     });
     Ok(Figure {
         name: "gradient-by-quadrant".into(),

@@ -233,14 +233,14 @@ pub fn pairs_table(pairs: &[Pair]) -> Table {
         "#p Holm",
     ];
     let mut table = Table::new("survival-pairs", &titles);
-    let of = |(n, all): (usize, usize)| format!("{n} of {all}");
+    let share = |(n, all): (usize, usize)| format!("{n} of {all}");
     for pair in pairs {
         table.push(vec![
             text(pair.other),
             text(pair.collapse.name()),
-            text(of(pair.own_runs)),
+            text(share(pair.own_runs)),
             text(format!("{:.1}", pair.own_runs.0 as f64 - pair.test.excess)),
-            text(of(pair.other_runs)),
+            text(share(pair.other_runs)),
             text(number(pair.test.p_permutation)),
             text(number(pair.p_adjusted)),
         ]);

@@ -10,9 +10,9 @@ use std::time::UNIX_EPOCH;
 /// One folder per run, so that TensorBoard shows each as a run of its own.
 pub fn write(folder: &Path, study: &Study) -> Result<()> {
     for (arm, run) in study.runs() {
-        let own = folder.join(format!("{}-seed{}", slug(&arm.name), run.seed));
-        std::fs::create_dir_all(&own).with_context(|| format!("folder {}", own.display()))?;
-        let path = own.join(FILE);
+        let run_folder = folder.join(format!("{}-seed{}", slug(&arm.name), run.seed));
+        std::fs::create_dir_all(&run_folder).with_context(|| format!("folder {}", run_folder.display()))?;
+        let path = run_folder.join(FILE);
         let bytes = events(&run.metrics, end_of(run));
         std::fs::write(&path, bytes).with_context(|| format!("file {}", path.display()))?;
     }

@@ -11,8 +11,12 @@ const MAX_CASES: usize = 40;
 
 /// Tokens grouped by text, most frequent first, with mean probability, entropy and gradient norm, and the preferred
 /// token.
-pub fn by_text(name: &'static str, study: &Study, of: impl Fn(&Study) -> Vec<&TokenRecord>) -> Option<Table> {
-    let records = of(study);
+pub fn by_text(
+    name: &'static str,
+    study: &Study,
+    select: impl Fn(&Study) -> Vec<&TokenRecord>,
+) -> Option<Table> {
+    let records = select(study);
     let mut kinds: BTreeMap<&str, Vec<&TokenRecord>> = BTreeMap::new();
     for record in &records {
         kinds.entry(&record.text).or_default().push(record);
@@ -30,7 +34,8 @@ pub fn by_text(name: &'static str, study: &Study, of: impl Fn(&Study) -> Vec<&To
     ];
     let mut table = Table::new(name, &titles);
     for (kind, list) in kinds.iter().take(MAX_KINDS) {
-        let mean = |of: fn(&TokenRecord) -> f64| list.iter().map(|r| of(r)).sum::<f64>() / list.len() as f64;
+        let mean =
+            |value: fn(&TokenRecord) -> f64| list.iter().map(|r| value(r)).sum::<f64>() / list.len() as f64;
         table.push(vec![
             token(kind),
             text(list.len().to_string()),

@@ -26,9 +26,9 @@ pub fn decimate(points: &[Point], n_most: usize) -> Curve {
         return curve;
     }
     let width = (last.x - first.x).max(f64::MIN_POSITIVE);
-    let place = |p: &Point| (((p.x - first.x) / width * n_most as f64) as usize).min(n_most - 1);
-    for stretch in points.chunk_by(|a, b| place(a) == place(b)) {
-        let mean = |of: fn(&Point) -> f64| stretch.iter().map(of).sum::<f64>() / stretch.len() as f64;
+    let bucket = |p: &Point| (((p.x - first.x) / width * n_most as f64) as usize).min(n_most - 1);
+    for stretch in points.chunk_by(|a, b| bucket(a) == bucket(b)) {
+        let mean = |value: fn(&Point) -> f64| stretch.iter().map(value).sum::<f64>() / stretch.len() as f64;
         curve.x.push(mean(|p| p.x));
         curve.y.push(mean(|p| p.y) as f32);
         curve.low.push(stretch.iter().map(|p| p.y).fold(f64::INFINITY, f64::min) as f32);
@@ -41,8 +41,9 @@ pub fn decimate(points: &[Point], n_most: usize) -> Curve {
 pub fn decimate_means(means: &[CurvePoint], n_most: usize) -> Curve {
     let mut curve = Curve::default();
     for stretch in means.chunks(means.len().div_ceil(n_most.max(1)).max(1)) {
-        let mean =
-            |of: &dyn Fn(&CurvePoint) -> f64| stretch.iter().map(of).sum::<f64>() / stretch.len() as f64;
+        let mean = |value: &dyn Fn(&CurvePoint) -> f64| {
+            stretch.iter().map(value).sum::<f64>() / stretch.len() as f64
+        };
         curve.x.push(mean(&|p| p.x));
         curve.y.push(mean(&|p| p.y) as f32);
         if stretch.iter().all(|p| p.interval.is_some()) {

@@ -52,9 +52,9 @@ fn benchmark(name: &str, decoding: &str, records: &[&EvalRecord]) -> anyhow::Res
     let mut questions: BTreeMap<&str, Question> = BTreeMap::new();
     for (idx, step) in steps.iter().enumerate() {
         // A sample that is recorded twice, by an evaluation that was resumed, counts once.
-        let own = records.iter().filter(|record| record.step == *step);
+        let of_step = records.iter().filter(|record| record.step == *step);
         let samples: BTreeMap<(&str, usize), &EvalRecord> =
-            own.map(|record| ((record.problem_id.as_str(), record.sample_idx), *record)).collect();
+            of_step.map(|record| ((record.problem_id.as_str(), record.sample_idx), *record)).collect();
         let samples: Vec<EvalRecord> = samples.into_values().cloned().collect();
         results.extend(rows(&samples)?);
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();

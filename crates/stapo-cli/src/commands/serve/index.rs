@@ -133,7 +133,7 @@ impl Index {
             self.runs.par_iter_mut().filter(|(_, known)| look == Look::Everything || known.is_active(now));
         changes.rows = looked
             .filter_map(|(_, known)| {
-                let is_changed = known.look() | known.take_place(experiments) | known.take_status(host);
+                let is_changed = known.look() | known.take_arm(experiments) | known.take_status(host);
                 is_changed.then(|| known.row.clone())
             })
             .collect();
@@ -217,19 +217,19 @@ impl Known {
     }
 
     /// Sets the arm and the seed of a run of an experiment; true where they changed.
-    fn take_place(&mut self, experiments: &BTreeMap<String, (FileStamp, Option<Experiment>)>) -> bool {
-        let mut place = (self.found.experiment.clone(), None, self.row.seed);
+    fn take_arm(&mut self, experiments: &BTreeMap<String, (FileStamp, Option<Experiment>)>) -> bool {
+        let mut arm_of_run = (self.found.experiment.clone(), None, self.row.seed);
         if let Some(id) = &self.found.experiment
             && let Some((_, Some(experiment))) = experiments.get(id)
         {
             let below = self.row.id.strip_prefix(&format!("{id}/")).unwrap_or(&self.row.id);
             if let Some(arm) = experiment.arms.iter().find(|arm| arm.run == below) {
-                place = (Some(id.clone()), Some(arm.name.clone()), Some(arm.seed));
+                arm_of_run = (Some(id.clone()), Some(arm.name.clone()), Some(arm.seed));
             }
         }
-        let is_changed =
-            (&self.row.experiment, &self.row.arm, &self.row.seed) != (&place.0, &place.1, &place.2);
-        (self.row.experiment, self.row.arm, self.row.seed) = place;
+        let is_changed = (&self.row.experiment, &self.row.arm, &self.row.seed)
+            != (&arm_of_run.0, &arm_of_run.1, &arm_of_run.2);
+        (self.row.experiment, self.row.arm, self.row.seed) = arm_of_run;
         is_changed
     }
 

@@ -43,9 +43,9 @@ pub struct Facts<'a> {
 }
 
 pub fn status(facts: &Facts) -> Status {
-    let of = |kind: StatusKind, text: String| Status { kind, text };
+    let status_of = |kind: StatusKind, text: String| Status { kind, text };
     if let Some(problem) = facts.problem {
-        return of(StatusKind::Broken, problem.to_string());
+        return status_of(StatusKind::Broken, problem.to_string());
     }
     let last = facts
         .events
@@ -53,33 +53,35 @@ pub fn status(facts: &Facts) -> Status {
         .rfind(|event| matches!(event.event, EventKind::Start | EventKind::Resume | EventKind::Stop));
     let text = last.map_or(String::new(), |last| last.text.lines().next().unwrap_or_default().to_string());
     match last.map(|last| (last.event, last.reason)) {
-        Some((EventKind::Stop, Some(StopReason::Done))) => return of(StatusKind::Done, text),
+        Some((EventKind::Stop, Some(StopReason::Done))) => return status_of(StatusKind::Done, text),
         Some((EventKind::Stop, Some(StopReason::TargetReached))) => {
-            return of(StatusKind::Done, "target reached".into());
+            return status_of(StatusKind::Done, "target reached".into());
         }
         Some((EventKind::Stop, Some(StopReason::NoImprovement))) => {
-            return of(StatusKind::Done, "no improvement".into());
+            return status_of(StatusKind::Done, "no improvement".into());
         }
         Some((EventKind::Stop, Some(StopReason::NothingLearned))) => {
-            return of(StatusKind::Done, "nothing learned".into());
+            return status_of(StatusKind::Done, "nothing learned".into());
         }
         Some((EventKind::Stop, Some(StopReason::Signal))) => {
-            return of(StatusKind::Stopped, format!("by {text}; stapo train --resume goes on"));
+            return status_of(StatusKind::Stopped, format!("by {text}; stapo train --resume goes on"));
         }
-        Some((EventKind::Stop, _)) => return of(StatusKind::Died, text),
+        Some((EventKind::Stop, _)) => return status_of(StatusKind::Died, text),
         Some(_) => {}
         // A run of a program that recorded no events.
-        None if facts.steps.is_some_and(|steps| facts.step >= steps) => return of(StatusKind::Done, text),
+        None if facts.steps.is_some_and(|steps| facts.step >= steps) => {
+            return status_of(StatusKind::Done, text);
+        }
         None => {}
     }
     if let Some(writer) = holder(facts.folder) {
-        return of(StatusKind::Running, describe_writer(&writer));
+        return status_of(StatusKind::Running, describe_writer(&writer));
     }
     let writer = last.and_then(|last| last.writer.as_ref());
     match writer {
         Some(writer) if writer.host != facts.host => elsewhere(facts, &writer.host),
-        Some(_) => of(StatusKind::Died, "killed, or the machine stopped".into()),
-        None => of(StatusKind::Stopped, "stapo train --resume goes on".into()),
+        Some(_) => status_of(StatusKind::Died, "killed, or the machine stopped".into()),
+        None => status_of(StatusKind::Stopped, "stapo train --resume goes on".into()),
     }
 }
 

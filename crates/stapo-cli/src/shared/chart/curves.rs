@@ -149,7 +149,7 @@ impl Curves {
         if self.lines.len() + self.bands.len() < 2 {
             return Vec::new();
         }
-        let line = |line: &Curve| LegendKey::Line(Ink::Series(line.series), Dash::of(line.series));
+        let line = |line: &Curve| LegendKey::Line(Ink::Series(line.series), Dash::for_series(line.series));
         let lines = self.lines.iter().map(|l| (line(l), l.label.as_str()));
         let bands =
             self.bands.iter().map(|b| (LegendKey::Patch(Ink::Series(b.series), b.opacity), b.label.as_str()));
@@ -251,7 +251,7 @@ fn draw_line(frame: &Frame, line: &Curve, course: Course) -> Vec<Mark> {
     let dot = |&at: &(f64, f64)| Mark::Dot { at, radius: 2.6, ink, opacity: 1.0, hover: None };
     let mut marks: Vec<Mark> = points[..n_dots].iter().map(dot).collect();
     let points = along(points, course);
-    marks.push(Mark::Line { points, ink, width: 1.9, dash: Dash::of(line.series) });
+    marks.push(Mark::Line { points, ink, width: 1.9, dash: Dash::for_series(line.series) });
     marks
 }
 

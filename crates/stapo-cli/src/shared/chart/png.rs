@@ -1,6 +1,6 @@
 //! A figure as PNG: the marks of its scene on white, text as glyph outlines of a font embedded in the program.
 
-use super::{Anchor, Figure, Ink, Mark, SERIES, SMALL, heat_rgb};
+use super::{Anchor, FAINT, Figure, Ink, Mark, OUTLINE, SERIES, heat_rgb};
 use anyhow::{Context, Result};
 use std::sync::LazyLock;
 use tiny_skia::{
@@ -94,7 +94,7 @@ impl Sheet {
                         ..Stroke::default()
                     };
                     if let Some(path) = polygon(points).finish() {
-                        self.pixmap.stroke_path(&path, &paint(*ink, 1.0), &stroke, self.place(), None);
+                        self.pixmap.stroke_path(&path, &paint(*ink, 1.0), &stroke, self.transform(), None);
                     }
                 }
                 Mark::Area { points, ink, opacity } => {
@@ -116,46 +116,48 @@ impl Sheet {
                         self.fill(builder, *ink, *opacity);
                     }
                 }
-                Mark::Text { at, text, size, ink, anchor } => self.text(*at, text, *size, *ink, *anchor),
-                Mark::Label { at, text, anchor } => self.label(*at, text, *anchor),
+                Mark::Text { at, text, size, ink, anchor, is_outlined } => {
+                    if *is_outlined {
+                        self.outline(*at, text, *size, *anchor);
+                    }
+                    self.text(*at, text, *size, *ink, *anchor);
+                }
                 Mark::Hover { .. } => {}
                 Mark::Keyed { marks, .. } => self.draw(marks),
             }
         }
     }
 
-    fn place(&self) -> Transform {
+    fn transform(&self) -> Transform {
         Transform::from_translate(self.at.0 as f32, self.at.1 as f32).post_scale(SCALE, SCALE)
     }
 
     fn fill(&mut self, builder: PathBuilder, ink: Ink, opacity: f64) {
         if let Some(path) = builder.finish() {
-            self.pixmap.fill_path(&path, &paint(ink, opacity), FillRule::Winding, self.place(), None);
+            self.pixmap.fill_path(&path, &paint(ink, opacity), FillRule::Winding, self.transform(), None);
         }
     }
 
     fn text(&mut self, at: (f64, f64), text: &str, size: f64, ink: Ink, anchor: Anchor) {
-        let Some(path) = outline(at, text, size, anchor) else { return };
+        let Some(path) = glyphs(at, text, size, anchor) else { return };
         let paint = paint(ink, 1.0);
-        self.pixmap.fill_path(&path, &paint, FillRule::Winding, self.place(), None);
+        self.pixmap.fill_path(&path, &paint, FillRule::Winding, self.transform(), None);
         // The embedded font is light; a thin stroke around each glyph brings it to regular weight.
         let hair = Stroke { width: (size * 0.025) as f32, ..Stroke::default() };
-        self.pixmap.stroke_path(&path, &paint, &hair, self.place(), None);
+        self.pixmap.stroke_path(&path, &paint, &hair, self.transform(), None);
     }
 
-    fn label(&mut self, at: (f64, f64), text: &str, anchor: Anchor) {
-        if let Some(path) = outline(at, text, SMALL, anchor) {
-            let rim = Stroke { width: 4.0, line_join: LineJoin::Round, ..Stroke::default() };
-            let mut white = Paint::default();
-            white.set_color(Color::WHITE);
-            self.pixmap.stroke_path(&path, &white, &rim, self.place(), None);
-        }
-        self.text(at, text, SMALL, Ink::Text, anchor);
+    fn outline(&mut self, at: (f64, f64), text: &str, size: f64, anchor: Anchor) {
+        let Some(path) = glyphs(at, text, size, anchor) else { return };
+        let rim = Stroke { width: OUTLINE as f32, line_join: LineJoin::Round, ..Stroke::default() };
+        let mut white = Paint::default();
+        white.set_color(Color::WHITE);
+        self.pixmap.stroke_path(&path, &white, &rim, self.transform(), None);
     }
 }
 
 /// The glyphs of a text as one path; `None` for text without outlines.
-fn outline(at: (f64, f64), text: &str, size: f64, anchor: Anchor) -> Option<tiny_skia::Path> {
+fn glyphs(at: (f64, f64), text: &str, size: f64, anchor: Anchor) -> Option<tiny_skia::Path> {
     let shift = match anchor {
         Anchor::Start => 0.0,
         Anchor::Middle => 0.5,
@@ -242,7 +244,7 @@ fn paint(ink: Ink, opacity: f64) -> Paint<'static> {
 
 /// A colour mixed with the white of the sheet, as the page mixes [`Ink::Faint`].
 fn lighter((r, g, b): (u8, u8, u8)) -> (u8, u8, u8) {
-    let mix = |part: u8| (f64::from(part) * 0.55 + 255.0 * 0.45).round() as u8;
+    let mix = |part: u8| (f64::from(part) * FAINT + 255.0 * (1.0 - FAINT)).round() as u8;
     (mix(r), mix(g), mix(b))
 }
 

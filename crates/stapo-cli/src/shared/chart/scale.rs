@@ -82,7 +82,7 @@ impl Scale {
 
     /// The place of a value, from 0 at the low end to 1 at the high end; values outside the axis land on the nearer
     /// end.
-    pub fn place(&self, value: f64) -> f64 {
+    pub fn fraction(&self, value: f64) -> f64 {
         match *self {
             Scale::Linear { low, high } | Scale::Whole { low, high } => {
                 ((value - low) / (high - low)).clamp(0.0, 1.0)

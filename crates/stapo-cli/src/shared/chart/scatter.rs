@@ -27,7 +27,7 @@ pub struct Cross {
 
 impl Cross {
     fn dash(&self) -> Dash {
-        if let Ink::Series(series) = self.dot.ink { Dash::of(series) } else { Dash::Solid }
+        if let Ink::Series(series) = self.dot.ink { Dash::for_series(series) } else { Dash::Solid }
     }
 }
 
@@ -141,19 +141,19 @@ fn draw_guide(marks: &mut Vec<Mark>, frame: &Frame, guide: &Guide) {
             let x = frame.x_at(*x);
             marks.push(rule((x, frame.top), (x, frame.bottom()), Ink::Text, Dash::Dashed));
             let (anchor, shift) = if x > right - 110.0 { (Anchor::End, -5.0) } else { (Anchor::Start, 5.0) };
-            marks.push(Mark::Label { at: (x + shift, frame.top + 11.0), text: label.clone(), anchor });
+            marks.push(super::label((x + shift, frame.top + 11.0), label, anchor));
         }
         Guide::Level { y, label } => {
             let y = frame.y_at(*y);
             marks.push(rule((frame.left, y), (right, y), Ink::Text, Dash::Dashed));
             let at = (frame.left + 4.0, y - 5.0);
-            marks.push(Mark::Label { at, text: label.clone(), anchor: Anchor::Start });
+            marks.push(super::label(at, label, Anchor::Start));
         }
         Guide::Slope { from, to, label } => {
             let (from, to) = (frame.at(from.0, from.1), frame.at(to.0, to.1));
             marks.push(rule(from, to, Ink::Text, Dash::Dashed));
             let at = (right - 2.0, frame.bottom() - 8.0);
-            marks.push(Mark::Label { at, text: label.clone(), anchor: Anchor::End });
+            marks.push(super::label(at, label, Anchor::End));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A scene as inline SVG. Colours are CSS variables of the page, so one drawing serves both themes and print.
 
-use super::{Anchor, Dash, HoverValue, Ink, KeyPart, Mark, SMALL, Scene, heat_rgb};
+use super::{Anchor, Dash, FAINT, HoverValue, Ink, KeyPart, Mark, OUTLINE, Scene, heat_rgb};
 use crate::shared::html::escape;
 use std::fmt::Write;
 
@@ -54,25 +54,14 @@ fn write_mark(out: &mut String, mark: &Mark) -> std::fmt::Result {
             color(*ink),
             hover_attribute(hover.as_deref())
         ),
-        Mark::Text { at, text, size, ink, anchor } => {
-            write!(
-                out,
-                r#"<text x="{}" y="{}" font-size="{size}" fill="{}" text-anchor="{}">{}</text>"#,
-                short(at.0),
-                short(at.1),
-                color(*ink),
-                anchored(*anchor),
-                escape(text)
-            )
+        Mark::Text { at, text, size, ink, anchor, is_outlined } => {
+            let (x, y, fill) = (short(at.0), short(at.1), color(*ink));
+            write!(out, r#"<text x="{x}" y="{y}" font-size="{size}" fill="{fill}""#)?;
+            if *is_outlined {
+                write!(out, r#" stroke="var(--sheet)" stroke-width="{OUTLINE}" paint-order="stroke""#)?;
+            }
+            write!(out, r#" text-anchor="{}">{}</text>"#, anchored(*anchor), escape(text))
         }
-        Mark::Label { at, text, anchor } => write!(
-            out,
-            r#"<text x="{}" y="{}" font-size="{SMALL}" fill="var(--ink)" stroke="var(--sheet)" stroke-width="4" paint-order="stroke" text-anchor="{}">{}</text>"#,
-            short(at.0),
-            short(at.1),
-            anchored(*anchor),
-            escape(text)
-        ),
         Mark::Hover { corner, size, x, title, values } => write!(
             out,
             r#"<rect class="hit" {} data-x="{}"{}/>"#,
@@ -130,11 +119,11 @@ fn hover_attribute(hover: Option<&str>) -> String {
 fn value_attributes(title: &str, values: &[HoverValue]) -> String {
     let text =
         values.iter().fold(title.to_string(), |text, value| format!("{text}\n{}", one_line(&value.text)));
-    let place = |value: &HoverValue| {
+    let position = |value: &HoverValue| {
         format!("{}:{}:{}", value.key, value.series, value.y.map_or(String::new(), short))
     };
-    let places: Vec<String> = values.iter().map(place).collect();
-    format!(r#" data-t="{}" data-k="{}""#, escape(&text), places.join(" "))
+    let positions: Vec<String> = values.iter().map(position).collect();
+    format!(r#" data-t="{}" data-k="{}""#, escape(&text), positions.join(" "))
 }
 
 fn one_line(text: &str) -> String {
@@ -148,7 +137,11 @@ fn color(ink: Ink) -> String {
         Ink::Grid => "var(--grid)".to_string(),
         Ink::Series(idx) => format!("var(--s{})", idx % super::SERIES.len()),
         Ink::Faint(idx) => {
-            format!("color-mix(in srgb, var(--s{}) 55%, var(--sheet))", idx % super::SERIES.len())
+            format!(
+                "color-mix(in srgb, var(--s{}) {}%, var(--sheet))",
+                idx % super::SERIES.len(),
+                (100.0 * FAINT).round()
+            )
         }
         Ink::Heat(heat) => {
             let (r, g, b) = heat_rgb(heat);

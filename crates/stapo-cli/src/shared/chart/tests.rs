@@ -41,8 +41,8 @@ fn a_logarithmic_axis_has_powers_and_a_place_for_zero() {
     let scale = Scale::log_or_zero([0.0, 3e-5, 2e-3]).unwrap();
     assert_eq!(scale, Scale::LogOrZero { low: 1e-5, high: 1e-2 });
     assert_eq!(labels(&scale, 5), ["0", "0.01", "0.001", "1e-4", "1e-5"]);
-    assert_eq!(scale.place(0.0), 0.0);
-    assert!(scale.place(1e-5) > 0.1 && (scale.place(1e-2) - 1.0).abs() < 1e-12);
+    assert_eq!(scale.fraction(0.0), 0.0);
+    assert!(scale.fraction(1e-5) > 0.1 && (scale.fraction(1e-2) - 1.0).abs() < 1e-12);
     assert_eq!(Scale::log_around([0.0, -1.0]), None);
 }
 

@@ -82,7 +82,7 @@ const stapo = (() => {
 
   // The text stands beside a point of a chart, and above or below anything else, so that it never covers its subject.
   const between = (low, value, high) => Math.max(low, Math.min(value, high));
-  const place = (around, event, isBeside) => {
+  const moveTip = (around, event, isBeside) => {
     const { width, height } = tip.getBoundingClientRect();
     const right = around.right + 14;
     const left = around.left - width - 14;
@@ -132,7 +132,7 @@ const stapo = (() => {
     if (isStrip) mark(hovered);
     else uncross();
     const box = ((isStrip && cross.firstChild) || hovered).getBoundingClientRect();
-    place(box, event, isStrip || hovered.tagName === "circle");
+    moveTip(box, event, isStrip || hovered.tagName === "circle");
   };
   document.addEventListener("pointermove", hover);
   document.addEventListener("pointerdown", hover);

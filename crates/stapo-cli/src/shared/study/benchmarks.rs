@@ -97,8 +97,8 @@ fn score(
     })
 }
 
-fn names(scores: &[BenchmarkScore], of: fn(&BenchmarkScore) -> &str) -> Vec<String> {
-    let names: BTreeSet<&str> = scores.iter().map(of).collect();
+fn names(scores: &[BenchmarkScore], name: fn(&BenchmarkScore) -> &str) -> Vec<String> {
+    let names: BTreeSet<&str> = scores.iter().map(name).collect();
     names.into_iter().map(String::from).collect()
 }
 
@@ -187,8 +187,8 @@ pub fn standings(study: &Study, scores: &[BenchmarkScore]) -> Option<Standings> 
     let method = study.method?;
     let benchmarks = names(scores, |s| &s.benchmark);
     let average = |decoding: &str, arm: usize| {
-        let own = scores.iter().filter(|s| s.arm == arm && s.decoding == decoding);
-        let values: Vec<f64> = own.map(|s| 100.0 * s.avg.value).collect();
+        let of_arm = scores.iter().filter(|s| s.arm == arm && s.decoding == decoding);
+        let values: Vec<f64> = of_arm.map(|s| 100.0 * s.avg.value).collect();
         (values.len() == benchmarks.len()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let rows: Option<Vec<(String, Vec<f64>)>> = names(scores, |s| &s.decoding)

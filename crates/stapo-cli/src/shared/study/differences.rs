@@ -55,9 +55,9 @@ fn merged(found: &BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>
     let whole = elements.iter().map(|(element, keys)| {
         let of_plan = |plan: usize| {
             let present = keys.iter().filter(|(_, values)| values[plan] != ABSENT);
-            let told: Vec<String> =
+            let settings: Vec<String> =
                 present.map(|(rest, values)| format!("{rest}={}", values[plan])).collect();
-            if told.is_empty() { ABSENT.to_string() } else { told.join(", ") }
+            if settings.is_empty() { ABSENT.to_string() } else { settings.join(", ") }
         };
         ((*element).to_string(), (0..n_plans).map(of_plan).collect())
     });

@@ -35,9 +35,9 @@ impl Standings {
         let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
         let mut table = Table::new(name, &titles);
         for row in &self.rows {
-            let own = Standings { rows: vec![row.clone()], ..self.clone() };
+            let alone = Standings { rows: vec![row.clone()], ..self.clone() };
             let averages = row.1.iter().map(|average| text(format!("{average:.2}")));
-            let cells = [text(&row.0)].into_iter().chain(averages).chain([percent(own.gain()?)]).collect();
+            let cells = [text(&row.0)].into_iter().chain(averages).chain([percent(alone.gain()?)]).collect();
             table.push(cells);
         }
         let mut cells = vec![text("average")];

@@ -88,12 +88,12 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     return lines.join("\n");
   };
 
-  const all = (of) => responses.flatMap((r) => r.logp.map((_, t) => of(r, t)));
-  const norms = responses.every((r) => r.norm) ? all((r, t) => r.norm[t]) : null;
+  const perToken = (value) => responses.flatMap((r) => r.logp.map((_, t) => value(r, t)));
+  const norms = responses.every((r) => r.norm) ? perToken((r, t) => r.norm[t]) : null;
   const ends = {
     entropy:
       stapo.s2t.quantile(
-        all((r, t) => r.entropy[t]),
+        perToken((r, t) => r.entropy[t]),
         0.99,
       ) || 1,
     norm: norms ? stapo.s2t.quantile(norms, 0.99) || 1 : 1,

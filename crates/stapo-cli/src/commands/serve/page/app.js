@@ -29,12 +29,12 @@ stapo.app = (() => {
   };
 
   // What a view shows is in the address, so that a link restores it.
-  const place = () => {
+  const address = () => {
     const [path, text] = location.hash.replace(/^#\/?/, "").split("?");
     return { view: path || "runs", params: new URLSearchParams(text || "") };
   };
   const remember = (pairs) => {
-    const { view, params } = place();
+    const { view, params } = address();
     for (const [name, value] of Object.entries(pairs)) {
       params.delete(name);
       for (const one of Array.isArray(value) ? value : [value])
@@ -51,7 +51,7 @@ stapo.app = (() => {
   const open = async () => {
     stapo.hide();
     if (current?.leave) current.leave();
-    const { view, params } = place();
+    const { view, params } = address();
     const make = views[view] || views.runs;
     const root = element("div", "view-" + view);
     at("view").replaceChildren(root);
@@ -160,5 +160,5 @@ stapo.app = (() => {
     return made;
   };
 
-  return { rows, views, ask, link, anchor, place, remember, start, duration, badge, at };
+  return { rows, views, ask, link, anchor, address, remember, start, duration, badge, at };
 })();

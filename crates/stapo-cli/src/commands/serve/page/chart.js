@@ -105,12 +105,12 @@
     figure.id = options.id;
     const caption = element("figcaption");
     const tools = element("span", "tools");
-    const place = element("div", "plot");
+    const plot = element("div", "plot");
     caption.append(
       element("b", "", options.title),
       element("span", "", [options.note, options.unit].filter(Boolean).join(", ")),
     );
-    figure.append(caption, tools, place);
+    figure.append(caption, tools, plot);
     const chart = {
       figure,
       data: { lines: [], bands: [], marks: [] },
@@ -127,7 +127,7 @@
           download(
             options.id + ".svg",
             "image/svg+xml",
-            resolved(new XMLSerializer().serializeToString(place.firstChild)),
+            resolved(new XMLSerializer().serializeToString(plot.firstChild)),
           ),
       ],
       ["CSV", "saves the numbers of this chart", () => download(options.id + ".csv", "text/csv", csv(chart))],
@@ -181,7 +181,7 @@
     };
 
     const draw = () => {
-      const width = Math.max(240, place.clientWidth);
+      const width = Math.max(240, plot.clientWidth);
       const { lines, bands, marks } = chart.data;
       const shownLines = lines.filter((line) => !chart.hidden.has(line.key));
       const shownBands = bands.filter((band) => !chart.hidden.has(band.key));
@@ -308,13 +308,13 @@
       ])
         drawing.setAttribute(name, value);
       frame = { left, right, top, x0, x1, toX, toY, curves, bands: shownBands, hit };
-      place.replaceChildren(drawing);
+      plot.replaceChildren(drawing);
     };
 
     // The text under the pointer: an area beside the nearest x, handed to the shared tip.
     const describe = (event) => {
       if (!frame || frame.curves.length + frame.bands.length === 0) return;
-      const box = place.firstChild.getBoundingClientRect();
+      const box = plot.firstChild.getBoundingClientRect();
       const at =
         frame.x0 + ((event.clientX - box.left - frame.left) / (frame.right - frame.left)) * (frame.x1 - frame.x0);
       const all = [...frame.curves, ...frame.bands].filter((line) => line.x.length);
@@ -344,7 +344,7 @@
     const fingers = new Map();
     let grip = null;
     const partAt = (clientX) =>
-      (clientX - place.firstChild.getBoundingClientRect().left - frame.left) / (frame.right - frame.left);
+      (clientX - plot.firstChild.getBoundingClientRect().left - frame.left) / (frame.right - frame.left);
     const isMoving = () => fingers.size === 2 || chart.range !== null;
     const takeGrip = () => {
       grip = { range: [frame.x0, frame.x1], parts: [...fingers.values()] };
@@ -365,36 +365,36 @@
     const lift = (event) => {
       if (fingers.delete(event.pointerId) && fingers.size) takeGrip();
     };
-    place.addEventListener("pointerdown", (event) => {
+    plot.addEventListener("pointerdown", (event) => {
       if (!frame || event.target !== frame.hit || event.pointerType !== "touch") return;
       fingers.set(event.pointerId, partAt(event.clientX));
       takeGrip();
       // What a finger moves is drawn anew under the finger, so the figure takes its events.
-      if (isMoving()) for (const id of fingers.keys()) place.setPointerCapture(id);
+      if (isMoving()) for (const id of fingers.keys()) plot.setPointerCapture(id);
       describe(event);
     });
-    place.addEventListener("pointermove", (event) => {
+    plot.addEventListener("pointermove", (event) => {
       if (!fingers.has(event.pointerId)) return;
       fingers.set(event.pointerId, partAt(event.clientX));
       if (isMoving()) moveFingers();
       else describe(event);
     });
-    place.addEventListener("pointerup", lift);
-    place.addEventListener("pointercancel", lift);
+    plot.addEventListener("pointerup", lift);
+    plot.addEventListener("pointercancel", lift);
 
     // A drag zooms, a drag with Shift or the middle button pans, a double click shows everything.
     let drag = null;
     const xAt = (event) => {
-      const box = place.firstChild.getBoundingClientRect();
+      const box = plot.firstChild.getBoundingClientRect();
       const part = between(0, (event.clientX - box.left - frame.left) / (frame.right - frame.left), 1);
       return frame.x0 + part * (frame.x1 - frame.x0);
     };
-    place.addEventListener("pointerdown", (event) => {
+    plot.addEventListener("pointerdown", (event) => {
       if (!frame || event.target !== frame.hit || event.pointerType === "touch") return;
       drag = { from: xAt(event), isPan: event.shiftKey || event.button === 1, range: [frame.x0, frame.x1], box: null };
-      place.setPointerCapture(event.pointerId);
+      plot.setPointerCapture(event.pointerId);
     });
-    place.addEventListener("pointermove", (event) => {
+    plot.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch") return;
       if (!drag) {
         describe(event);
@@ -409,7 +409,7 @@
       }
       if (!drag.box) {
         drag.box = svg("rect", { class: "select", y: frame.top, height: HEIGHT });
-        place.firstChild.append(drag.box);
+        plot.firstChild.append(drag.box);
       }
       drag.box.setAttribute("x", Math.min(frame.toX(drag.from), frame.toX(to)));
       drag.box.setAttribute("width", Math.abs(frame.toX(to) - frame.toX(drag.from)));
@@ -422,20 +422,20 @@
       drag = null;
       if (isZoom) options.onRange(from, to);
     };
-    place.addEventListener("pointerup", release);
-    place.addEventListener("pointercancel", release);
-    place.addEventListener("dblclick", (event) => {
+    plot.addEventListener("pointerup", release);
+    plot.addEventListener("pointercancel", release);
+    plot.addEventListener("dblclick", (event) => {
       if (frame && event.target === frame.hit) options.onRange(null, null);
     });
-    place.addEventListener("legend", (event) => {
+    plot.addEventListener("legend", (event) => {
       const { key, isOn } = event.detail;
       if (isOn) chart.hidden.delete(key);
       else chart.hidden.add(key);
       requestAnimationFrame(draw);
     });
     new ResizeObserver(() => {
-      if (frame && Math.abs(Number(place.firstChild.getAttribute("width")) - place.clientWidth) > 2) draw();
-    }).observe(place);
+      if (frame && Math.abs(Number(plot.firstChild.getAttribute("width")) - plot.clientWidth) > 2) draw();
+    }).observe(plot);
 
     // data: lines [{ key, label, series, x, y, low, high, isThin }], bands [{ key, label, series, x, low, high }],
     // marks [{ x, kind, text }].

@@ -118,7 +118,7 @@ stapo.runCharts = (() => {
       });
     return [...charts, ...others];
   };
-  // The name of a curve beside its siblings. Keys that the catalogue does not know, such as rewards, are their own names.
+  // The name of a curve beside its siblings. A key that the catalogue does not know, such as a reward, names itself.
   const label = (key) =>
     metrics.get(key)?.short ||
     key

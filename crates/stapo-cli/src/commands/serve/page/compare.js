@@ -38,15 +38,15 @@
       const key = String(series);
       const hasMean = arm.mean.x.length > 0;
       for (const [id, curve] of runs) {
-        const own = scaled(curve, chart.scale);
+        const shown = scaled(curve, chart.scale);
         lines.push({
           key,
           series,
           label: runs.length > 1 ? id : arm.name,
-          ...own,
+          ...shown,
           isThin: hasMean,
-          low: hasMean ? [] : own.low,
-          high: hasMean ? [] : own.high,
+          low: hasMean ? [] : shown.low,
+          high: hasMean ? [] : shown.high,
         });
       }
       if (hasMean)

@@ -81,16 +81,16 @@
           cell.style.background = "color-mix(in srgb, var(--s2) " + Math.round(45 * share) + "%, transparent)";
         line.append(cell);
       }
-      const told = element("td");
+      const flips = element("td");
       for (const flip of own)
-        told.append(
+        flips.append(
           element(
             "span",
             flip.isRight ? "flip-up" : "flip-down",
             (flip.isRight ? "▲ right at " : "▼ wrong at ") + stepName(one.steps[flip.to]) + " ",
           ),
         );
-      line.append(told, element("td", "", question.reference));
+      line.append(flips, element("td", "", question.reference));
       table.append(line);
     }
     const scroll = element("div", "scroll");

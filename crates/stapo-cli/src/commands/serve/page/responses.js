@@ -300,10 +300,10 @@
       const isWanted = (r) => r.problem === problem && (sample === null || String(r.sample) === sample);
       recorded.responses.sort((a, b) => Number(isWanted(b)) - Number(isWanted(a)));
     }
-    const place = element("div");
-    place.append(at("viewer-parts").content.cloneNode(true));
-    root.append(place);
-    stapo.viewer(place, recorded, problem !== null ? "recorded" : "silenced");
+    const box = element("div");
+    box.append(at("viewer-parts").content.cloneNode(true));
+    root.append(box);
+    stapo.viewer(box, recorded, problem !== null ? "recorded" : "silenced");
     return {
       key: (event) => {
         if (event.key === "ArrowLeft") slider.move(-1);

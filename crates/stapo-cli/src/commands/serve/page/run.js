@@ -54,8 +54,8 @@
       .filter((mark) => mark.x !== null);
 
   const phaseColor = (phase) => {
-    const place = PHASES.indexOf(phase);
-    return place < 6 ? "var(--s" + place + ")" : "var(--muted)";
+    const position = PHASES.indexOf(phase);
+    return position < 6 ? "var(--s" + position + ")" : "var(--muted)";
   };
   // The phases of the last steps, one line per step.
   const timeline = (curves) => {
