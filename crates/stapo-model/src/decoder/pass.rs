@@ -128,7 +128,7 @@ impl<T: Float> Pass<T> {
         let batch = DeviceBatch::upload(device, batch)?;
         if layout.n_tokens > 0 {
             let mut context = Context::Packed(batch.packed());
-            let stack = Stack { policy, layout: &layout, rows: batch.rows(tables, layout.n_tokens) };
+            let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
         let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
@@ -160,7 +160,7 @@ impl<T: Float> Pass<T> {
         let Workspace { arena, tables, .. } = &mut self.workspace;
         let token_gradients = TokenGradients { targets: batch.targets.view(), d_logp, d_entropy };
         outputs.backward(policy, &layout, arena, token_gradients, gradients)?;
-        let stack = Stack { policy, layout: &layout, rows: batch.rows(tables, layout.n_tokens) };
+        let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
         stack.backward(arena, batch.tokens.view(), batch.rows.view(), batch.packed(), gradients);
         Ok(())
     }

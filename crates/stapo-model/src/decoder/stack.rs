@@ -12,12 +12,23 @@ use stapo_ops::{Float, View, Write, embedding, rmsnorm};
 
 /// A policy at work on the rows of a batch.
 pub struct Stack<'a, T: Float> {
-    pub policy: &'a Policy<T>,
-    pub layout: &'a ArenaLayout,
-    pub rows: Rows<'a, T>,
+    policy: &'a Policy<T>,
+    layout: &'a ArenaLayout,
+    rows: Rows<'a, T>,
+    /// See [`LayerPass::joins_halves`].
+    joins_halves: bool,
 }
 
-impl<T: Float> Stack<'_, T> {
+impl<'a, T: Float> Stack<'a, T> {
+    pub fn new(policy: &'a Policy<T>, layout: &'a ArenaLayout, rows: Rows<'a, T>) -> Self {
+        // Every layer must end with one product. Adapters read the normed stream, which the joined op does not leave in
+        // memory.
+        let joins_halves = layout.purpose == Purpose::Inference
+            && policy.lora().is_none()
+            && policy.weights.layers.iter().all(|layer| layer.ffn.down().is_some());
+        Self { policy, layout, rows, joins_halves }
+    }
+
     /// Runs `tokens` `[T]` through all layers and leaves the normed rows `scored` `[R]` of the last layer's output where
     /// [`Arena::hidden`] finds them.
     pub fn forward(
@@ -42,7 +53,7 @@ impl<T: Float> Stack<'_, T> {
                 ffn::forward(&layer, arena.ffn(self.layout, index), self.gate_up(), next_norm);
             }
         }
-        if let Some(last) = weights.layers.len().checked_sub(1).filter(|_| self.joins_halves()) {
+        if let Some(last) = weights.layers.len().checked_sub(1).filter(|_| self.joins_halves) {
             ffn::project_down(&self.layer(last), arena.ffn(self.layout, last));
         }
         self.norm_scored(arena, scored);
@@ -137,7 +148,7 @@ impl<T: Float> Stack<'_, T> {
 
     fn layer(&self, index: usize) -> LayerPass<'_, T> {
         let layers = &self.policy.weights.layers;
-        let joins_halves = self.joins_halves();
+        let joins_halves = self.joins_halves;
         LayerPass {
             device: self.policy.device(),
             config: self.policy.config(),
@@ -148,14 +159,6 @@ impl<T: Float> Stack<'_, T> {
             joins_halves,
             unfinished: index.checked_sub(1).filter(|_| joins_halves).and_then(|at| layers[at].ffn.down()),
         }
-    }
-
-    /// See [`LayerPass::joins_halves`]. Every layer must end with one product. Adapters read the normed stream, which the
-    /// joined op does not leave in memory.
-    fn joins_halves(&self) -> bool {
-        self.layout.purpose == Purpose::Inference
-            && self.policy.lora().is_none()
-            && self.policy.weights.layers.iter().all(|layer| layer.ffn.down().is_some())
     }
 
     fn gate_up(&self) -> GateUp {

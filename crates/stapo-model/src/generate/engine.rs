@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
             caches,
         });
         let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, tables };
-        let stack = Stack { policy, layout: &layout, rows };
+        let stack = Stack::new(policy, &layout, rows);
         let tokens = buffers.tokens.range(0..shape.rows);
         stack.forward(arena, tokens, inputs.drawing, &mut context);
         self.draw(&layout);
