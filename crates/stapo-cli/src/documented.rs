@@ -30,14 +30,14 @@ fn commands(page: &str) -> Vec<Vec<String>> {
             is_fenced = !is_fenced;
         } else if is_fenced || line.starts_with("    ") {
             let words = words(line.trim().trim_start_matches("$ "));
-            let own = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            let command = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
                 ["stapo", ..] => Some(words),
                 ["cargo", "run", "--release", "--", ref rest @ ..] => {
                     Some(std::iter::once("stapo").chain(rest.iter().copied()).map(String::from).collect())
                 }
                 _ => None,
             };
-            found.extend(own);
+            found.extend(command);
         }
     }
     found

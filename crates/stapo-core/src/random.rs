@@ -15,13 +15,13 @@ pub struct Key(u64);
 
 impl Key {
     pub const fn new(seed: u64) -> Self {
-        Self(place(0, seed))
+        Self(splitmix64(0, seed))
     }
 
     /// The key with one more counter.
     #[must_use]
     pub const fn with(self, counter: u64) -> Self {
-        Self(place(self.0, counter))
+        Self(splitmix64(self.0, counter))
     }
 
     /// 64 random bits.
@@ -63,7 +63,7 @@ impl Key {
 }
 
 /// Output number `counter` of the `SplitMix64` generator whose state is `state`.
-const fn place(state: u64, counter: u64) -> u64 {
+const fn splitmix64(state: u64, counter: u64) -> u64 {
     let mut z = state.wrapping_add(GAMMA.wrapping_mul(counter.wrapping_add(1)));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

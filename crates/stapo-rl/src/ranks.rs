@@ -16,7 +16,7 @@ pub(crate) mod wire;
 
 pub use agreement::{Fact, agree, agree_on_inputs, fail_on_all_ranks};
 pub(crate) use deal::{ExpectedLengths, deal};
-pub use environment::{Flags, Place, PlaceError, TOKEN};
+pub use environment::{Flags, Membership, MembershipError, TOKEN};
 pub use nccl::Nccl;
 pub use stapo_model::ranks::{RankError, Ranks, Solo, Transport};
 pub use tcp::Tcp;

@@ -200,7 +200,7 @@ impl<'a> Replay<'a> {
         let paths = Checkpoint::list(run)?;
         let checkpoints: Vec<Checkpoint> =
             paths.iter().filter_map(|path| Checkpoint::open(path).ok()).collect();
-        let device = run_folder::device(plan.device(), None, Use::of(plan))?;
+        let device = run_folder::device(plan.device(), None, Use::for_plan(plan))?;
         let trainer = Trainer::new(plan, &device, args.allow.of_run())?;
         allow_command::warn(&trainer.task);
         Ok(Self { plan, checkpoints, trainer })

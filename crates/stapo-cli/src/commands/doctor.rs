@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 use stapo_rl::device::cuda::{self, Found, FoundLibrary};
 use stapo_rl::device::{CpuOptions, Simd};
-use stapo_rl::ranks::{Flags, Place, TOKEN};
+use stapo_rl::ranks::{Flags, Membership, TOKEN};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -168,13 +168,13 @@ fn links(found: &Found) -> Vec<Finding> {
 /// What the environment makes of a process that would train here.
 fn rank() -> Finding {
     let name = "rank";
-    match Place::find(&Flags::default()) {
+    match Membership::find(&Flags::default()) {
         Ok(None) => {
             let text = "a process here trains alone; stapo launch starts several".to_string();
             Finding { name, status: Status::Good, text }
         }
-        Ok(Some(place)) => {
-            let Place { rank, world, local_rank, n_local, address, port, token } = place;
+        Ok(Some(membership)) => {
+            let Membership { rank, world, local_rank, n_local, address, port, token } = membership;
             let open = if token.is_empty() {
                 format!("\nwhoever reaches that port can join: give all ranks the same secret in {TOKEN}")
             } else {
@@ -190,15 +190,15 @@ fn rank() -> Finding {
 }
 
 fn rank_as_json() -> serde_json::Value {
-    match Place::find(&Flags::default()) {
+    match Membership::find(&Flags::default()) {
         Ok(None) => serde_json::Value::Null,
-        Ok(Some(place)) => json!({
-            "rank": place.rank,
-            "world": place.world,
-            "local_rank": place.local_rank,
-            "ranks_here": place.n_local,
-            "master": format!("{}:{}", place.address, place.port),
-            "has_token": !place.token.is_empty(),
+        Ok(Some(membership)) => json!({
+            "rank": membership.rank,
+            "world": membership.world,
+            "local_rank": membership.local_rank,
+            "ranks_here": membership.n_local,
+            "master": format!("{}:{}", membership.address, membership.port),
+            "has_token": !membership.token.is_empty(),
         }),
         Err(error) => json!({ "error": error.to_string() }),
     }

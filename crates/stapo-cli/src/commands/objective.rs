@@ -136,7 +136,7 @@ fn evaluate(
     let named = |error: ObjectiveError| match error.response_idx() {
         Some(idx) => {
             let line = &lines[idx];
-            let text = error.map_token_idx(|token_idx| line.place(token_idx)).to_string();
+            let text = error.map_token_idx(|token_idx| line.index_in_line(token_idx)).to_string();
             let what = text.strip_prefix(&format!("response {idx}: ")).unwrap_or(&text);
             anyhow!("{file}:{}: group {}: {what}", line.number, line.group)
         }

@@ -243,7 +243,7 @@ fn known_lengths(args: &Args, lengths: Lengths, measured: Option<&Measurement>) 
 
 fn measure(args: &Args, shape: &RunShape) -> Result<Measurement> {
     let plan = shape.plan;
-    let device = run_folder::device(plan.device(), args.threads, Use::of(plan))?;
+    let device = run_folder::device(plan.device(), args.threads, Use::for_plan(plan))?;
     let programs = args.allow.of_config(args.config.as_deref());
     let trainer = Trainer::new(plan, &device, programs)?;
     allow_command::warn(&trainer.task);

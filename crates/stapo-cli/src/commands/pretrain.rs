@@ -202,7 +202,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let file = run_folder::file_name(args.config.as_deref());
     let raw = RawConfig::new(&text, set.iter().map(String::as_str))
         .map_err(|error| run_folder::placed(error.into(), &file, None))?;
-    let read = PretrainConfig::over(&base.defaults, &raw).map_err(PlanError::from);
+    let read = PretrainConfig::with_defaults(&base.defaults, &raw).map_err(PlanError::from);
     let checked = read.and_then(|config| config.check().map(|()| config));
     let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
     let folder = run_folder::new_folder(args.out.as_deref(), &config.name)?;

@@ -1,4 +1,4 @@
-//! The place of this process among several that work together, and what it opens there.
+//! The rank of this process among several that work together, and what it opens there.
 
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
@@ -8,7 +8,7 @@ use stapo_core::record::{Identity, Writer};
 use stapo_rl::Plan;
 use stapo_rl::device::{Device, DeviceName, cuda};
 use stapo_rl::policy::identity;
-use stapo_rl::ranks::{Fact, Flags, Nccl, Place, RankError, Ranks, Solo, Tcp, agree, agree_on_inputs};
+use stapo_rl::ranks::{Fact, Flags, Membership, Nccl, RankError, Ranks, Solo, Tcp, agree, agree_on_inputs};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub struct RankFlags {
 pub struct Joined {
     pub ranks: Ranks,
     /// `None` for a process that works alone.
-    others: Option<(Place, Arc<Tcp>)>,
+    others: Option<(Membership, Arc<Tcp>)>,
 }
 
 impl Joined {
@@ -60,14 +60,14 @@ impl Joined {
     fn meet(flags: &RankFlags) -> Result<Self> {
         let RankFlags { rank, world, local_rank, master } = flags;
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
-        let place = Place::find(&flags)?;
-        let Some(place) = place else { return Ok(Self::alone()) };
-        let tcp = Tcp::connect(&place)?;
+        let membership = Membership::find(&flags)?;
+        let Some(membership) = membership else { return Ok(Self::alone()) };
+        let tcp = Tcp::connect(&membership)?;
         let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {
             set_quiet(true);
         }
-        Ok(Self { ranks, others: Some((place, tcp)) })
+        Ok(Self { ranks, others: Some((membership, tcp)) })
     }
 
     /// The ranks for numbers on that device: GPUs speak by NCCL where all have it.
@@ -114,7 +114,7 @@ impl Joined {
         identity: impl FnOnce() -> stapo_rl::Result<Identity>,
     ) -> Result<(Device, Ranks, Identity)> {
         self.agree_on_plan(plan)?;
-        let device = self.device(plan.device(), threads, Use::of(plan))?;
+        let device = self.device(plan.device(), threads, Use::for_plan(plan))?;
         let identity = identity()?;
         agree_on_inputs(&*self.ranks, &identity.inputs)?;
         let ranks = self.ranks_on(&device)?;
@@ -148,17 +148,17 @@ impl Joined {
 
     /// Opens the device of this rank: of several GPUs on a machine, each process has its own; cores are shared out.
     pub fn device(&self, name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
-        let Some((place, _)) = &self.others else { return run_folder::device(name, threads, for_use) };
+        let Some((membership, _)) = &self.others else { return run_folder::device(name, threads, for_use) };
         match name {
             DeviceName::Cuda { .. } => {
                 let n_gpus = cuda::probe().gpus.len().max(1);
-                let name = DeviceName::Cuda { ordinal: place.local_rank % n_gpus };
+                let name = DeviceName::Cuda { ordinal: membership.local_rank % n_gpus };
                 run_folder::device(name, threads, for_use)
             }
             DeviceName::Cpu => {
                 let n_cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
                 let is_given = threads.is_some() || std::env::var_os("STAPO_THREADS").is_some();
-                let threads_per_rank = (n_cores / place.n_local).max(1);
+                let threads_per_rank = (n_cores / membership.n_local).max(1);
                 run_folder::device(name, if is_given { threads } else { Some(threads_per_rank) }, for_use)
             }
         }

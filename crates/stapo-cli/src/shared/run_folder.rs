@@ -68,7 +68,7 @@ pub enum Use {
 }
 
 impl Use {
-    pub fn of(plan: &Plan) -> Self {
+    pub fn for_plan(plan: &Plan) -> Self {
         match plan.config.update.states {
             States::F32 => Use::Training,
             States::EightBit => Use::TrainingIn8Bits,

@@ -11,7 +11,7 @@ fn outputs_are_splitmix64() {
         16408922859458223821,
     ];
     for (counter, expected) in expected.into_iter().enumerate() {
-        assert_eq!(place(1234567, counter as u64), expected);
+        assert_eq!(splitmix64(1234567, counter as u64), expected);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{Failure, Options, used_gib};
 use stapo_rl::device::Device;
 use stapo_rl::device::cuda::{CudaOptions, Training};
-use stapo_rl::ranks::{Flags, Nccl, Place, Ranks, Solo, Tcp};
+use stapo_rl::ranks::{Flags, Membership, Nccl, Ranks, Solo, Tcp};
 use stapo_rl::reward::Programs;
 use stapo_rl::train::Trainer;
 use stapo_rl::{Config, Plan};
@@ -56,8 +56,8 @@ max_unjudged_share = 1.0
 
 /// The ranks that this process is one of, by the variables of launchers.
 fn ranks(device: &Device) -> Result<Ranks, Failure> {
-    let Some(place) = Place::find(&Flags::default())? else { return Ok(Solo::ranks()) };
-    let tcp = Tcp::connect(&place)?;
+    let Some(membership) = Membership::find(&Flags::default())? else { return Ok(Solo::ranks()) };
+    let tcp = Tcp::connect(&membership)?;
     Ok(Nccl::of_devices(&tcp, device)?.unwrap_or(tcp))
 }
 

@@ -50,7 +50,7 @@ pub struct EvalSampling<'a> {
 pub type Done = HashSet<(String, String, String, usize)>;
 
 /// The benchmark, decoding, question and sample number of a record.
-pub fn place(record: &EvalRecord) -> (String, String, String, usize) {
+pub fn sample_key(record: &EvalRecord) -> (String, String, String, usize) {
     (record.benchmark.clone(), record.decoding.clone(), record.problem_id.clone(), record.sample_idx)
 }
 

@@ -8,7 +8,7 @@ pub const TOKEN: &str = "STAPO_RANKS_TOKEN";
 
 /// One process among several.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Membership {
     pub rank: usize,
     pub world: usize,
     /// The number of this process among those of its machine, which gives it its GPU.
@@ -33,7 +33,7 @@ pub struct Flags {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PlaceError {
+pub enum MembershipError {
     #[error("environment variable {name}: {value:?} is not {expected}")]
     Value { name: String, value: String, expected: &'static str },
     #[error("{from}: rank {rank} of {world} processes; ranks count from 0")]
@@ -108,20 +108,20 @@ const CONVENTIONS: [Convention; 5] = [
     },
 ];
 
-impl Place {
-    /// The place of this process; `None` for a process that works alone.
-    pub fn find(flags: &Flags) -> Result<Option<Self>, PlaceError> {
+impl Membership {
+    /// The rank of this process and how it reaches the others; `None` for a process that works alone.
+    pub fn find(flags: &Flags) -> Result<Option<Self>, MembershipError> {
         Self::read(flags, &|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    fn read(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, PlaceError> {
-        let number = |name: &str| -> Result<Option<usize>, PlaceError> {
+    fn read(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, MembershipError> {
+        let number = |name: &str| -> Result<Option<usize>, MembershipError> {
             let Some(value) = get(name) else { return Ok(None) };
             let parsed = leading_number(&value);
-            let error = || PlaceError::Value { name: name.into(), value, expected: "a number" };
+            let error = || MembershipError::Value { name: name.into(), value, expected: "a number" };
             parsed.map(Some).ok_or_else(error)
         };
-        let first = |names: &[&str]| -> Result<Option<usize>, PlaceError> {
+        let first = |names: &[&str]| -> Result<Option<usize>, MembershipError> {
             names.iter().find_map(|name| number(name).transpose()).transpose()
         };
         let is_marked = |c: &&Convention| get(c.rank).is_some() && get(c.mark).is_some();
@@ -136,17 +136,17 @@ impl Place {
         };
         let Some(rank) = rank else { return Ok(None) };
         let world = flags.world.map_or_else(|| number_of(|c| c.world), |world| Ok(Some(world)))?;
-        let Some(world) = world else { return Err(PlaceError::NoWorld { from, rank }) };
+        let Some(world) = world else { return Err(MembershipError::NoWorld { from, rank }) };
         if rank >= world {
-            return Err(PlaceError::Rank { from, rank, world });
+            return Err(MembershipError::Rank { from, rank, world });
         }
         if world == 1 {
             return Ok(None);
         }
         let local_rank =
             flags.local_rank.map_or_else(|| number_of(|c| c.local_rank), |rank| Ok(Some(rank)))?;
-        let (address, port) = address(flags, get)?.ok_or(PlaceError::NoAddress { from, rank, world })?;
-        Ok(Some(Place {
+        let (address, port) = address(flags, get)?.ok_or(MembershipError::NoAddress { from, rank, world })?;
+        Ok(Some(Membership {
             rank,
             world,
             local_rank: local_rank.unwrap_or(0),
@@ -165,9 +165,12 @@ fn leading_number(value: &str) -> Option<usize> {
 }
 
 /// Where rank 0 listens.
-fn address(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option<(String, u16)>, PlaceError> {
+fn address(
+    flags: &Flags,
+    get: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<(String, u16)>, MembershipError> {
     if let Some(master) = &flags.master {
-        let wrong = || PlaceError::Master(master.clone());
+        let wrong = || MembershipError::Master(master.clone());
         let (address, port) = master.rsplit_once(':').ok_or_else(wrong)?;
         let address = address.trim_start_matches('[').trim_end_matches(']');
         return Ok(Some((address.to_string(), port.parse().map_err(|_| wrong())?)));
@@ -175,8 +178,11 @@ fn address(flags: &Flags, get: &dyn Fn(&str) -> Option<String>) -> Result<Option
     let port = match get("MASTER_PORT") {
         None => None,
         Some(value) => {
-            let error =
-                || PlaceError::Value { name: "MASTER_PORT".into(), value: value.clone(), expected: "a port" };
+            let error = || MembershipError::Value {
+                name: "MASTER_PORT".into(),
+                value: value.clone(),
+                expected: "a port",
+            };
             Some(value.trim().parse::<u16>().map_err(|_| error())?)
         }
     };
@@ -215,16 +221,16 @@ fn first_node(list: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn place(flags: &Flags, variables: &[(&str, &str)]) -> Result<Option<Place>, PlaceError> {
+    fn membership(flags: &Flags, variables: &[(&str, &str)]) -> Result<Option<Membership>, MembershipError> {
         let get = |name: &str| {
             variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string())
         };
-        Place::read(flags, &get)
+        Membership::read(flags, &get)
     }
 
     fn found(variables: &[(&str, &str)]) -> (usize, usize, usize, usize, String, u16) {
-        let place = place(&Flags::default(), variables).unwrap().unwrap();
-        let Place { rank, world, local_rank, n_local, address, port, .. } = place;
+        let membership = membership(&Flags::default(), variables).unwrap().unwrap();
+        let Membership { rank, world, local_rank, n_local, address, port, .. } = membership;
         (rank, world, local_rank, n_local, address, port)
     }
 
@@ -262,9 +268,13 @@ mod tests {
     fn flags_come_before_the_environment() {
         let flags =
             Flags { rank: Some(1), world: Some(2), local_rank: Some(1), master: Some("[::1]:99".into()) };
-        let place = place(&flags, &[("RANK", "0"), ("WORLD_SIZE", "9"), (TOKEN, "secret")]).unwrap().unwrap();
-        assert_eq!((place.rank, place.world, place.local_rank), (1, 2, 1));
-        assert_eq!((place.address.as_str(), place.port, place.token.as_str()), ("::1", 99, "secret"));
+        let membership =
+            membership(&flags, &[("RANK", "0"), ("WORLD_SIZE", "9"), (TOKEN, "secret")]).unwrap().unwrap();
+        assert_eq!((membership.rank, membership.world, membership.local_rank), (1, 2, 1));
+        assert_eq!(
+            (membership.address.as_str(), membership.port, membership.token.as_str()),
+            ("::1", 99, "secret")
+        );
     }
 
     #[test]
@@ -272,13 +282,14 @@ mod tests {
         for alone in
             [&[][..], &[("RANK", "0"), ("WORLD_SIZE", "1")], &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]]
         {
-            assert_eq!(place(&Flags::default(), alone), Ok(None), "{alone:?}");
+            assert_eq!(membership(&Flags::default(), alone), Ok(None), "{alone:?}");
         }
     }
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        let said = |variables: &[(&str, &str)]| place(&Flags::default(), variables).unwrap_err().to_string();
+        let said =
+            |variables: &[(&str, &str)]| membership(&Flags::default(), variables).unwrap_err().to_string();
         assert!(said(&[("JOB_COMPLETION_INDEX", "1")]).contains("WORLD_SIZE"));
         assert!(said(&[("RANK", "1"), ("WORLD_SIZE", "2")]).contains("MASTER_ADDR"));
         assert!(said(&[("RANK", "x"), ("WORLD_SIZE", "2")]).starts_with("environment variable RANK: \"x\""));

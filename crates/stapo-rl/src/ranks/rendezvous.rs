@@ -1,7 +1,7 @@
 //! How ranks find each other: all call rank 0, which tells each where the others listen; then every rank has one connection
 //! to every other. Nothing listens any more once all are connected.
 
-use super::environment::Place;
+use super::environment::Membership;
 use super::handshake::{Caller, Purpose, answer, call, random};
 use super::wire::{Packer, Unpacker};
 use stapo_model::ranks::RankError;
@@ -33,9 +33,9 @@ fn patience() -> Duration {
 }
 
 /// Connects this process with all others.
-pub fn meet(place: &Place) -> Result<Connections, RankError> {
+pub fn meet(membership: &Membership) -> Result<Connections, RankError> {
     let deadline = Instant::now() + patience();
-    if place.rank == 0 { lead(place, deadline) } else { join(place, deadline) }
+    if membership.rank == 0 { lead(membership, deadline) } else { join(membership, deadline) }
 }
 
 fn error_of_rank(rank: usize, problem: String) -> RankError {
@@ -43,27 +43,27 @@ fn error_of_rank(rank: usize, problem: String) -> RankError {
 }
 
 /// Rank 0: takes the calls of all others, and tells each where the others listen.
-fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
+fn lead(membership: &Membership, deadline: Instant) -> Result<Connections, RankError> {
     let failed = |problem: String| error_of_rank(0, problem);
-    let shown = format!("{}:{}", place.address, place.port);
-    let listener = listen(place).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
+    let shown = format!("{}:{}", membership.address, membership.port);
+    let listener = listen(membership).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
     let session = random().map_err(|e| failed(e.to_string()))?;
     let mut arrivals =
-        Arrivals::open(listener, place.token.as_bytes(), &session).map_err(|e| failed(e.to_string()))?;
+        Arrivals::open(listener, membership.token.as_bytes(), &session).map_err(|e| failed(e.to_string()))?;
     let mut control = BTreeMap::new();
-    while control.len() + 1 < place.world {
-        let missing = || (1..place.world).find(|rank| !control.contains_key(rank)).unwrap_or(0);
+    while control.len() + 1 < membership.world {
+        let missing = || (1..membership.world).find(|rank| !control.contains_key(rank)).unwrap_or(0);
         let Some((caller, stream)) = arrivals.next(deadline) else {
             return Err(error_of_rank(
                 missing(),
                 format!(
                     "did not call rank 0 at {shown} in time\nhint: start all {} ranks, with the same MASTER_ADDR and MASTER_PORT, and {} if one has it",
-                    place.world,
+                    membership.world,
                     super::TOKEN
                 ),
             ));
         };
-        check_caller(place, &caller, Purpose::Control)?;
+        check_caller(membership, &caller, Purpose::Control)?;
         if control.insert(caller.rank, (stream, caller.port)).is_some() {
             return Err(error_of_rank(caller.rank, "two processes say that they are this rank".into()));
         }
@@ -77,60 +77,60 @@ fn lead(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
     for (rank, (stream, _)) in &mut control {
         stream.write_all(&welcome).map_err(|e| error_of_rank(*rank, e.to_string()))?;
     }
-    let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
-    arrivals.take(place, &mut data, deadline)?;
+    let mut data: Vec<Option<TcpStream>> = (0..membership.world).map(|_| None).collect();
+    arrivals.take(membership, &mut data, deadline)?;
     Ok(Connections { control: control.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect(), data })
 }
 
 /// Every other rank: calls rank 0, then those before it, and is called by those after it.
-fn join(place: &Place, deadline: Instant) -> Result<Connections, RankError> {
-    let fault = |error: io::Error| error_of_rank(place.rank, error.to_string());
-    let master = format!("{}:{}", place.address, place.port);
+fn join(membership: &Membership, deadline: Instant) -> Result<Connections, RankError> {
+    let fault = |error: io::Error| error_of_rank(membership.rank, error.to_string());
+    let master = format!("{}:{}", membership.address, membership.port);
     let unreached = |error: io::Error| {
         error_of_rank(
             0,
             format!(
                 "rank {} could not reach it at {master}: {error}\nhint: MASTER_ADDR and MASTER_PORT name rank 0's machine and port; {} must be the same on all ranks",
-                place.rank,
+                membership.rank,
                 super::TOKEN
             ),
         )
     };
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(fault)?;
     let port = listener.local_addr().map_err(fault)?.port();
-    let caller = Caller { rank: place.rank, world: place.world, purpose: Purpose::Control, port };
-    let mut control = reach(place, caller, deadline).map_err(unreached)?;
+    let caller = Caller { rank: membership.rank, world: membership.world, purpose: Purpose::Control, port };
+    let mut control = reach(membership, caller, deadline).map_err(unreached)?;
     let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
     control.set_read_timeout(Some(left)).map_err(fault)?;
-    let (session, addresses) = read_welcome(&mut control, place.world).map_err(unreached)?;
+    let (session, addresses) = read_welcome(&mut control, membership.world).map_err(unreached)?;
     control.set_read_timeout(None).map_err(fault)?;
     let mut arrivals = Arrivals::open(listener, &session, &session).map_err(fault)?;
-    let mut data: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
+    let mut data: Vec<Option<TcpStream>> = (0..membership.world).map(|_| None).collect();
     let caller = Caller { purpose: Purpose::Data, ..caller };
     let to_master = control.peer_addr().map_err(fault)?;
-    for (rank, address) in std::iter::once(to_master).chain(addresses).enumerate().take(place.rank) {
+    for (rank, address) in std::iter::once(to_master).chain(addresses).enumerate().take(membership.rank) {
         let called = TcpStream::connect_timeout(&address, left).and_then(|mut stream| {
             call(&mut stream, caller, &session)?;
             Ok(stream)
         });
         let named = |e: io::Error| {
-            error_of_rank(rank, format!("rank {} could not reach it at {address}: {e}", place.rank))
+            error_of_rank(rank, format!("rank {} could not reach it at {address}: {e}", membership.rank))
         };
         data[rank] = Some(called.map_err(named)?);
     }
-    arrivals.take(place, &mut data, deadline)?;
+    arrivals.take(membership, &mut data, deadline)?;
     Ok(Connections { control: vec![(0, control)], data })
 }
 
-fn check_caller(place: &Place, caller: &Caller, purpose: Purpose) -> Result<(), RankError> {
+fn check_caller(membership: &Membership, caller: &Caller, purpose: Purpose) -> Result<(), RankError> {
     let refuse = |problem: String| Err(error_of_rank(caller.rank, problem));
-    if caller.world != place.world {
+    if caller.world != membership.world {
         return refuse(format!(
             "was started as one of {}, rank {} as one of {}",
-            caller.world, place.rank, place.world
+            caller.world, membership.rank, membership.world
         ));
     }
-    if caller.rank == place.rank || caller.rank >= place.world || caller.purpose != purpose {
+    if caller.rank == membership.rank || caller.rank >= membership.world || caller.purpose != purpose {
         return refuse("two processes say that they are this rank".into());
     }
     Ok(())
@@ -138,23 +138,26 @@ fn check_caller(place: &Place, caller: &Caller, purpose: Purpose) -> Result<(), 
 
 /// Listens where the other ranks look for rank 0. An address that is not this machine's own, as that of a service in front
 /// of it, is listened for on all interfaces.
-fn listen(place: &Place) -> io::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> = (place.address.as_str(), place.port).to_socket_addrs()?.collect();
+fn listen(membership: &Membership) -> io::Result<TcpListener> {
+    let addresses: Vec<SocketAddr> =
+        (membership.address.as_str(), membership.port).to_socket_addrs()?.collect();
     TcpListener::bind(&addresses[..]).or_else(|error| match error.kind() {
-        io::ErrorKind::AddrNotAvailable => TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), place.port)),
+        io::ErrorKind::AddrNotAvailable => {
+            TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), membership.port))
+        }
         _ => Err(error),
     })
 }
 
 /// Calls rank 0 until it answers: it may not have started yet.
-fn reach(place: &Place, caller: Caller, deadline: Instant) -> io::Result<TcpStream> {
+fn reach(membership: &Membership, caller: Caller, deadline: Instant) -> io::Result<TcpStream> {
     loop {
         let attempt = || -> io::Result<TcpStream> {
             let mut last = io::Error::other("the address names no machine");
-            for address in (place.address.as_str(), place.port).to_socket_addrs()? {
+            for address in (membership.address.as_str(), membership.port).to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
                     Ok(mut stream) => {
-                        call(&mut stream, caller, place.token.as_bytes())?;
+                        call(&mut stream, caller, membership.token.as_bytes())?;
                         return Ok(stream);
                     }
                     Err(error) => last = error,
@@ -254,19 +257,19 @@ impl Arrivals {
     /// Takes the data connections of all ranks after this one.
     fn take(
         &mut self,
-        place: &Place,
+        membership: &Membership,
         data: &mut [Option<TcpStream>],
         deadline: Instant,
     ) -> Result<(), RankError> {
-        while let Some(missing) = (place.rank + 1..place.world).find(|&rank| data[rank].is_none()) {
+        while let Some(missing) = (membership.rank + 1..membership.world).find(|&rank| data[rank].is_none()) {
             let Some((caller, stream)) = self.next(deadline) else {
                 return Err(error_of_rank(
                     missing,
-                    format!("did not connect to rank {} in time", place.rank),
+                    format!("did not connect to rank {} in time", membership.rank),
                 ));
             };
-            check_caller(place, &caller, Purpose::Data)?;
-            if caller.rank < place.rank || data[caller.rank].replace(stream).is_some() {
+            check_caller(membership, &caller, Purpose::Data)?;
+            if caller.rank < membership.rank || data[caller.rank].replace(stream).is_some() {
                 return Err(error_of_rank(caller.rank, "two processes say that they are this rank".into()));
             }
         }

@@ -1,7 +1,7 @@
 //! Ranks that are connected by TCP, each with every other. Numbers on a GPU go through the host.
 
 use super::control::{Control, Pace};
-use super::environment::Place;
+use super::environment::Membership;
 use super::rendezvous::{Connections, meet};
 use stapo_model::ranks::{RankError, Transport};
 use stapo_model::{Device, Stored, View, ViewMut};
@@ -102,15 +102,15 @@ impl Peer {
 
 impl Tcp {
     /// Meets the other ranks of the run.
-    pub fn connect(place: &Place) -> Result<Arc<Self>, RankError> {
-        let fault = |error: io::Error| RankError { rank: place.rank, problem: error.to_string() };
-        let Connections { control, data } = meet(place)?;
+    pub fn connect(membership: &Membership) -> Result<Arc<Self>, RankError> {
+        let fault = |error: io::Error| RankError { rank: membership.rank, problem: error.to_string() };
+        let Connections { control, data } = meet(membership)?;
         let shut =
             data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(fault)?;
-        let control = Control::start(place.rank, control, shut, Pace::from_env()).map_err(fault)?;
+        let control = Control::start(membership.rank, control, shut, Pace::from_env()).map_err(fault)?;
         let peers = data.into_iter().map(|stream| stream.map(Peer::new).transpose());
         Ok(Arc::new(Tcp {
-            rank: place.rank,
+            rank: membership.rank,
             peers: peers.collect::<io::Result<_>>().map_err(fault)?,
             control,
             waited_nanos: AtomicU64::new(0),

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use stapo_core::record::{EvalRecord, changed_inputs};
 use stapo_rl::device::DeviceName;
 use stapo_rl::inference::EngineMemory;
-use stapo_rl::lab::evaluation::{Done, EvalEvent, EvalFolder, Evaluation, place};
+use stapo_rl::lab::evaluation::{Done, EvalEvent, EvalFolder, Evaluation, sample_key};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
         benchmark.limit(Some(n_questions.max(1)), None)?;
     }
     let recorded: HashMap<_, EvalRecord> =
-        EvalFolder::read_samples(folder)?.into_iter().map(|sample| (place(&sample), sample)).collect();
+        EvalFolder::read_samples(folder)?.into_iter().map(|sample| (sample_key(&sample), sample)).collect();
     let style = plan.style();
     let sampling = plan.sampling(&style, (0, 1), found.step());
     let (mut n_same, mut n_different) = (0, 0);
@@ -42,7 +42,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
         Evaluation { model: &model, benchmarks: &benchmarks, decodings: &decodings, sampling, done: &done };
     evaluation.run(&mut EngineMemory::new(), |event| {
         if let EvalEvent::Finished(sample) = event {
-            let before = recorded.get(&place(&sample));
+            let before = recorded.get(&sample_key(&sample));
             if before.is_some_and(|before| before.tokens == sample.tokens && before.verdict == sample.verdict)
             {
                 n_same += 1;

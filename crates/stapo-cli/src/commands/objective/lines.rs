@@ -208,11 +208,11 @@ impl ResponseInput {
         Ok(())
     }
 
-    /// The place in the line of a token that is in the loss.
-    pub fn place(&self, token_idx: usize) -> usize {
+    /// The index in the line of a token that is in the loss.
+    pub fn index_in_line(&self, token_idx: usize) -> usize {
         let Some(mask) = &self.loss_mask else { return token_idx };
-        let mut places = (0..mask.len()).filter(|&place| mask[place]);
-        places.nth(token_idx).unwrap_or(token_idx)
+        let mut in_loss = (0..mask.len()).filter(|&idx| mask[idx]);
+        in_loss.nth(token_idx).unwrap_or(token_idx)
     }
 }
 

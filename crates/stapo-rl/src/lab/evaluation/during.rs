@@ -1,6 +1,6 @@
 //! Evaluations on benchmarks during training.
 
-use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, SIX, place, rows};
+use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, SIX, rows, sample_key};
 use crate::error::{Error, Result};
 use crate::plan::config::{HELD_OUT, Plan};
 use crate::ranks::{RankError, Transport};
@@ -91,7 +91,7 @@ pub(crate) fn evaluate_benchmarks(
     if ranks.world() > 1 {
         samples = all_samples(*ranks, &samples)?;
     }
-    samples.sort_by_cached_key(place);
+    samples.sort_by_cached_key(sample_key);
     let unusable = |problem: String| Error::Benchmark {
         name: "of evaluation.benchmarks".into(),
         problem,

@@ -1,7 +1,7 @@
 //! The folder of an evaluation: `eval.json` (the settings), `samples.jsonl` (the judged samples), `table.json` (the
 //! results), `events.jsonl`, `manifest.json` with `manifest.sha256` once it is complete, and `lock`.
 
-use super::{Done, EvalSampling, place};
+use super::{Done, EvalSampling, sample_key};
 use crate::error::{Error, Result};
 use crate::plan::config::PromptStyle;
 use crate::run::disk::{Appended, sha256_hex, write_whole};
@@ -184,11 +184,11 @@ impl EvalFolder {
         self.events.add(&events::stopped(reason, 0, text))
     }
 
-    /// Brings the samples into the order of `place`, which does not depend on interruptions, and returns the samples.
-    pub fn sort_samples<K: Ord>(&self, place: impl Fn(&EvalRecord) -> K) -> Result<Vec<EvalRecord>> {
+    /// Brings the samples into the order of `key`, which does not depend on interruptions, and returns the samples.
+    pub fn sort_samples<K: Ord>(&self, key: impl Fn(&EvalRecord) -> K) -> Result<Vec<EvalRecord>> {
         let mut samples = Self::read_samples(&self.folder)?;
-        if !samples.is_sorted_by_key(&place) {
-            samples.sort_by_key(&place);
+        if !samples.is_sorted_by_key(&key) {
+            samples.sort_by_key(&key);
             let text: String = samples.iter().map(Record::to_line).collect();
             write_whole(&self.folder.join("samples.jsonl"), text.as_bytes())?;
         }
@@ -261,6 +261,6 @@ impl InterruptedEval {
             plan.device = device.to_string();
             write_whole(&folder.join("eval.json"), plan.to_sealed_text().as_bytes())?;
         }
-        Ok((opened, plan, samples.iter().map(place).collect(), warnings))
+        Ok((opened, plan, samples.iter().map(sample_key).collect(), warnings))
     }
 }

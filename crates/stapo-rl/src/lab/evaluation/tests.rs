@@ -33,7 +33,7 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
         Ok(true)
     };
     evaluation.run(&mut EngineMemory::new(), take).unwrap();
-    records.sort_by_key(place);
+    records.sort_by_key(sample_key);
     records
 }
 
@@ -48,9 +48,9 @@ fn samples_do_not_depend_on_company_or_interruption() {
         whole.iter().filter(|r| r.benchmark == "countdown" && r.decoding == "T=0.7 p=0.9").cloned().collect();
     assert_eq!(alone, same);
     // Every third sample is done.
-    let done: Done = whole.iter().step_by(3).map(place).collect();
+    let done: Done = whole.iter().step_by(3).map(sample_key).collect();
     let rest = all(&model, &both, "paper", &done);
-    let missing: Vec<EvalRecord> = whole.iter().filter(|r| !done.contains(&place(r))).cloned().collect();
+    let missing: Vec<EvalRecord> = whole.iter().filter(|r| !done.contains(&sample_key(r))).cloned().collect();
     assert_eq!(rest, missing);
 }
 

@@ -206,11 +206,11 @@ impl PretrainConfig {
         text: &str,
         overrides: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, SettingsError> {
-        Self::over(&Self::default(), &RawConfig::new(text, overrides)?)
+        Self::with_defaults(&Self::default(), &RawConfig::new(text, overrides)?)
     }
 
-    /// Reads a config over given defaults. Keys may have the names of earlier programs.
-    pub fn over(defaults: &Self, raw: &RawConfig) -> Result<Self, SettingsError> {
+    /// Reads a config whose absent keys have the given defaults. Keys may have the names of earlier programs.
+    pub fn with_defaults(defaults: &Self, raw: &RawConfig) -> Result<Self, SettingsError> {
         FileKind::Supervised.check("config", &raw.table)?;
         let mut given = Table::new();
         spelling::set_all(&mut given, raw.table.clone())?;

@@ -95,7 +95,7 @@ fn write(folder: &Path, rows: &[Value]) -> PathBuf {
 fn open(folder: &Path, rows: &[Value], settings: &[&str]) -> Result<(PretrainConfig, Pretrainer)> {
     let data = format!("data={{kind=\"jsonl\",path={:?}}}", write(folder, rows));
     let set: Vec<&str> = [&[data.as_str(), "update.batch_tokens=64"], settings].concat();
-    let config = PretrainConfig::over(
+    let config = PretrainConfig::with_defaults(
         &PretrainConfig::fine_tuning(),
         &stapo_core::settings::RawConfig::new("", set).unwrap(),
     )

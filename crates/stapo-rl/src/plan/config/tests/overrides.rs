@@ -26,7 +26,7 @@ fn an_override_may_name_a_key_of_an_absent_table() {
     assert_eq!(config.task.verifier(), &exact);
     let supervised = PretrainConfig::fine_tuning();
     let rows = ["data={kind=\"jsonl\",path=\"a\"}", "data.chat_arguments.x=1"];
-    assert!(PretrainConfig::over(&supervised, &RawConfig::new("", rows).unwrap()).is_ok());
+    assert!(PretrainConfig::with_defaults(&supervised, &RawConfig::new("", rows).unwrap()).is_ok());
     // Keys that the type does not have are refused beside those that it has.
     assert!(complaint("", &["update.reus.max=4"]).contains("did you mean `reuse`?"));
     assert!(complaint("", &["rollout.lengths.mean=20"]).contains("the key `sigma` is missing"));
