@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use stapo_core::record::TokenRecord;
 use stapo_rl::lab::evaluation::{EvalFolder, compare_folders, rows};
-use stapo_rl::plan::config::PlanError;
 use stapo_rl::run::{part_files, plan_text, read_columns, records_of_file, responses_of_file, step_of};
 use stapo_rl::{Config, Plan, Result};
 use std::path::{Path, PathBuf};
