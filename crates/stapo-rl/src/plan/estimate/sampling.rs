@@ -32,8 +32,10 @@ pub struct SampledWork {
 
 /// Rollouts of several ranks that are simulated, with lengths in another order each.
 const N_DEALS: u64 = 4;
-/// Responses of one simulated rollout, at most. Of more, as many are simulated, and the seconds multiplied.
-const MOST_SIMULATED: usize = 1 << 14;
+/// Responses of one rank and of all ranks that are simulated, at most. Of more, as many are simulated, and the seconds
+/// multiplied.
+const MOST_SIMULATED: usize = 1 << 13;
+const MOST_DEALT: usize = 1 << 14;
 /// Positions of the longest response, at most. The scheduler counts positions of several tokens where it is longer.
 const MOST_POSITIONS: usize = 256;
 
@@ -46,7 +48,7 @@ pub fn simulate(costs: &Costs, work: &SamplingWork, n_ranks: usize) -> SampledWo
     // More samples of one prompt than run at once are as good as several prompts.
     let group_size = work.group_size.clamp(1, work.max_sequences.clamp(1, MOST_SIMULATED));
     let per_rank = work.n_groups.div_ceil(n_ranks).clamp(1, MOST_SIMULATED / group_size);
-    let n_simulated = n_ranks.min((MOST_SIMULATED / (per_rank * group_size)).max(1));
+    let n_simulated = n_ranks.min((MOST_DEALT / (per_rank * group_size)).max(1));
     let is_whole = n_simulated == n_ranks && per_rank == work.n_groups.div_ceil(n_ranks);
     let n_groups = if is_whole { work.n_groups.max(1) } else { n_simulated * per_rank };
     let repeats = (work.n_groups as f64 * work.group_size as f64 / n_ranks as f64)
