@@ -75,9 +75,6 @@ fn of_ranks(planned: &Planned, ranks: &RankedStep) -> Value {
         "between_bytes": rate(&links.between),
         "host_bytes": rate(&links.host),
         "rollout_seconds_mean": ranks.rollout_mean,
-        "longest_response_seconds": ranks.longest_response,
-        "microbatches_per_minibatch": ranks.n_microbatches,
-        "rounds_per_minibatch": ranks.n_rounds,
         "exchange_seconds": {
             "gradients": exchange.gradients,
             "fold": exchange.fold,

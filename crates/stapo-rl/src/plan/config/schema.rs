@@ -51,7 +51,15 @@ fn drop_null(object: &mut Map<String, Value>) {
         let only = std::mem::take(only);
         object.remove("anyOf");
         for (key, value) in only {
-            object.entry(key).or_insert(value);
+            // Of the type's description, what it says of single values joins that of the key.
+            let values = value.as_str().and_then(|text| text.split_once("\n\n"));
+            match (object.get_mut(&key), values) {
+                (Some(Value::String(text)), Some((_, values))) => *text = format!("{text}\n\n{values}"),
+                (Some(_), _) => {}
+                (None, _) => {
+                    object.insert(key, value);
+                }
+            }
         }
     }
 }
@@ -79,12 +87,14 @@ fn join_constants(object: &mut Map<String, Value>) {
     object.insert("description".to_string(), Value::String(text.trim().to_string()));
 }
 
-/// Gives the `kind` of a tagged union the description of the kind.
+/// Gives the `kind` of a tagged union the description of the kind. A kind takes no unknown keys: serde alone takes any in a
+/// kind without keys.
 fn describe_kind(object: &mut Map<String, Value>) {
     let described = object.get("description").cloned();
     let kind = object.get_mut("properties").and_then(|keys| keys.get_mut("kind"));
     if let Some(Value::Object(kind)) = kind.filter(|kind| kind.get("const").is_some()) {
         kind.entry("description").or_insert_with(|| described.unwrap_or_else(|| json!("This kind.")));
+        object.insert("additionalProperties".to_string(), json!(false));
     }
 }
 

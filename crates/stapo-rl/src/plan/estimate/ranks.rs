@@ -1,6 +1,6 @@
 //! How the work of a step falls on ranks, and what the ranks send each other.
 
-use super::cost::{Costs, DecodeRows, Tokens};
+use super::cost::{Costs, Tokens};
 use super::lengths::Lengths;
 use super::links::World;
 use super::sampling::shuffled;
@@ -8,17 +8,12 @@ use stapo_core::batch::pack_in_order;
 use stapo_core::random::Key;
 use stapo_model::decoder::Recompute;
 
-/// What a step over several ranks takes beside the work of one; seconds are of one step.
+/// What a step over several ranks takes in addition to the work of one; seconds are of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankedStep {
     pub world: World,
     /// Seconds that a rank samples on average; the phase `rollout` is that of the slowest.
     pub rollout_mean: f64,
-    /// Seconds in which a response of the greatest length decodes by itself: more ranks do not sample faster.
-    pub longest_response: f64,
-    /// Micro-batches of a mini-batch, and the rounds in which the ranks take them.
-    pub n_microbatches: f64,
-    pub n_rounds: f64,
     pub exchange: Exchange,
     /// The share of all ranks' time in which a rank waits for others, exchanges aside.
     pub idle_share: f64,
@@ -51,7 +46,6 @@ impl Exchange {
 /// How the micro-batches of a mini-batch fall on ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rounds {
-    pub n_microbatches: f64,
     pub count: f64,
     /// The slowest micro-batches of all rounds, as a share of the work of all: 1 for one rank, and at least 1 / ranks.
     pub share: f64,
@@ -59,7 +53,7 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// All of one rank's rounds, whose number nobody asks for.
-    pub const ONE_RANK: Rounds = Rounds { n_microbatches: 0.0, count: 0.0, share: 1.0 };
+    pub const ONE_RANK: Rounds = Rounds { count: 0.0, share: 1.0 };
 }
 
 /// Bytes of one element of a gradient, and those that its addition to the sum reads and writes: the gradient is read, the
@@ -95,7 +89,7 @@ impl SharedWork<'_> {
         }
         let prompt = self.lengths.prompt_mean.round() as usize;
         let responses = self.lengths.responses(self.n_minibatch_responses.clamp(1, MOST_SEQUENCES));
-        let (mut n_microbatches, mut n_rounds, mut slowest, mut all) = (0.0, 0.0, 0.0, 0.0);
+        let (mut n_rounds, mut slowest, mut all) = (0.0, 0.0, 0.0);
         for order in 0..N_ORDERS {
             let lengths: Vec<usize> =
                 shuffled(&responses, Key::new(order)).iter().map(|response| prompt + response).collect();
@@ -109,15 +103,13 @@ impl SharedWork<'_> {
                     self.microbatch_seconds(&sequences, prompt)
                 })
                 .collect();
-            n_microbatches += packed.len() as f64;
             for round in seconds.chunks(self.world.n_ranks) {
                 n_rounds += 1.0;
                 slowest += round.iter().copied().fold(0.0, f64::max);
             }
             all += seconds.iter().sum::<f64>();
         }
-        let n_orders = N_ORDERS as f64;
-        Rounds { n_microbatches: n_microbatches / n_orders, count: n_rounds / n_orders, share: slowest / all }
+        Rounds { count: n_rounds / N_ORDERS as f64, share: slowest / all }
     }
 
     /// Forward and backward of sequences of these lengths.
@@ -178,12 +170,5 @@ impl SharedWork<'_> {
         let tokens =
             Tokens { all, scored: self.lengths.response_mean, length: self.lengths.attention_length() };
         1.0 - self.costs.scoring(tokens, 0.0) / self.costs.training(tokens, 0.0, self.recompute)
-    }
-
-    /// Seconds in which a response of the greatest length decodes by itself.
-    pub fn longest_response(&self) -> f64 {
-        let limit = self.lengths.response_limit as f64;
-        let (own_keys, shared_keys) = (limit / 2.0, self.lengths.prompt_mean);
-        limit * self.costs.decode_step(DecodeRows { n_sequences: 1.0, own_keys, shared_keys })
     }
 }

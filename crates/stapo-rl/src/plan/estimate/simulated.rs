@@ -157,9 +157,6 @@ impl RunShape<'_> {
         let ranks = (self.world.n_ranks > 1).then(|| RankedStep {
             world: self.world,
             rollout_mean: sampled.mean_seconds,
-            longest_response: shared.longest_response(),
-            n_microbatches: rounds.n_microbatches,
-            n_rounds: rounds.count,
             exchange,
             idle_share: self.idle_share(&phases, sampled, rounds),
         });
