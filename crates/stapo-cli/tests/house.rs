@@ -196,6 +196,39 @@ fn the_training_system_has_at_most_20_entries() {
     );
 }
 
+/// Functions and variables whose whole name is a word that names nothing.
+fn empty_names(code: &str) -> Vec<String> {
+    let words: Vec<&str> =
+        code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).collect();
+    let named = words.windows(3).filter_map(|three| match three {
+        ["fn", name, _] | ["let", "mut", name] => Some(*name),
+        ["let", name, _] if *name != "mut" => Some(*name),
+        _ => None,
+    });
+    named
+        .filter(|name| ["own", "of", "over", "beside", "place", "told"].contains(name))
+        .map(String::from)
+        .collect()
+}
+
+#[test]
+fn names_say_the_thing() {
+    assert_eq!(
+        empty_names("fn of(x: u8) { let mut own = 1; let place = x; let (of, b) = f(of_x); }"),
+        ["of", "own", "place", "of"]
+    );
+    assert_eq!(empty_names("fn of_rank() { let owned = 1; let rank_of = over(2); }"), [""; 0]);
+    let mut findings = Vec::new();
+    for path in sources(&root().join("crates"), &["rs"])
+        .iter()
+        .filter(|path| path.components().any(|part| part.as_os_str() == "src"))
+    {
+        let found = empty_names(&code_only(&fs::read_to_string(path).unwrap()));
+        findings.extend(found.iter().map(|name| format!("{}: {name}", relative(path))));
+    }
+    assert_none("names that say nothing", &findings);
+}
+
 #[test]
 fn files_stay_below_500_lines() {
     let mut findings = Vec::new();

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::learn::update::Learned;
-use crate::plan::config::{CanaryConfig, Plan, RolloutSource};
+use crate::plan::config::{CanaryConfig, Plan, RolloutSourceSpec};
 use crate::policy::loaded::LoadedModel;
 use crate::reward::{VerifierSpec, left_to_grader};
 use rayon::prelude::*;
@@ -59,7 +59,7 @@ pub fn check_learned(plan: &Plan, step: u64, learned: &Learned) -> Result<()> {
 /// Says which canaries cannot watch over a run.
 pub fn switched_off(plan: &Plan) -> Vec<String> {
     let off = plan.config.rollout.source.iter();
-    off.map(|RolloutSource::Jsonl { path, .. }| {
+    off.map(|RolloutSourceSpec::Jsonl { path, .. }| {
         format!(
             "the canary exactness is off: the rollouts come from {}, sampled by another engine",
             path.display()

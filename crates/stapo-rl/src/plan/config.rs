@@ -23,7 +23,7 @@ pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
 pub use schedule::{Curve, Schedule};
 pub use schema::schema;
-pub use sources::{Behavior, ModelSource, RolloutSource, TeacherSource};
+pub use sources::{Behavior, ModelSource, RolloutSourceSpec, TeacherSource};
 pub use style::PromptStyle;
 
 pub use stapo_model::decoder::Recompute;
@@ -126,7 +126,7 @@ pub struct RolloutConfig {
     pub lengths: Option<Lengths>,
     /// Where the responses of training come from; sampled by the policy where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub source: Option<RolloutSource>,
+    pub source: Option<RolloutSourceSpec>,
 }
 
 /// A log-normal distribution of response lengths, cut at `max_response_tokens`. Stop tokens have no effect.

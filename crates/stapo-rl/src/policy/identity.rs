@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::learn::pretrain::{PretrainConfig, TextsSpec};
-use crate::plan::config::{LoraConfig, Plan, RolloutSource, TeacherSource};
+use crate::plan::config::{LoraConfig, Plan, RolloutSourceSpec, TeacherSource};
 use crate::policy::hashes::{of_adapter, of_source};
 use crate::ranks::Fact;
 use crate::reward::{VerifierSpec, fingerprint};
@@ -24,7 +24,7 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     for reward in plan.rewards.iter().skip(1) {
         inputs.extend(of_verifier(&format!("verifier of {}", reward.name), &reward.verifier)?);
     }
-    if let Some(RolloutSource::Jsonl { path, .. }) = &plan.config.rollout.source {
+    if let Some(RolloutSourceSpec::Jsonl { path, .. }) = &plan.config.rollout.source {
         inputs.push(hash_file("rollouts", path)?);
     }
     Ok(Identity { program: program.to_string(), device: String::new(), inputs })

@@ -3,7 +3,7 @@
 use super::{RolloutContext, RolloutSource, Sampled, judge, scored};
 use crate::error::{Error, Result};
 use crate::learn::scoring::{Sequence, score};
-use crate::plan::config::{Behavior, Plan, RolloutSource as ConfiguredSource};
+use crate::plan::config::{Behavior, Plan, RolloutSourceSpec};
 use crate::policy::loaded::LoadedModel;
 use crate::reward::Judged;
 use crate::tasks::{Rewards, Split, Task, TaskError, read_json_lines};
@@ -41,8 +41,8 @@ struct ForeignResponse {
 
 impl ForeignRollouts {
     /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group of its own.
-    pub fn open(source: &ConfiguredSource, plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Self> {
-        let ConfiguredSource::Jsonl { path, behavior } = source;
+    pub fn open(source: &RolloutSourceSpec, plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Self> {
+        let RolloutSourceSpec::Jsonl { path, behavior } = source;
         let file = File { plan, path, vocabulary: model.policy.config().vocabulary };
         let mut groups = Vec::new();
         let mut groups_by_id: HashMap<String, Vec<usize>> = HashMap::new();

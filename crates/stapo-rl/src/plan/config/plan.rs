@@ -3,7 +3,7 @@
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
-use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSource, States, TeacherSource};
+use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSourceSpec, States, TeacherSource};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -72,7 +72,10 @@ impl Plan {
 
     /// True where ratios divide by the log-probs of another engine from the first update on.
     pub fn has_behavior_of_sampler(&self) -> bool {
-        matches!(self.config.rollout.source, Some(RolloutSource::Jsonl { behavior: Behavior::Sampler, .. }))
+        matches!(
+            self.config.rollout.source,
+            Some(RolloutSourceSpec::Jsonl { behavior: Behavior::Sampler, .. })
+        )
     }
 
     /// Whether the reference of a KL penalty is the model in training without its adapters.
@@ -109,7 +112,7 @@ impl Plan {
         let name = self.config.preset.as_deref().unwrap_or_default();
         let mut notes = self.objective.warnings();
         let rollout = &self.config.rollout;
-        if let Some(RolloutSource::Jsonl { behavior: Behavior::Policy, .. }) = rollout.source
+        if let Some(RolloutSourceSpec::Jsonl { behavior: Behavior::Policy, .. }) = rollout.source
             && self.objective.off_policy == OffPolicy::None
         {
             let remedy = "set objective.off_policy, or rollout.source.behavior=sampler";
@@ -238,7 +241,7 @@ impl Plan {
                     "reads the log-probs of another sampling engine, and the rollouts of a run have none";
                 require(false, key, kind, problem, remedy)?;
             }
-            Some(RolloutSource::Jsonl { behavior, .. }) => {
+            Some(RolloutSourceSpec::Jsonl { behavior, .. }) => {
                 let problem = "weighs the policy against the sampler, and rollout.source.behavior is sampler";
                 require(
                     behavior == Behavior::Policy,

@@ -96,7 +96,7 @@ fn named_model(key: &str, name: &str) -> Value {
 /// Rollouts that come from elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum RolloutSource {
+pub enum RolloutSourceSpec {
     /// One response per line: `{"id", "prompt_tokens", "tokens", "logp", "reward"}`, the reward optional. The lines of
     /// one id form groups of `rollout.group_size` in the order of the file.
     Jsonl {

@@ -362,7 +362,7 @@ fn every_config_key_that_a_message_names_exists() {
         total_steps: Some(1),
         final_factor: Some(0.0),
     };
-    config.rollout.source = Some(RolloutSource::Jsonl { path: "x".into(), behavior: Behavior::Policy });
+    config.rollout.source = Some(RolloutSourceSpec::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
     config.update.reuse = Some(Reuse::default());
     config.update.sum = Some(GradientSum::Microbatches);
