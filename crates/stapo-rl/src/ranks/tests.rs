@@ -34,7 +34,7 @@ fn bytes_and_numbers_arrive_where_they_belong() {
             let at_0 = ranks.gather(vec![10 + rank as u8]).unwrap();
             let from_0 = ranks.broadcast(if rank == 0 { b"word" } else { b"" }).unwrap();
             let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
-            let own = device.upload(&[rank as f32, -0.0]).unwrap();
+            let uploaded = device.upload(&[rank as f32, -0.0]).unwrap();
             let mut received = device.zeros::<f32>(2 * world).unwrap();
             let others: Vec<usize> = (0..world).filter(|&other| other != rank).collect();
             let sends = others.iter().map(|&to| (to, own.view())).collect();
