@@ -30,12 +30,12 @@ pub struct SampledWork {
     pub most_running: usize,
 }
 
-/// Rollouts of several ranks that are simulated, with lengths in another order each.
-const N_DEALS: u64 = 2;
+/// Rollouts of several ranks that are simulated, at most, with lengths in another order each.
+const MOST_DEALS: usize = 8;
 /// Responses of one rank and of all ranks that are simulated, at most. Of more, as many are simulated, and the seconds
 /// multiplied.
 const MOST_SIMULATED: usize = 1 << 13;
-const MOST_DEALT: usize = 1 << 14;
+const MOST_DEALT: usize = 1 << 15;
 /// Positions of the longest response, at most. The scheduler counts positions of several tokens where it is longer.
 const MOST_POSITIONS: usize = 128;
 
@@ -54,15 +54,15 @@ pub fn simulate(costs: &Costs, work: &SamplingWork, n_ranks: usize) -> SampledWo
     let repeats = (work.n_groups as f64 * work.group_size as f64 / n_ranks as f64)
         / (n_groups as f64 * group_size as f64 / n_simulated as f64);
     let lengths = work.lengths.responses(n_groups * group_size);
-    let deals = if n_ranks == 1 { 1 } else { N_DEALS };
+    let n_deals = if n_ranks == 1 { 1 } else { (MOST_DEALT / (n_groups * group_size)).clamp(1, MOST_DEALS) };
     let mut sampled = SampledWork::default();
-    for deal in 0..deals {
-        let dealt = if n_ranks == 1 { mixed(&lengths) } else { shuffled(&lengths, Key::new(deal)) };
+    for deal in 0..n_deals {
+        let dealt = if n_ranks == 1 { mixed(&lengths) } else { shuffled(&lengths, Key::new(deal as u64)) };
         let mut slowest = 0.0_f64;
         for rank in 0..n_simulated.min(n_groups) {
             let groups: Vec<&[usize]> = dealt.chunks(group_size).skip(rank).step_by(n_simulated).collect();
             let scheduled = schedule(costs, work, &groups);
-            let weight = repeats / deals as f64;
+            let weight = repeats / n_deals as f64;
             slowest = slowest.max(weight * scheduled.seconds);
             sampled.mean_seconds += weight * scheduled.seconds / n_simulated as f64;
             sampled.most_running = sampled.most_running.max(scheduled.most_running);
