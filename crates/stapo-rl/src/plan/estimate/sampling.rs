@@ -30,14 +30,14 @@ pub struct SampledWork {
     pub most_running: usize,
 }
 
-/// Rollouts of several ranks that are simulated, with lengths in another order each.
-const N_DEALS: u64 = 4;
+/// Rollouts of several ranks that are simulated, at most, with lengths in another order each.
+const MOST_DEALS: usize = 8;
 /// Responses of one rank and of all ranks that are simulated, at most. Of more, as many are simulated, and the seconds
 /// multiplied.
 const MOST_SIMULATED: usize = 1 << 13;
-const MOST_DEALT: usize = 1 << 14;
+const MOST_DEALT: usize = 1 << 15;
 /// Positions of the longest response, at most. The scheduler counts positions of several tokens where it is longer.
-const MOST_POSITIONS: usize = 256;
+const MOST_POSITIONS: usize = 128;
 
 /// Tokens of a block of the cache on a GPU; a CPU has smaller ones.
 const BLOCK_TOKENS: usize = 32;
@@ -54,15 +54,15 @@ pub fn simulate(costs: &Costs, work: &SamplingWork, n_ranks: usize) -> SampledWo
     let repeats = (work.n_groups as f64 * work.group_size as f64 / n_ranks as f64)
         / (n_groups as f64 * group_size as f64 / n_simulated as f64);
     let lengths = work.lengths.responses(n_groups * group_size);
-    let deals = if n_ranks == 1 { 1 } else { N_DEALS };
+    let n_deals = if n_ranks == 1 { 1 } else { (MOST_DEALT / (n_groups * group_size)).clamp(1, MOST_DEALS) };
     let mut sampled = SampledWork::default();
-    for deal in 0..deals {
-        let dealt = if n_ranks == 1 { mixed(&lengths) } else { shuffled(&lengths, Key::new(deal)) };
+    for deal in 0..n_deals {
+        let dealt = if n_ranks == 1 { mixed(&lengths) } else { shuffled(&lengths, Key::new(deal as u64)) };
         let mut slowest = 0.0_f64;
         for rank in 0..n_simulated.min(n_groups) {
             let groups: Vec<&[usize]> = dealt.chunks(group_size).skip(rank).step_by(n_simulated).collect();
             let scheduled = schedule(costs, work, &groups);
-            let weight = repeats / deals as f64;
+            let weight = repeats / n_deals as f64;
             slowest = slowest.max(weight * scheduled.seconds);
             sampled.mean_seconds += weight * scheduled.seconds / n_simulated as f64;
             sampled.most_running = sampled.most_running.max(scheduled.most_running);
@@ -82,9 +82,10 @@ struct Scheduled {
 /// sequences that were preempted, are computed at the speed of a prefill.
 fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Scheduled {
     let unit = work.lengths.response_limit.div_ceil(MOST_POSITIONS).max(1);
-    let positions = |tokens: f64| ((tokens / unit as f64).round() as usize).max(1);
-    let (prompt, limit) =
-        (positions(work.lengths.prompt_mean), positions(work.lengths.response_limit as f64));
+    // The step that completes a prompt draws the first token of its responses, so the first position is that one token.
+    let positions = |tokens: usize| 1 + (tokens.saturating_sub(1) as f64 / unit as f64).round() as usize;
+    let limit = positions(work.lengths.response_limit);
+    let prompt = ((work.lengths.prompt_mean / unit as f64).round() as usize).max(1);
     let mut scheduler = Scheduler::new(capacity(costs, work, unit, prompt + limit));
     for (number, group) in groups.iter().enumerate() {
         let n_samples = group.len() as u32;
@@ -117,13 +118,14 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
             done.seconds += unit as f64 * costs.decode_step(rows);
         }
         for drawn in scheduler.advance(&step.rows) {
-            let length = positions(groups[drawn.ticket.0 as usize][drawn.sample as usize] as f64);
+            let length = positions(groups[drawn.ticket.0 as usize][drawn.sample as usize]);
             let is_last = |n_sampled: usize| (n_sampled >= length).then_some(FinishReason::LengthLimit);
             scheduler.receive(drawn, token.clone(), |sequence, _| is_last(sequence.sampled.len()));
         }
     }
     let scored = groups.len() as f64;
-    let prompts = Tokens { all: (unit * n_filled) as f64, scored, length: work.lengths.prompt_mean };
+    let all = n_filled as f64 * work.lengths.prompt_mean / prompt as f64;
+    let prompts = Tokens { all, scored, length: work.lengths.prompt_mean };
     done.seconds += costs.prefill(prompts);
     done
 }
@@ -206,8 +208,9 @@ mod tests {
         // are short.
         assert!(ample.most_running == 512 && (100..200).contains(&tight.most_running), "{ample:?} {tight:?}");
         assert!(tight.mean_seconds > 1.4 * ample.mean_seconds, "{ample:?} {tight:?}");
+        // The longest sequence always fits, and two run in its memory while they are short.
         let one = SamplingWork { kv_bytes: 1, ..work(1, 2, lengths) };
-        assert_eq!(simulated(&one).most_running, 1);
+        assert_eq!(simulated(&one).most_running, 2);
     }
 
     #[test]

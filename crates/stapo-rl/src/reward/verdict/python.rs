@@ -78,20 +78,20 @@ impl Worker {
         format!("{}:{}", self.file, self.function)
     }
 
-    /// Reads the reply to a request; `place` names the sample in what is shown.
+    /// Reads the reply to a request; `sample_name` names the sample in what is shown.
     pub(super) fn read_reply(
         &self,
         line: &[u8],
         id: &str,
         sample: u64,
-        place: &str,
+        sample_name: &str,
     ) -> Result<Judged, Problem> {
         let remedy =
             || format!("{} returns a number, True, False, or a dict with reward or verdict", self.function);
         let answer: FunctionReply = serde_json::from_slice(line)
             .map_err(|error| (format!("wrote {}: {error}", shortened(line)), remedy()))?;
         for text in answer.printed.lines() {
-            self.show(&format!("{place}: {text}"));
+            self.show(&format!("{sample_name}: {text}"));
         }
         if answer.sample != sample || answer.id != id {
             return Err((format!("answered sample {} ({:?})", answer.sample, answer.id), remedy()));
