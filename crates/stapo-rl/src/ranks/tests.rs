@@ -37,7 +37,7 @@ fn bytes_and_numbers_arrive_where_they_belong() {
             let uploaded = device.upload(&[rank as f32, -0.0]).unwrap();
             let mut received = device.zeros::<f32>(2 * world).unwrap();
             let others: Vec<usize> = (0..world).filter(|&other| other != rank).collect();
-            let sends = others.iter().map(|&to| (to, own.view())).collect();
+            let sends = others.iter().map(|&to| (to, uploaded.view())).collect();
             let mut rest = received.view_mut();
             let mut receives = Vec::new();
             for from in 0..world {
