@@ -104,6 +104,12 @@ fn same_formula(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bou
         (single @ Answer::Scalar(_), Answer::Matrix(rows)) if is_number(rows) => {
             same(single, &Answer::Scalar(Quantity::bare(rows[0][0].clone())), budget)
         }
+        (Answer::Scalar(a), Answer::Matrix(rows)) if let Some(items) = vector(rows) => {
+            match coordinates(a, items.len(), budget)? {
+                Some(vector) => same_in_order(&vector, &items, budget),
+                None => Ok(false),
+            }
+        }
         (Answer::Matrix(rows), Answer::Tuple { items, .. })
         | (Answer::Tuple { items, .. }, Answer::Matrix(rows))
             if let Some(listed) = rows_of(items) =>
@@ -246,7 +252,7 @@ fn same_family(a: &Answer, r: &Answer, budget: &mut Budget) -> Bounded<bool> {
 }
 
 /// `y` and `f(x)` are two ways to name a function.
-fn is_same_name(a: &str, b: &str) -> bool {
+pub(crate) fn is_same_name(a: &str, b: &str) -> bool {
     let is_function = |name: &str| matches!(name, "y" | "f(x)" | "g(x)" | "h(x)" | "y(x)");
     a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
 }

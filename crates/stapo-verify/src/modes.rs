@@ -5,7 +5,7 @@ mod dapo;
 mod math;
 
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
-use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show, text};
+use crate::{Graded, MAX_INPUT_BYTES, Mode, Reference, Rules, Verdict, show, text};
 
 /// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
@@ -13,9 +13,9 @@ const BOXED_EXACT_BOX: usize = 100;
 /// Longest text that may turn out to hold no answer at all.
 const MAX_BLANK_BYTES: usize = 256;
 
-pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
-    if response.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
-        return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
+pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Graded {
+    if response.len() > MAX_INPUT_BYTES || reference.answer.len() > MAX_INPUT_BYTES {
+        return plain(Verdict::OverBudget, None, reference.answer, "the text is longer than 1 MiB".into());
     }
     let response = spoken(response);
     let found = match rules.mode {
@@ -30,13 +30,14 @@ pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
             joined_boxes(response, reference, rules, &graded).unwrap_or(graded)
         }
         Some(answer) => grade_answer(answer, reference, rules),
-        None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
+        None => plain(Verdict::NoAnswer, None, reference.answer, why_nothing(response, rules.mode)),
     }
 }
 
 /// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
-fn joined_boxes(response: &str, reference: &str, rules: Rules, graded: &Graded) -> Option<Graded> {
-    let is_list = reference.contains([',', ';']) || reference.contains(" and ") || reference.contains(" or ");
+fn joined_boxes(response: &str, reference: Reference, rules: Rules, graded: &Graded) -> Option<Graded> {
+    let wanted = reference.answer;
+    let is_list = wanted.contains([',', ';']) || wanted.contains(" and ") || wanted.contains(" or ");
     if graded.verdict == Verdict::Right || !is_list {
         return None;
     }
@@ -47,7 +48,8 @@ fn joined_boxes(response: &str, reference: &str, rules: Rules, graded: &Graded) 
     Some(grade_answer(&boxes.join(", "), reference, rules)).filter(|all| all.verdict == Verdict::Right)
 }
 
-pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Graded {
+pub(crate) fn grade_answer(answer: &str, reference: Reference, rules: Rules) -> Graded {
+    let Reference { answer: reference, problem } = reference;
     if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
@@ -58,7 +60,7 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Grade
         return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
     match rules.mode {
-        Mode::Math => math::grade(answer, reference, rules),
+        Mode::Math => math::grade(answer, Reference { answer: reference, problem }, rules),
         Mode::MultipleChoice => choice::grade(answer, reference),
         Mode::Dapo => by_text(answer, &dapo::normal(answer), reference, &dapo::normal(reference)),
         Mode::BoxedExact => by_text(answer, answer, reference, reference),

@@ -335,7 +335,9 @@ impl Parser<'_> {
         if mark == "over" {
             return unreadable("a sign set over another");
         }
-        self.variable(format!("{mark} {name}"))
+        // `\vec{i}` and `\hat{i}` are the same unit vector.
+        let is_axis = mark == "vec" && matches!(name.as_str(), "i" | "j" | "k");
+        self.variable(format!("{} {name}", if is_axis { "hat" } else { mark }))
     }
 
     /// Numerator, denominator and length of `\frac{n}{d}` with whole numbers, `ahead` tokens from here.
@@ -379,7 +381,8 @@ pub(crate) fn arrangements(n: Expr, k: Expr) -> Expr {
     Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(rest)))])
 }
 
-fn base_named(word: &str) -> Option<u32> {
+/// The base that a word names: `two`, `sixteen`.
+pub(crate) fn base_named(word: &str) -> Option<u32> {
     const NAMES: [&str; 9] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
     match word {
         "twelve" => Some(12),
