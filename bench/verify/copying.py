@@ -14,7 +14,7 @@ import re
 import subprocess
 from pathlib import Path
 
-FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\\[(.+?)\\\\]|\\\\((.+?)\\\\)|\$(.+?)\$", re.S)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\$(.+?)\$", re.S)
 
 
 def grade(program, rows, form):

@@ -25,27 +25,34 @@ pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Grade
         Mode::BoxedExact => boxed_in_tail(response),
     };
     match found {
-        Some(answer) if rules.mode == Mode::Math => {
+        Some(answer) if rules.mode == Mode::Math && is_in_box(response, answer) => {
+            if let Some(list) = extract::joined_boxes(response) {
+                return grade_answer(&list, reference, rules);
+            }
             let graded = grade_answer(answer, reference, rules);
-            joined_boxes(response, reference, rules, &graded).unwrap_or(graded)
+            match extract::alternative(response) {
+                Some(other) if graded.verdict == Verdict::Right => either(graded, other, reference, rules),
+                _ => graded,
+            }
         }
         Some(answer) => grade_answer(answer, reference, rules),
         None => plain(Verdict::NoAnswer, None, reference.answer, why_nothing(response, rules.mode)),
     }
 }
 
-/// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
-fn joined_boxes(response: &str, reference: Reference, rules: Rules, graded: &Graded) -> Option<Graded> {
-    let wanted = reference.answer;
-    let is_list = wanted.contains([',', ';']) || wanted.contains(" and ") || wanted.contains(" or ");
-    if graded.verdict == Verdict::Right || !is_list {
-        return None;
+/// Whether the answer is what the last box holds.
+fn is_in_box(response: &str, answer: &str) -> bool {
+    matches!(last_box(response), LastBox::Answer(inside) if inside.trim() == answer)
+}
+
+/// The grading of an answer beside which its sentence names another: right where the other is right too, as in "1/2 or
+/// 0.5".
+fn either(graded: Graded, other: &str, reference: Reference, rules: Rules) -> Graded {
+    if grade_answer(other, reference, rules).verdict == Verdict::Right {
+        return graded;
     }
-    let boxes = extract::boxes_of_last_line(response)?;
-    if boxes.last().map(|text| text.trim()) != graded.extracted.as_deref() {
-        return None;
-    }
-    Some(grade_answer(&boxes.join(", "), reference, rules)).filter(|all| all.verdict == Verdict::Right)
+    let reason = format!("the response also names {} as the answer", show::shortened(other));
+    Graded { verdict: Verdict::Wrong, reason, ..graded }
 }
 
 pub(crate) fn grade_answer(answer: &str, reference: Reference, rules: Rules) -> Graded {
@@ -85,9 +92,10 @@ fn holds_nothing(text: &str) -> bool {
     kept.chars().all(|c| matches!(c, '.' | ',' | ';' | ':' | '?' | '*' | '。'))
 }
 
-/// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
+/// What a response says outside its reasoning: the text after the last `</think>`, up to a `<think>` that is never closed.
 fn spoken(response: &str) -> &str {
-    text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..])
+    let said = text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..]);
+    said.find("<think>").map_or(said, |at| &said[..at])
 }
 
 /// The last box within the last 100 of the last 300 characters.

@@ -185,7 +185,7 @@ impl Parser<'_> {
             | Tok::Integral => true,
             Tok::Open(bracket) => *bracket != Bracket::Set && *bracket != Bracket::Angle,
             Tok::Bar => self.n_bars == 0,
-            Tok::Word(run) => operand::splits(run),
+            Tok::Word(run) => run == "cis" || operand::splits(run),
             _ => false,
         }
     }

@@ -53,8 +53,8 @@ fn is_left_too(ours: &Left, theirs: &Left) -> bool {
     // A reference that leaves fractions to add has no common denominator to compare with.
     let is_reduced = ours.denominator_degree <= theirs.denominator_degree
         || theirs.operations.contains(&Operation::FractionSum);
-    // Sums of functions, whose like terms no form shows, are neither longer nor of more functions.
-    let is_collected = ours.n_calls <= theirs.n_calls || ours.n_terms <= theirs.n_terms;
+    // A sum of several functions, whose like terms no form shows, is not longer than the reference.
+    let is_collected = ours.n_calls < 2 || ours.n_terms <= theirs.n_terms;
     is_reduced && is_collected && ours.operations.is_subset(&theirs.operations)
 }
 

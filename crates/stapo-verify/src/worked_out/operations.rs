@@ -53,7 +53,7 @@ pub(super) struct Left {
     pub(super) operations: BTreeSet<Operation>,
     /// The highest degree of a denominator.
     pub(super) denominator_degree: u64,
-    /// Terms of sums and functions of variables, all together.
+    /// Terms of sums beyond the first of each, and functions, all together.
     pub(super) n_terms: usize,
     pub(super) n_calls: usize,
 }
@@ -93,11 +93,8 @@ impl Left {
             Expr::Root(x, degree) => self.root(node, x, degree, budget)?,
             Expr::Series { .. } => self.add(Operation::Series, true),
             Expr::Call(func, args) if *func != Func::Exp => {
-                if args.iter().all(is_constant) {
-                    self.operations.insert(value_of(*func));
-                } else {
-                    self.n_calls += 1;
-                }
+                self.n_calls += 1;
+                self.add(value_of(*func), args.iter().all(is_constant));
             }
             _ => {}
         }

@@ -60,12 +60,16 @@ fn can_be_joined(pieces: &[Interval], budget: &mut Budget) -> Bounded<bool> {
 /// Whether a text is one matrix and nothing else, or one behind a name: `A=\begin{pmatrix}1\\2\end{pmatrix}`.
 fn is_plain_matrix(text: &str) -> bool {
     let text = crate::answer::clean::cleaned(text.rsplit('=').next().unwrap_or(text));
-    let text = text.trim_start_matches("\\left").trim_start_matches(['(', '[']).trim();
+    let text = text
+        .trim_start_matches(['{', ' '])
+        .trim_start_matches("\\left")
+        .trim_start_matches(['(', '['])
+        .trim();
     text.starts_with("\\begin{")
         && text.matches("\\begin{").count() == 1
         && {
             let behind = text.rsplit("matrix}").next().unwrap_or("").trim();
-            behind.trim_start_matches("\\right").trim_matches([')', ']', ' ', '$']).is_empty()
+            behind.trim_start_matches("\\right").trim_matches([')', ']', ' ', '$', '}']).is_empty()
         }
         && !text.starts_with("\\begin{vmatrix}")
 }
