@@ -9,6 +9,10 @@
 //! assert_eq!(graded.verdict, Verdict::Right);
 //! ```
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod answer;
 mod approx;
 mod budget;
