@@ -10,6 +10,8 @@ use boxes::is_box_denied;
 use serde::{Deserialize, Serialize};
 use statement::{goes_on, is_denied, is_retracted, reason_start, stated_in};
 
+/// Most places of one mark that are looked at. Each costs a bounded number of steps, so extraction is bounded too.
+const MAX_MARKS: usize = 1 << 16;
 /// Most signs between a heading and the end of its line.
 const MAX_MARKUP: usize = 16;
 /// Signs that set off a heading.
@@ -44,7 +46,7 @@ pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str>
     let response = turn_ended(response);
     let marked = match order {
         Order::BoxFirst => match last_box(response) {
-            LastBox::Answer(_) if is_box_denied(response) => return None,
+            LastBox::Answer(answer) if is_box_denied(response, answer) => return None,
             LastBox::Answer(answer) => Some(answer),
             LastBox::Unclosed => return None,
             LastBox::Missing => stated(response),
@@ -233,7 +235,7 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
 
 /// Where the text behind the last mark of an answer line begins.
 fn last_line_mark(text: &str) -> Option<usize> {
-    let word = ends_of(text, "answer").find_map(|end| {
+    let word = ends_of(text, "answer").take(MAX_MARKS).find_map(|end| {
         // Answer:  Answer**:  Answer :  answer：
         let rest = &text[end..];
         let gap = rest.bytes().take(5).position(|b| !matches!(b, b'*' | b' ' | b'_'))?;
@@ -241,7 +243,7 @@ fn last_line_mark(text: &str) -> Option<usize> {
         (gap <= 4).then_some(end + gap + colon.len_utf8())
     });
     // A heading: **Final Answer** or ### Answer on a line of its own.
-    let heading = ends_of(text, "answer").find(|end| {
+    let heading = ends_of(text, "answer").take(MAX_MARKS).find(|end| {
         // A few signs around the word decide, so that the search stays linear in a text of nothing but marks.
         let behind = text[*end..].char_indices().take(MAX_MARKUP).find(|(_, c)| !MARKUP.contains(c));
         if !matches!(behind, Some((_, '\n'))) {

@@ -30,7 +30,7 @@ pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Grade
                 return grade_answer(&list, reference, rules);
             }
             let graded = grade_answer(answer, reference, rules);
-            match extract::alternative(response) {
+            match extract::alternative(response, answer) {
                 Some(other) if graded.verdict == Verdict::Right => either(graded, other, reference, rules),
                 _ => graded,
             }
@@ -40,9 +40,11 @@ pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Grade
     }
 }
 
-/// Whether the answer is what the last box holds.
+/// Whether the answer, a part of the response, stands in a box.
 fn is_in_box(response: &str, answer: &str) -> bool {
-    matches!(last_box(response), LastBox::Answer(inside) if inside.trim() == answer)
+    let start = (answer.as_ptr() as usize).saturating_sub(response.as_ptr() as usize);
+    let before = response.get(..start).unwrap_or("").trim_end_matches([' ', '\t', '{', '\n']);
+    before.ends_with("\\boxed") || before.ends_with("\\fbox")
 }
 
 /// The grading of an answer beside which its sentence names another: right where the other is right too, as in "1/2 or
@@ -95,7 +97,8 @@ fn holds_nothing(text: &str) -> bool {
 /// What a response says outside its reasoning: the text after the last `</think>`, up to a `<think>` that is never closed.
 fn spoken(response: &str) -> &str {
     let said = text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..]);
-    said.find("<think>").map_or(said, |at| &said[..at])
+    let is_open = |at: &usize| said[*at..].starts_with("<think>");
+    said.match_indices('<').map(|(at, _)| at).find(is_open).map_or(said, |at| &said[..at])
 }
 
 /// The last box within the last 100 of the last 300 characters.

@@ -1,11 +1,13 @@
 //! Boxes: the last one, those that make one list with it, and the words around it that deny it or name another answer.
 
 use super::statement::is_negation;
-use super::{LastBox, closing_brace, last_box, sentence};
+use super::{closing_brace, sentence};
 use crate::text::last_of;
 
 /// Most boxes that are joined.
 const MAX_BOXES: usize = 16;
+/// Longest text between two boxes of one list.
+const MAX_GAP_BYTES: usize = 80;
 /// How much of the end of a response is searched for boxes that belong together.
 const MAX_TAIL_BYTES: usize = 4_000;
 /// Longest alternative behind a box.
@@ -14,7 +16,9 @@ const MAX_ALTERNATIVE_BYTES: usize = 60;
 /// The boxes at the end of a response that stand side by side, as one list: `\boxed{1}` and `\boxed{2}`. Between them are
 /// only separators, names with an equals sign, or numbers of parts such as `(2)`; `None` where the last box stands alone.
 pub(crate) fn joined_boxes(text: &str) -> Option<String> {
-    last_of(text, "\\boxed{").filter(|last| text[..*last].contains("\\boxed{"))?;
+    // The box before ends right before the last one.
+    let last = last_of(text, "\\boxed{")?;
+    text.as_bytes()[last.saturating_sub(MAX_GAP_BYTES)..last].iter().rfind(|b| **b == b'}')?;
     let start = text.len().saturating_sub(MAX_TAIL_BYTES);
     let start = (start..text.len()).find(|at| text.is_char_boundary(*at))?;
     let mut rest = &text[start..];
@@ -60,7 +64,7 @@ fn is_list_gap(gap: &str) -> bool {
         "\\text{ and }",
         "\\text{ or }",
     ];
-    if gap.len() > 80 {
+    if gap.len() >= MAX_GAP_BYTES {
         return false;
     }
     let mut rest = gap.trim_matches([' ', '\t']);
@@ -100,9 +104,9 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '{' | '}'))
 }
 
-/// Whether the word before the last box denies it: "The answer is not \boxed{5}."
-pub(super) fn is_box_denied(text: &str) -> bool {
-    let Some((before, _)) = around_last_box(text) else { return false };
+/// Whether the word before a box, whose content is `inside`, denies it: "The answer is not \boxed{5}."
+pub(super) fn is_box_denied(text: &str, inside: &str) -> bool {
+    let Some((before, _)) = around_box(text, inside) else { return false };
     let before = before.trim_end_matches(['$', ' ', '*', '(', '\\', '[', '{', '\n', ':']);
     if ["不是", "并非", "不为", "不等于"].iter().any(|word| before.ends_with(word)) {
         return true;
@@ -111,9 +115,9 @@ pub(super) fn is_box_denied(text: &str) -> bool {
     is_negation(&word.to_lowercase().replace('’', "'"))
 }
 
-/// What the sentence of the last box names beside it as another answer: 8 in "either \boxed{6} or 8".
-pub(crate) fn alternative(text: &str) -> Option<&str> {
-    let (before, behind) = around_last_box(text)?;
+/// What the sentence of a box, whose content is `inside`, names beside it as another answer: 8 in "either \boxed{6} or 8".
+pub(crate) fn alternative<'a>(text: &'a str, inside: &str) -> Option<&'a str> {
+    let (before, behind) = around_box(text, inside)?;
     let behind = behind.trim_start_matches(['$', ' ', '*', ')', '\\', ']']);
     let after = ["or ", "OR ", "或"].iter().find_map(|word| behind.strip_prefix(word));
     if let Some(other) = after.map(|rest| sentence(rest).trim()) {
@@ -127,11 +131,10 @@ pub(crate) fn alternative(text: &str) -> Option<&str> {
     Some(other).filter(|other| is_value && other.len() <= MAX_ALTERNATIVE_BYTES)
 }
 
-/// The text before the last box and behind it.
-fn around_last_box(text: &str) -> Option<(&str, &str)> {
-    let LastBox::Answer(inside) = last_box(text) else { return None };
-    let start = inside.as_ptr() as usize - text.as_ptr() as usize;
-    let before = &text[..start];
+/// The text before a box and behind it, where `inside`, a part of `text`, is what the box holds.
+fn around_box<'a>(text: &'a str, inside: &str) -> Option<(&'a str, &'a str)> {
+    let start = (inside.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+    let before = text.get(..start)?;
     let mark = before.rfind('\\')?;
     let behind = &text[start + inside.len()..];
     Some((&before[..mark], behind.strip_prefix('}').unwrap_or(behind)))

@@ -306,7 +306,7 @@ impl<'a> Factors<'a> {
             let mut numbers = side.iter().filter(|x| is_number(x) && !is_power_of_ten(x));
             if let Some(Expr::Num { value, .. }) = numbers.next() {
                 n_negative += usize::from(*value < RBig::ZERO);
-                *part = value.clone();
+                part.clone_from(value);
             }
             let n_powers = side.iter().filter(|x| is_power_of_ten(x)).count();
             if numbers.next().is_some() || n_powers > 1 {
@@ -403,24 +403,21 @@ fn has_like_terms(terms: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     let mut monomials: BTreeSet<Monomial> = BTreeSet::new();
     let mut unlike: Vec<Vec<&Expr>> = Vec::new();
     for term in terms {
-        match affordable_form(term, budget)? {
-            Some(form) => {
-                if form.is_zero() || form.terms.keys().any(|monomial| monomials.contains(monomial)) {
-                    return Ok(true);
-                }
-                monomials.extend(form.terms.into_keys());
+        if let Some(form) = affordable_form(term, budget)? {
+            if form.is_zero() || form.terms.keys().any(|monomial| monomials.contains(monomial)) {
+                return Ok(true);
             }
-            None => {
-                // Without an exact form, terms are alike that differ in a number only.
-                let mut factors = Factors::new(term);
-                factors.over.retain(|x| !is_number(x));
-                if unlike.contains(&factors.over) && factors.under.iter().all(|x| is_number(x)) {
-                    return Ok(true);
-                }
-                budget.spend(unlike.len() as u64)?;
-                unlike.push(factors.over);
-            }
+            monomials.extend(form.terms.into_keys());
+            continue;
         }
+        // Without an exact form, terms are alike that differ in a number only.
+        let mut factors = Factors::new(term);
+        factors.over.retain(|x| !is_number(x));
+        if unlike.contains(&factors.over) && factors.under.iter().all(|x| is_number(x)) {
+            return Ok(true);
+        }
+        budget.spend(unlike.len() as u64)?;
+        unlike.push(factors.over);
     }
     Ok(false)
 }
