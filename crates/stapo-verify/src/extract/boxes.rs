@@ -38,31 +38,9 @@ pub(crate) fn joined_boxes(text: &str) -> Option<String> {
 /// Whether the text between two boxes only separates the elements of a list. A line ends the list, unless the next line
 /// is a numbered part.
 fn is_list_gap(gap: &str) -> bool {
-    const MARKS: [&str; 24] = [
-        "$",
-        ",",
-        ";",
-        "\\(",
-        "\\)",
-        "\\[",
-        "\\]",
-        "\\quad",
-        "\\qquad",
-        "\\,",
-        "\\;",
-        "\\ ",
-        "*",
-        "and",
-        "or",
-        "和",
-        "或",
-        "且",
-        "与",
-        "、",
-        "，",
-        "；",
-        "\\text{ and }",
-        "\\text{ or }",
+    const MARKS: [&str; 22] = [
+        "$", ",", ";", "\\(", "\\)", "\\[", "\\]", "\\quad", "\\qquad", "\\,", "\\;", "\\ ", "*", "and",
+        "or", "和", "或", "且", "与", "、", "，", "；",
     ];
     if gap.len() >= MAX_GAP_BYTES {
         return false;
@@ -73,6 +51,14 @@ fn is_list_gap(gap: &str) -> bool {
     while !rest.is_empty() {
         let shorter = if let Some(behind) = part_number(rest) {
             is_numbered = true;
+            behind
+        } else if let Some((words, behind)) =
+            rest.strip_prefix("\\text{").and_then(|rest| rest.split_once('}'))
+        {
+            // `\text{and}`, `\text{ for part (a) and }`
+            if !matches!(words.trim().rsplit(' ').next(), Some("and" | "or" | "")) {
+                return false;
+            }
             behind
         } else if let Some(behind) = rest.strip_prefix('\n') {
             n_lines += 1;
