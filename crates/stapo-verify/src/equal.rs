@@ -16,7 +16,8 @@ use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
 use form::{
     by_part, coordinates, count_of, numbered, of_any_integer, rows_of, sorted_numbers, union_of,
-    with_one_constant, with_renamed_argument, with_shared_parameter, without_constant, without_note,
+    with_curve_parameter, with_one_constant, with_renamed_argument, with_shared_parameter, without_constant,
+    without_note,
 };
 use quantity::same_quantity;
 use region::same_region;
@@ -62,7 +63,13 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (
             Answer::Tuple { items: a, open, close },
             Answer::Tuple { items: r, open: r_open, close: r_close },
-        ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
+        ) => {
+            if !same_brackets((*open, *close), (*r_open, *r_close), a.len()) {
+                return Ok(false);
+            }
+            let renamed = with_curve_parameter(a, r);
+            same_in_order(renamed.as_deref().unwrap_or(a), r, budget)
+        }
         (Answer::Tuple { items: a, open, close }, Answer::List(r))
         | (Answer::List(r), Answer::Tuple { items: a, open, close }) => {
             // `1,2` is the point (1,2) and not the interval [1,2].

@@ -4,11 +4,11 @@
 //! The law: an answer is worked out if reducing it by the operations of its domain changes nothing but notation, or
 //! leaves only operations that the reference leaves too.
 
-mod copied;
 mod operations;
+mod question;
 mod written;
 
-pub(crate) use copied::is_copied;
+pub(crate) use question::{is_as_asked, is_copied};
 pub(crate) use written::is_in_same_base;
 
 use crate::answer::Answer;

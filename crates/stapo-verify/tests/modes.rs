@@ -130,6 +130,10 @@ fn a_formula_of_the_question_is_not_worked_out_unless_it_is_the_reference() {
         (r"\frac{1}{x}", r"\dfrac1x", r"Is $\frac1x$ or $x$ less?", Verdict::Right),
         ("x^2-1", "(x-1)(x+1)", "Multiply x-1 and x+1.", Verdict::Right),
         ("x^2-1", "(x-1)(x+1)", "An unclosed $x^2-1", Verdict::Right),
+        ("-1+x^2", "(x-1)(x+1)", "Factor $x^2-1$.", Verdict::Wrong),
+        ("-1+x^2", "(x-1)(x+1)", "Simplify $x^2-1$.", Verdict::Right),
+        ("(x+1)(x-1)", "x^2-1", "Expand $(x-1)(x+1)$.", Verdict::Wrong),
+        ("-1+x^2", "x^2-1", "Expand $(x-1)(x+1)$.", Verdict::Right),
     ] {
         let with = Reference { answer: reference, problem: Some(problem) };
         assert_eq!(grade_answer(answer, with, rules).verdict, expected, "{answer} for {problem}");

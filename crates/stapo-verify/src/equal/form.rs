@@ -254,6 +254,34 @@ pub(super) fn with_renamed_argument(answer: &Answer, wanted: &str) -> Option<Ans
     Some(Answer::Named { name: wanted.to_owned(), left: None, value })
 }
 
+/// The coordinates of a curve with the parameter of the other side, where each side has one of its own in two coordinates or
+/// more: `(1+s, 2-s)` beside `(1+t, 2-t)`.
+pub(super) fn with_curve_parameter(items: &[Answer], wanted: &[Answer]) -> Option<Vec<Answer>> {
+    let parameter = |items: &[Answer]| {
+        let mut names: Vec<String> = Vec::new();
+        for item in items {
+            let Answer::Scalar(value) = item else { return None };
+            names.extend(value.expr.variables().iter().map(|name| (*name).to_owned()));
+        }
+        let first = names.first()?.clone();
+        let is_parameter =
+            ["t", "s", "u", "r", "k", "lambda", "mu", "\\lambda", "\\mu", "λ", "μ"].contains(&first.as_str());
+        (is_parameter && names.len() > 1 && names.iter().all(|name| *name == first)).then_some(first)
+    };
+    let (old, new) = (parameter(items)?, parameter(wanted)?);
+    let renamed = |item: &Answer| match item {
+        Answer::Scalar(value) => {
+            let expr = value.expr.map(&mut |node| match &node {
+                Expr::Var(name) if *name == old => Expr::Var(new.clone()),
+                _ => node,
+            });
+            Answer::Scalar(Quantity { expr, ..value.clone() })
+        }
+        other => other.clone(),
+    };
+    (old != new).then(|| items.iter().map(renamed).collect())
+}
+
 /// A letter for a constant, where it is a term of the sum and occurs nowhere else.
 fn free_constant(expr: &Expr) -> Option<&str> {
     let Expr::Add(terms) = expr else { return None };

@@ -6,7 +6,7 @@ use crate::answer::{Answer, read};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
 use crate::lex::{Commas, Notation};
-use crate::worked_out::{Written, is_copied, is_in_same_base, is_worked_out};
+use crate::worked_out::{Written, is_as_asked, is_copied, is_in_same_base, is_worked_out};
 use crate::{Form, Graded, Reference, Rounding, Rules, Verdict, reason, show};
 
 pub(super) fn grade(answer: &str, reference: Reference, rules: Rules) -> Graded {
@@ -80,7 +80,10 @@ fn formed(
     let ours = Written { answer: &decision.answer, text: answer };
     let theirs = Written { answer: &decision.reference, text: reference };
     let is_worked_out = is_in_same_base(answer, reference)
-        && !problem.is_some_and(|problem| is_copied(answer, reference, problem))
+        && problem.is_none_or(|problem| {
+            !is_copied(answer, reference, problem)
+                && is_as_asked(&decision.answer, &decision.reference, problem)
+        })
         && is_worked_out(ours, theirs, budget)?;
     Ok(Decision { is_worked_out, ..decision })
 }
