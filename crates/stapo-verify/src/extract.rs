@@ -235,25 +235,34 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
 
 /// Where the text behind the last mark of an answer line begins.
 fn last_line_mark(text: &str) -> Option<usize> {
-    let word = ends_of(text, "answer").take(MAX_MARKS).find_map(|end| {
-        // Answer:  Answer**:  Answer :  answer：
-        let rest = &text[end..];
-        let gap = rest.bytes().take(5).position(|b| !matches!(b, b'*' | b' ' | b'_'))?;
-        let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
-        (gap <= 4).then_some(end + gap + colon.len_utf8())
-    });
-    // A heading: **Final Answer** or ### Answer on a line of its own.
-    let heading = ends_of(text, "answer").take(MAX_MARKS).find(|end| {
-        // A few signs around the word decide, so that the search stays linear in a text of nothing but marks.
-        let behind = text[*end..].char_indices().take(MAX_MARKUP).find(|(_, c)| !MARKUP.contains(c));
-        if !matches!(behind, Some((_, '\n'))) {
-            return false;
-        }
-        let before = text[..end - "answer".len()].trim_end_matches(MARKUP);
-        before.is_empty() || before.ends_with('\n') || before.ends_with("inal") || before.ends_with("INAL")
+    let mut n_marks = 0;
+    let mut found = None;
+    ends_of(text, "answer").find(|end| {
+        n_marks += 1;
+        found = behind_colon(text, *end).or_else(|| is_heading(text, *end).then_some(*end));
+        found.is_some() || n_marks == MAX_MARKS
     });
     let hashes = last_of(text, "####").map(|at| at + "####".len());
-    [word, heading, hashes].into_iter().flatten().max()
+    found.max(hashes)
+}
+
+/// Where the text behind the colon begins that follows the word answer: `Answer:`, `Answer**:`, `Answer :`, `answer：`.
+fn behind_colon(text: &str, end: usize) -> Option<usize> {
+    let rest = &text[end..];
+    let gap = rest.bytes().take(5).position(|b| !matches!(b, b'*' | b' ' | b'_'))?;
+    let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
+    Some(end + gap + colon.len_utf8())
+}
+
+/// Whether the word answer is a heading: `**Final Answer**` or `### Answer` on a line of its own. A few signs around the word
+/// decide, so that the search stays linear in a text of nothing but marks.
+fn is_heading(text: &str, end: usize) -> bool {
+    let behind = text[end..].chars().take(MAX_MARKUP).find(|c| !MARKUP.contains(c));
+    if behind != Some('\n') {
+        return false;
+    }
+    let before = text[..end - "answer".len()].trim_end_matches(MARKUP);
+    before.is_empty() || before.ends_with('\n') || before.ends_with("inal") || before.ends_with("INAL")
 }
 
 /// What follows the last "answer is" or "correct option is", up to the end of the sentence.
