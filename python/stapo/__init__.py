@@ -4,7 +4,7 @@
 >>> bool(stapo.grade(r"The area is \\boxed{\\frac{\\sqrt{8}}{2}}.", r"\\sqrt{2}"))
 True
 
-`stapo.torch`, `stapo.trl` and `stapo.verl` bring S2T into other trainers; each imports its own framework.
+`stapo.reward` has reward functions for TRL and trainers like it. `stapo.torch`, `stapo.trl` and `stapo.verl` bring S2T into other trainers; each imports its own framework.
 """
 
 from ._command import main
@@ -20,6 +20,7 @@ from ._stapo import (
     grade_batch,
     presets,
     read_eval,
+    verify,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "main",
     "presets",
     "read_eval",
+    "verify",
 ]

@@ -46,7 +46,16 @@ def grade(
     fallback: _Fallback = "nothing",
     rounding: _Rounding = "six-decimals",
     form: _Form = "any",
+    problem: str | None = None,
 ) -> Verdict: ...
+def verify(
+    gold: str | Iterable[str],
+    answer: str,
+    *,
+    rounding: _Rounding = "six-decimals",
+    form: _Form = "any",
+    problem: str | None = None,
+) -> bool: ...
 def grade_batch(
     responses: Iterable[str],
     references: Iterable[str],
@@ -56,6 +65,7 @@ def grade_batch(
     fallback: _Fallback = "nothing",
     rounding: _Rounding = "six-decimals",
     form: _Form = "any",
+    problems: Iterable[str] | None = None,
     threads: int = 0,
 ) -> list[Verdict]: ...
 def presets() -> dict[str, str]: ...

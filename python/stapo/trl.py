@@ -22,6 +22,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from stapo._versions import require
+from stapo.reward import math_reward
 from stapo.torch import S2T, Silenced, silence, write_minibatch
 
 __all__ = ["S2T", "S2TGRPOTrainer", "S2TMixin", "math_reward"]
@@ -41,7 +42,6 @@ _FORWARD_INPUTS = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-_REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
 
 
 @dataclass(frozen=True)
@@ -152,36 +152,6 @@ class S2TMixin:
 
 class S2TGRPOTrainer(S2TMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with S2T; `s2t=None` is plain TRL."""
-
-
-def math_reward(completions: list, **columns: Any) -> list[float | None]:
-    """A reward function for TRL: 1.0 for a right answer, 0.0 for every other, None for a row without a reference.
-
-    The reference is the dataset's column `answer`, `solution`, `ground_truth` or `reference`, the first that is there.
-    Completions are graded by the rules of `stapo grade --mode math`, on all cores.
-    """
-    from stapo import grade_batch
-
-    name = next((name for name in _REFERENCE_COLUMNS if columns.get(name) is not None), None)
-    if name is None:
-        raise ValueError(
-            f"math_reward: the dataset has none of the columns {', '.join(_REFERENCE_COLUMNS)}\n"
-            "hint: rename the column that holds the reference answer to `answer`"
-        )
-    references = columns[name]
-    rows = [row for row, reference in enumerate(references) if reference is not None]
-    verdicts = grade_batch([_text(completions[row]) for row in rows], [str(references[row]) for row in rows])
-    rewards: list[float | None] = [None] * len(completions)
-    for row, verdict in zip(rows, verdicts):
-        rewards[row] = 1.0 if verdict else 0.0
-    return rewards
-
-
-def _text(completion: str | list[dict]) -> str:
-    """The text of a completion; of a conversation, that of its last message."""
-    if isinstance(completion, str):
-        return completion
-    return str(completion[-1]["content"]) if completion else ""
 
 
 def _loss_mask(batch: dict[str, Any]) -> torch.Tensor:

@@ -62,6 +62,40 @@ class Grade(unittest.TestCase):
         with self.assertRaisesRegex(stapo.Error, "form: unknown variant `short`"):
             stapo.grade(*undone, form="short")
 
+    def test_a_formula_of_the_question_is_not_worked_out(self):
+        copied, answer, problem = "\\boxed{x^2 - 1}", "(x-1)(x+1)", "Factor $x^2-1$."
+        self.assertTrue(stapo.grade(copied, answer, form="worked-out"))
+        self.assertFalse(stapo.grade(copied, answer, form="worked-out", problem=problem))
+        self.assertTrue(stapo.grade(copied, answer, problem=problem))
+        batch = stapo.grade_batch([copied, copied], [answer, answer], form="worked-out", problems=[problem, "?"])
+        self.assertEqual([bool(verdict) for verdict in batch], [False, True])
+        with self.assertRaisesRegex(stapo.Error, "1 responses, 2 problems"):
+            stapo.grade_batch([copied], [answer], problems=["", ""])
+
+    def test_verify_takes_texts_and_several_gold_answers(self):
+        self.assertTrue(stapo.verify("1/2", "0.5"))
+        self.assertTrue(stapo.verify("1/2", "The answer is $\\frac12$."))
+        self.assertTrue(stapo.verify(["3", "1/2"], "\\boxed{0.5}"))
+        self.assertFalse(stapo.verify("1/2", "0.6"))
+        self.assertFalse(stapo.verify([], "0.5"))
+        self.assertFalse(stapo.verify("7", "3+4", form="worked-out"))
+        with self.assertRaisesRegex(TypeError, "gold\\[0\\]"):
+            stapo.verify([1], "1")
+
+    def test_rewards_are_called_as_trl_calls_them(self):
+        from stapo.reward import math_reward, worked_out_reward
+
+        texts = ["\\boxed{3+4}", "\\boxed{7}", "\\boxed{8}", "\\boxed{7}"]
+        answers = ["7", "7", "7", None]
+        self.assertEqual(math_reward(completions=texts, answer=answers), [1.0, 1.0, 0.0, None])
+        self.assertEqual(worked_out_reward(completions=texts, solution=answers), [0.0, 1.0, 0.0, None])
+        chats = [[{"role": "assistant", "content": "\\boxed{x^2-1}"}]]
+        asked = [[{"role": "user", "content": "Factor $x^2-1$."}]]
+        self.assertEqual(worked_out_reward(completions=chats, prompts=asked, answer=["(x-1)(x+1)"]), [0.0])
+        self.assertEqual(math_reward(completions=chats, prompts=asked, answer=["(x-1)(x+1)"]), [1.0])
+        with self.assertRaisesRegex(ValueError, "none of the columns"):
+            math_reward(completions=texts, label=answers)
+
     def test_wrong_arguments_are_named(self):
         with self.assertRaisesRegex(stapo.Error, "mode maths: expected one of math, boxed-exact"):
             stapo.grade("1", "1", "maths")

@@ -8,7 +8,7 @@ use pyo3::types::PyString;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as NameError, StrDeserializer};
-use stapo_verify::{Graded, Mode, Rules, Verdict as Kind};
+use stapo_verify::{Fallback, Graded, Mode, Order, Reference, Rules, Verdict as Kind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -93,8 +93,8 @@ impl From<Graded> for Verdict {
 /// `mode` is math, boxed-exact, dapo, multiple-choice or exact; `order` (box-first, line-first) says which mark of an
 /// answer is looked for first, `fallback` (nothing, last-number, last-formula) what to take from a response that marks
 /// none, `rounding` (six-decimals, shown-digits) how far a decimal may be from the value it stands for, `form` (any,
-/// worked-out) whether a right answer may leave a calculation to the grader. Any text gets a verdict: nothing raises,
-/// hangs or runs code.
+/// worked-out) whether a right answer may leave a calculation to the grader, and `problem` the text of the question, whose
+/// formulas are then no answers. Any text gets a verdict: nothing raises, hangs or runs code.
 ///
 /// >>> import stapo
 /// >>> stapo.grade("The answer is \\boxed{x^2 - 1}.", "(x-1)(x+1)").verdict
@@ -106,7 +106,8 @@ impl From<Graded> for Verdict {
 /// >>> bool(stapo.grade(r"\\boxed{3 + 4}", "7")), bool(stapo.grade(r"\\boxed{3 + 4}", "7", form="worked-out"))
 /// (True, False)
 #[pyfunction]
-#[pyo3(signature = (response, reference, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any"))]
+#[pyo3(signature = (response, reference, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", problem=None))]
+#[allow(clippy::too_many_arguments, reason = "the keyword arguments of a Python function")]
 pub fn grade(
     response: &Bound<'_, PyString>,
     reference: &Bound<'_, PyString>,
@@ -115,23 +116,68 @@ pub fn grade(
     fallback: &str,
     rounding: &str,
     form: &str,
+    problem: Option<&Bound<'_, PyString>>,
 ) -> PyResult<Verdict> {
     let rules = rules(mode, order, fallback, rounding, form)?;
     let py = response.py();
     let (response, reference) = (Text::from_python(response), Text::from_python(reference));
-    let graded = without_lock(py, || stapo_verify::grade(response.as_str(), reference.as_str(), rules))?;
+    let problem = problem.map(Text::from_python);
+    let wanted = Reference { answer: reference.as_str(), problem: problem.as_ref().map(Text::as_str) };
+    let graded = without_lock(py, || stapo_verify::grade(response.as_str(), wanted, rules))?;
     Ok(graded.into())
 }
 
-/// Grades many responses, each against its reference, on all cores (or `threads`) without the interpreter's lock. The
-/// other arguments are those of `grade`.
+/// Whether an answer equals a gold answer, or one of several, in the manner of math-verify: texts in, True or False out,
+/// and nothing to parse before.
+///
+/// `answer` is a response, whose marked answer counts (a box, an `Answer:` line, "the answer is"), or where nothing is marked
+/// an answer alone.
+///
+/// >>> import stapo
+/// >>> stapo.verify("1/2", r"so we get \\boxed{0.5}"), stapo.verify("1/2", "0.5"), stapo.verify("1/2", "0.6")
+/// (True, True, False)
+/// >>> stapo.verify(["x=1", "1"], "1")
+/// True
+/// >>> stapo.verify("240", "60 + 180", form="worked-out")
+/// False
+#[pyfunction]
+#[pyo3(signature = (gold, answer, *, rounding="six-decimals", form="any", problem=None))]
+pub fn verify(
+    gold: &Bound<'_, PyAny>,
+    answer: &Bound<'_, PyString>,
+    rounding: &str,
+    form: &str,
+    problem: Option<&Bound<'_, PyString>>,
+) -> PyResult<bool> {
+    let rules = rules("math", "box-first", "nothing", rounding, form)?;
+    let golds = match gold.cast::<PyString>() {
+        Ok(gold) => vec![Text::from_python(gold)],
+        Err(_) => Text::list("gold", gold)?,
+    };
+    let (text, problem) = (Text::from_python(answer), problem.map(Text::from_python));
+    without_lock(answer.py(), || {
+        let is_marked = stapo_verify::extract(text.as_str(), Order::BoxFirst, Fallback::Nothing).is_some();
+        golds.iter().any(|gold| {
+            let wanted = Reference { answer: gold.as_str(), problem: problem.as_ref().map(Text::as_str) };
+            let graded = if is_marked {
+                stapo_verify::grade(text.as_str(), wanted, rules)
+            } else {
+                stapo_verify::grade_answer(text.as_str(), wanted, rules)
+            };
+            graded.verdict == Kind::Right
+        })
+    })
+}
+
+/// Grades many responses, each against its reference, on all cores (or `threads`) without the interpreter's lock;
+/// `problems` are the texts of the questions, one for each. The other arguments are those of `grade`.
 ///
 /// >>> import stapo
 /// >>> verdicts = stapo.grade_batch([r"\boxed{4}", r"\boxed{5}"], ["2+2", "2+2"])
 /// >>> [verdict.verdict for verdict in verdicts], sum(map(bool, verdicts))
 /// (['right', 'wrong'], 1)
 #[pyfunction]
-#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", threads=0))]
+#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", problems=None, threads=0))]
 #[allow(clippy::too_many_arguments, reason = "the keyword arguments of a Python function")]
 pub fn grade_batch(
     responses: &Bound<'_, PyAny>,
@@ -141,6 +187,7 @@ pub fn grade_batch(
     fallback: &str,
     rounding: &str,
     form: &str,
+    problems: Option<&Bound<'_, PyAny>>,
     threads: usize,
 ) -> PyResult<Vec<Verdict>> {
     let rules = rules(mode, order, fallback, rounding, form)?;
@@ -153,20 +200,48 @@ pub fn grade_batch(
     if texts.0.len() != texts.1.len() {
         return Err(refused(format!("{} responses, {} references", texts.0.len(), texts.1.len())));
     }
-    let pairs: Vec<(Text, Text)> = texts.0.into_iter().zip(texts.1).collect();
+    let problems = problems.map(|problems| Text::list("problems", problems)).transpose()?;
+    if let Some(problems) = problems.as_ref().filter(|problems| problems.len() != texts.0.len()) {
+        return Err(refused(format!("{} responses, {} problems", texts.0.len(), problems.len())));
+    }
+    let problems: Box<dyn Iterator<Item = Option<Text>>> = match problems {
+        Some(problems) => Box::new(problems.into_iter().map(Some)),
+        None => Box::new(std::iter::repeat_with(|| None)),
+    };
+    let rows = texts.0.into_iter().zip(texts.1).zip(problems);
+    let rows: Vec<Row> =
+        rows.map(|((response, answer), problem)| Row { response, answer, problem }).collect();
     let n_cores = thread::available_parallelism().map_or(1, usize::from);
     let n_threads = if threads == 0 { n_cores } else { threads };
-    let graded = without_lock(responses.py(), || grade_all(&pairs, rules, n_threads))??;
+    let graded = without_lock(responses.py(), || grade_all(&rows, rules, n_threads))??;
     Ok(graded)
+}
+
+/// A response, the right answer, and the question if it is at hand.
+struct Row {
+    response: Text,
+    answer: Text,
+    problem: Option<Text>,
+}
+
+impl Row {
+    fn grade(&self, rules: Rules) -> Graded {
+        let problem = self.problem.as_ref().map(Text::as_str);
+        stapo_verify::grade(
+            self.response.as_str(),
+            Reference { answer: self.answer.as_str(), problem },
+            rules,
+        )
+    }
 }
 
 /// Grades on up to `n_threads` threads of this call's own: threads that outlive a call would be missing in a forked
 /// process. The calling thread looks for signals meanwhile.
-fn grade_all(pairs: &[(Text, Text)], rules: Rules, n_threads: usize) -> PyResult<Vec<Verdict>> {
-    let n_threads = n_threads.min(pairs.len().div_ceil(CHUNK));
+fn grade_all(rows: &[Row], rules: Rules, n_threads: usize) -> PyResult<Vec<Verdict>> {
+    let n_threads = n_threads.min(rows.len().div_ceil(CHUNK));
     let next = AtomicUsize::new(0);
     let is_over = AtomicBool::new(false);
-    let mut verdicts: Vec<Option<Verdict>> = vec![None; pairs.len()];
+    let mut verdicts: Vec<Option<Verdict>> = vec![None; rows.len()];
     thread::scope(|scope| {
         let (done, chunks) = channel();
         for started in 0..n_threads {
@@ -174,13 +249,11 @@ fn grade_all(pairs: &[(Text, Text)], rules: Rules, n_threads: usize) -> PyResult
             let work = move || {
                 while !is_over.load(Ordering::Relaxed) {
                     let start = next.fetch_add(CHUNK, Ordering::Relaxed);
-                    let Some(own) = pairs.get(start..(start + CHUNK).min(pairs.len())) else { break };
+                    let Some(own) = rows.get(start..(start + CHUNK).min(rows.len())) else { break };
                     if own.is_empty() {
                         break;
                     }
-                    let graded = own.iter().map(|(response, reference)| {
-                        stapo_verify::grade(response.as_str(), reference.as_str(), rules).into()
-                    });
+                    let graded = own.iter().map(|row| row.grade(rules).into());
                     let graded: Vec<Verdict> = graded.collect();
                     if done.send((start, graded)).is_err() {
                         break;

@@ -24,7 +24,7 @@ mod _stapo {
     #[pymodule_export]
     use crate::folders::{Run, compare, read_eval};
     #[pymodule_export]
-    use crate::grade::{Verdict, grade, grade_batch};
+    use crate::grade::{Verdict, grade, grade_batch, verify};
     #[pymodule_export]
     use crate::objective::{Effects, Objective, presets};
 

@@ -76,6 +76,11 @@ pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bound
         words: if broken.is_some() { text::unspaced(cleaned) } else { text::plain(cleaned) },
         broken,
     };
+    if let Some(parts) = numbered_parts(cleaned) {
+        let items: Vec<Answer> =
+            parts.into_iter().map(|part| read(part, notation, budget)).collect::<Bounded<_>>()?;
+        return Ok(Answer::List(items));
+    }
     let ungrouped = ungrouped(cleaned);
     let cleaned = ungrouped.as_deref().unwrap_or(cleaned);
     let tokens = match tokens(cleaned, notation) {
@@ -98,6 +103,29 @@ pub(crate) fn read(text: &str, notation: Notation, budget: &mut Budget) -> Bound
         Err(Stop::Unreadable(why)) => Ok(words((!prose::is_wordy(&tokens)).then_some(why))),
         Err(Stop::Undefined(why)) => Ok(words(Some(why.into()))),
     }
+}
+
+/// The parts of an answer that numbers them: 5 and 7 of `(1) 5; (2) 7`. `None` for other texts.
+fn numbered_parts(text: &str) -> Option<Vec<&str>> {
+    const MAX_PARTS: usize = 9;
+    let mut rest = text.strip_prefix("(1)")?;
+    let mut parts = Vec::new();
+    for n in 2..=MAX_PARTS + 1 {
+        let mark = format!("({n})");
+        let Some(at) = rest.find(&mark) else { break };
+        // `(1)+f(2)` is no list: a part begins behind a separator or a space.
+        if !rest[..at].ends_with([' ', ',', ';', '\n', '；', '，', '$']) {
+            return None;
+        }
+        parts.push(&rest[..at]);
+        rest = &rest[at + mark.len()..];
+    }
+    parts.push(rest);
+    let part = |part: &&'_ str| part.trim_matches([' ', ',', ';', '\n', '；', '，', '\\']).is_empty();
+    if parts.len() < 2 || parts.iter().any(part) {
+        return None;
+    }
+    Some(parts.into_iter().map(|part| part.trim_matches([' ', ',', ';', '\n', '；', '，', '\\'])).collect())
 }
 
 /// A whole number whose thousands are grouped by underscores, without them: `1_000`. `None` for other texts.
@@ -128,6 +156,12 @@ fn phrase(text: &str) -> Option<Answer> {
     if let Some(words) = text::date(&words) {
         return Some(Answer::Text { words, broken: None });
     }
+    if let Some(words) = text::named_date(&words) {
+        return Some(Answer::Text { words, broken: None });
+    }
+    if let Some(value) = text::chinese_fraction(&words) {
+        return Some(Answer::Scalar(Quantity::bare(Expr::Num { value, is_decimal: false })));
+    }
     if let Some(value) = text::spelled_number(&words) {
         return Some(Answer::Scalar(Quantity::bare(Expr::int(value))));
     }
@@ -152,7 +186,12 @@ fn phrase(text: &str) -> Option<Answer> {
         | "no value"
         | "null set"
         | "no integer solutions"
-        | "no such integers exist" => Some(Answer::Empty),
+        | "no such integers exist"
+        | "无解"
+        | "方程无解"
+        | "无实数解"
+        | "没有解"
+        | "空集" => Some(Answer::Empty),
         "all real numbers"
         | "all reals"
         | "any real number"

@@ -16,7 +16,8 @@ use crate::lex::token::Bracket;
 use equation::{same_equation, same_inequality, same_ratio};
 use form::{
     by_part, coordinates, count_of, numbered, of_any_integer, rows_of, sorted_numbers, union_of,
-    with_one_constant, with_shared_parameter, without_note,
+    with_curve_parameter, with_one_constant, with_renamed_argument, with_shared_parameter, without_constant,
+    without_note,
 };
 use quantity::same_quantity;
 use region::same_region;
@@ -33,9 +34,10 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (Answer::Named { .. }, _) | (_, Answer::Named { .. }) => same_named(answer, reference, budget),
         (Answer::Scalar(a), Answer::Scalar(r)) => {
             if let Some(expr) = with_one_constant(&a.expr, &r.expr) {
-                return same_quantity(&Quantity { expr, ..a.clone() }, r, budget);
+                let a = Quantity { expr, ..a.clone() };
+                return Ok(same_quantity(&a, r, budget)? || same_antiderivative(&a.expr, &r.expr, budget)?);
             }
-            same_quantity(a, r, budget)
+            Ok(same_quantity(a, r, budget)? || same_antiderivative(&a.expr, &r.expr, budget)?)
         }
         (Answer::Scalar(a), Answer::Tuple { items, .. }) => match coordinates(a, items.len(), budget)? {
             Some(vector) => same_in_order(&vector, items, budget),
@@ -61,7 +63,13 @@ pub(crate) fn same(answer: &Answer, reference: &Answer, budget: &mut Budget) -> 
         (
             Answer::Tuple { items: a, open, close },
             Answer::Tuple { items: r, open: r_open, close: r_close },
-        ) => Ok(same_brackets((*open, *close), (*r_open, *r_close), a.len()) && same_in_order(a, r, budget)?),
+        ) => {
+            if !same_brackets((*open, *close), (*r_open, *r_close), a.len()) {
+                return Ok(false);
+            }
+            let renamed = with_curve_parameter(a, r);
+            same_in_order(renamed.as_deref().unwrap_or(a), r, budget)
+        }
         (Answer::Tuple { items: a, open, close }, Answer::List(r))
         | (Answer::List(r), Answer::Tuple { items: a, open, close }) => {
             // `1,2` is the point (1,2) and not the interval [1,2].
@@ -103,6 +111,12 @@ fn same_formula(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bou
         }
         (single @ Answer::Scalar(_), Answer::Matrix(rows)) if is_number(rows) => {
             same(single, &Answer::Scalar(Quantity::bare(rows[0][0].clone())), budget)
+        }
+        (Answer::Scalar(a), Answer::Matrix(rows)) if let Some(items) = vector(rows) => {
+            match coordinates(a, items.len(), budget)? {
+                Some(vector) => same_in_order(&vector, &items, budget),
+                None => Ok(false),
+            }
         }
         (Answer::Matrix(rows), Answer::Tuple { items, .. })
         | (Answer::Tuple { items, .. }, Answer::Matrix(rows))
@@ -165,6 +179,9 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
             if is_same_name(a, r) && (same(av, rv, budget)? || same_family(av, rv, budget)?) {
                 return Ok(true);
             }
+            if let Some(renamed) = with_renamed_argument(answer, r) {
+                return same(&renamed, reference, budget);
+            }
             match (al, rl, &**av, &**rv) {
                 (Some(al), Some(rl), Answer::Scalar(av), Answer::Scalar(rv)) => {
                     same_sides((al, av), (rl, rv), budget)
@@ -226,6 +243,25 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
     }
 }
 
+/// Whether two antiderivatives with a free constant C differ by a constant: `\\sin^2x+C` and `-\\cos^2x+C`. A difference
+/// that is the same at x and at 2x+1, wherever it is evaluated, is a constant.
+fn same_antiderivative(a: &Expr, r: &Expr, budget: &mut Budget) -> Bounded<bool> {
+    let (Some(a), Some(r)) = (without_constant(a), without_constant(r)) else { return Ok(false) };
+    let difference = Expr::Add(vec![a, r.negated()]);
+    if difference.any(|node| matches!(node, Expr::Call(func, _) if func.is_discrete())) {
+        return Ok(false);
+    }
+    let [name] = difference.variables()[..] else { return Ok(false) };
+    let name = name.to_owned();
+    let moved = difference.map(&mut |node| match &node {
+        Expr::Var(other) if *other == name => {
+            Expr::Add(vec![Expr::Mul(vec![Expr::int(2), node.clone()]), Expr::int(1)])
+        }
+        _ => node,
+    });
+    Ok(value::compare(&difference, &moved, budget)?.is_equal())
+}
+
 /// Whether two families of angles are equal whatever their integer parameter is called: `\pi/4 + k\pi`.
 fn same_family(a: &Answer, r: &Answer, budget: &mut Budget) -> Bounded<bool> {
     let (a, r) = match (a, r) {
@@ -246,8 +282,10 @@ fn same_family(a: &Answer, r: &Answer, budget: &mut Budget) -> Bounded<bool> {
 }
 
 /// `y` and `f(x)` are two ways to name a function.
-fn is_same_name(a: &str, b: &str) -> bool {
-    let is_function = |name: &str| matches!(name, "y" | "f(x)" | "g(x)" | "h(x)" | "y(x)");
+pub(crate) fn is_same_name(a: &str, b: &str) -> bool {
+    let is_function = |name: &str| {
+        matches!(name, "y" | "f(x)" | "g(x)" | "h(x)" | "y(x)" | "f^-1(x)" | "g^-1(x)" | "h^-1(x)")
+    };
     a == b || (is_function(a) && is_function(b) && (a == "y" || b == "y"))
 }
 
@@ -274,7 +312,18 @@ fn claims_value(left: &Expr, right: &Quantity) -> bool {
         Expr::Call(func, _) => !func.takes_angle(),
         other => starts_with_number(other),
     };
-    !has_coefficient && right.expr != Expr::int(0) && right.expr.variables().is_empty()
+    !has_coefficient && !is_curve(left) && right.expr != Expr::int(0) && right.expr.variables().is_empty()
+}
+
+/// Whether an equation with this left side describes points or a function and claims no value: `x^2+y^2`, `f(f(x))`.
+fn is_curve(left: &Expr) -> bool {
+    let has_unknown = left.variables().iter().any(|name| matches!(*name, "x" | "y" | "z"));
+    let has_power =
+        left.any(|node| matches!(node, Expr::Pow(..) | Expr::Root(..) | Expr::Call(Func::Abs, _)));
+    let is_called = |name: &&str| name.ends_with(')') && !name.contains(|c: char| c.is_ascii_digit());
+    let is_composed =
+        matches!(left, Expr::Mul(factors) if factors.len() > 1) && left.variables().iter().any(is_called);
+    (matches!(left, Expr::Add(_)) && has_unknown && has_power) || is_composed
 }
 
 /// Whether the expression is one variable and no vector.

@@ -1,13 +1,19 @@
 //! Finds the answer in a response.
 
+mod boxes;
 mod statement;
 
-use crate::text::last_of;
-use serde::{Deserialize, Serialize};
-use statement::{goes_on, is_denied, is_retracted, stated_in};
+pub(crate) use boxes::{alternative, joined_boxes};
 
-/// Most boxes of one line that are joined.
-const MAX_BOXES: usize = 16;
+use crate::text::last_of;
+use boxes::is_box_denied;
+use serde::{Deserialize, Serialize};
+use statement::{goes_on, is_denied, is_retracted, reason_start, stated_in};
+
+/// Most places of one mark that are looked at. Each costs a bounded number of steps, so extraction is bounded too.
+const MAX_MARKS: usize = 1 << 16;
+/// Most signs between a heading and the end of its line.
+const MAX_MARKUP: usize = 16;
 /// Signs that set off a heading.
 const MARKUP: [char; 5] = ['*', '#', ' ', '_', '\r'];
 
@@ -42,6 +48,7 @@ pub fn extract(response: &str, order: Order, fallback: Fallback) -> Option<&str>
     let response = turn_ended(response);
     let marked = match order {
         Order::BoxFirst => match last_box(response) {
+            LastBox::Answer(answer) if is_box_denied(response, answer) => return None,
             LastBox::Answer(answer) => Some(answer),
             LastBox::Unclosed => return None,
             LastBox::Missing => stated(response),
@@ -162,22 +169,6 @@ fn turn_ended(text: &str) -> &str {
     text
 }
 
-/// What the boxes of the last line with a box hold, where there are at least two.
-pub(crate) fn boxes_of_last_line(text: &str) -> Option<Vec<&str>> {
-    let last = last_of(text, "\\boxed{")?;
-    let start = text[..last].rfind('\n').map_or(0, |at| at + 1);
-    let mut line = &text[start..];
-    line = &line[..line.find('\n').unwrap_or(line.len())];
-    let mut boxes = Vec::new();
-    while let Some(at) = line.find("\\boxed{") {
-        let inside = &line[at + "\\boxed{".len()..];
-        let end = closing_brace(inside)?;
-        boxes.push(&inside[..end]);
-        line = &inside[end..];
-    }
-    (2..=MAX_BOXES).contains(&boxes.len()).then_some(boxes)
-}
-
 /// An answer stated in words: between answer tags, in an `Answer:` or `####` line, behind "the answer is" or its
 /// Chinese words.
 fn stated(text: &str) -> Option<&str> {
@@ -217,8 +208,14 @@ fn said_in_chinese(text: &str) -> Option<&str> {
         return None;
     }
     let rest = text[start..].trim_start_matches(['是', '为', '：', ':', ' ', '*', '选', '项', '择', '】']);
-    let rest = rest.split(['\n', '。', '；']).next().unwrap_or("").trim().trim_end_matches(['．', '.']);
-    (!rest.is_empty()).then_some(rest)
+    let statement = rest.split(['\n', '。', '；']).next().unwrap_or("");
+    let behind = rest[statement.len()..].trim_start_matches(['\n', '。', '；', ' ']);
+    if ["不对", "不是", "错", "应该是", "更正", "或者", "或"].iter().any(|word| behind.starts_with(word))
+    {
+        return None;
+    }
+    let statement = statement.trim().trim_end_matches(['．', '.']);
+    (!statement.is_empty()).then_some(statement)
 }
 
 /// The text of the last `Answer:` or `####` line; where that is empty, of the next line that is not.
@@ -227,6 +224,11 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
     let rest = &text[start..];
     let line = rest.lines().next().unwrap_or("");
     let line = line.trim().trim_start_matches('*').trim();
+    // `**Answer: (B)** because`: the bold that began before the mark ends the answer.
+    let line = match line.split_once("**") {
+        Some((bold, rest)) if !bold.is_empty() && !rest.contains("**") => bold.trim(),
+        _ => line,
+    };
     if !line.is_empty() {
         return Some(line);
     }
@@ -235,22 +237,34 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
 
 /// Where the text behind the last mark of an answer line begins.
 fn last_line_mark(text: &str) -> Option<usize> {
-    let word = ends_of(text, "answer").find_map(|end| {
-        // Answer:  Answer**:  Answer :  answer：
-        let rest = &text[end..];
-        let gap = rest.find(|c: char| !matches!(c, '*' | ' ' | '_'))?;
-        let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
-        (gap <= 4).then_some(end + gap + colon.len_utf8())
-    });
-    // A heading: **Final Answer** or ### Answer on a line of its own.
-    let heading = ends_of(text, "answer").find(|end| {
-        let before = text[..end - "answer".len()].rsplit('\n').next().unwrap_or("");
-        let before = before.trim_matches(MARKUP);
-        let is_heading = before.is_empty() || before.ends_with("inal") || before.ends_with("INAL");
-        is_heading && text[*end..].trim_start_matches(MARKUP).starts_with('\n')
+    let mut n_marks = 0;
+    let mut found = None;
+    ends_of(text, "answer").find(|end| {
+        n_marks += 1;
+        found = behind_colon(text, *end).or_else(|| is_heading(text, *end).then_some(*end));
+        found.is_some() || n_marks == MAX_MARKS
     });
     let hashes = last_of(text, "####").map(|at| at + "####".len());
-    [word, heading, hashes].into_iter().flatten().max()
+    found.max(hashes)
+}
+
+/// Where the text behind the colon begins that follows the word answer: `Answer:`, `Answer**:`, `Answer :`, `answer：`.
+fn behind_colon(text: &str, end: usize) -> Option<usize> {
+    let rest = &text[end..];
+    let gap = rest.bytes().take(5).position(|b| !matches!(b, b'*' | b' ' | b'_'))?;
+    let colon = rest[gap..].chars().next().filter(|c| matches!(c, ':' | '：'))?;
+    Some(end + gap + colon.len_utf8())
+}
+
+/// Whether the word answer is a heading: `**Final Answer**` or `### Answer` on a line of its own. A few signs around the word
+/// decide, so that the search stays linear in a text of nothing but marks.
+fn is_heading(text: &str, end: usize) -> bool {
+    let behind = text[end..].chars().take(MAX_MARKUP).find(|c| !MARKUP.contains(c));
+    if behind != Some('\n') {
+        return false;
+    }
+    let before = text[..end - "answer".len()].trim_end_matches(MARKUP);
+    before.is_empty() || before.ends_with('\n') || before.ends_with("inal") || before.ends_with("INAL")
 }
 
 /// What follows the last "answer is" or "correct option is", up to the end of the sentence.
@@ -279,7 +293,7 @@ fn stated_answer(text: &str) -> Option<&str> {
         }
     }
     let statement = sentence(rest);
-    let found = statement.trim_end_matches(['*', ' ']);
+    let found = statement[..reason_start(statement)].trim_end_matches(['*', ' ']);
     // A question states nothing.
     let is_stated = !found.is_empty() && !found.ends_with('?') && !is_retracted(&rest[statement.len()..]);
     is_stated.then_some(found)

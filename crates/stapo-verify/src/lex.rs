@@ -101,6 +101,9 @@ impl Lexer<'_> {
             self.is_spaced = true;
             return Ok(());
         }
+        if self.is_prefixed() {
+            return unreadable("a number of a programming language");
+        }
         if self.hex_numeral() || self.number() {
             return Ok(());
         }
@@ -185,6 +188,17 @@ impl Lexer<'_> {
         self.pos = start + n;
         self.push(Tok::Num(Numeral { whole: run, base: Some(base), ..Numeral::default() }));
         true
+    }
+
+    /// Whether a number with the mark of its base begins here: `0x1A`, `0b101`.
+    fn is_prefixed(&self) -> bool {
+        let [first, mark, digit, ..] = &self.chars[self.pos..] else { return false };
+        let is_number_before = self.pos > 0
+            && (self.chars[self.pos - 1].is_ascii_alphanumeric() || self.chars[self.pos - 1] == '.');
+        *first == '0'
+            && matches!(mark, 'x' | 'X' | 'b' | 'o')
+            && digit.is_ascii_hexdigit()
+            && !is_number_before
     }
 
     fn dollar(&mut self) {

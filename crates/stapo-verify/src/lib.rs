@@ -9,6 +9,10 @@
 //! assert_eq!(graded.verdict, Verdict::Right);
 //! ```
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod answer;
 mod approx;
 mod budget;
@@ -159,9 +163,40 @@ pub struct Graded {
     pub reason: String,
 }
 
+/// What an answer is compared with. A string converts into a reference without a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reference<'a> {
+    /// The right answer.
+    pub answer: &'a str,
+    /// The text of the question, if it is at hand: under [`Form::WorkedOut`] a formula that is copied from it is wrong,
+    /// unless the right answer is that very text.
+    pub problem: Option<&'a str>,
+}
+
+impl<'a> From<&'a str> for Reference<'a> {
+    fn from(answer: &'a str) -> Self {
+        Self { answer, problem: None }
+    }
+}
+
+impl<'a> From<&'a String> for Reference<'a> {
+    fn from(answer: &'a String) -> Self {
+        Self::from(answer.as_str())
+    }
+}
+
 /// Finds the answer in `response` and compares the answer with `reference`.
-pub fn grade(response: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
-    modes::grade(response, reference, rules.into())
+///
+/// ```
+/// use stapo_verify::{Form, Mode, Reference, Rules, Verdict, grade};
+/// assert_eq!(grade("The answer is 1/2.", "0.5", Mode::Math).verdict, Verdict::Right);
+///
+/// let rules = Rules { form: Form::WorkedOut, ..Rules::default() };
+/// let reference = Reference { answer: "240", problem: Some("What is $60+180$?") };
+/// assert_eq!(grade(r"\boxed{60 + 180}", reference, rules).verdict, Verdict::Wrong);
+/// ```
+pub fn grade<'a>(response: &str, reference: impl Into<Reference<'a>>, rules: impl Into<Rules>) -> Graded {
+    modes::grade(response, reference.into(), rules.into())
 }
 
 /// How `math` reads an answer or a reference: a tree in plain words, one node per line.
@@ -174,6 +209,17 @@ pub fn reading(text: &str) -> String {
 }
 
 /// Compares an answer that is already extracted with `reference`.
-pub fn grade_answer(answer: &str, reference: &str, rules: impl Into<Rules>) -> Graded {
-    modes::grade_answer(answer, reference, rules.into())
+///
+/// ```
+/// use stapo_verify::{Mode, Verdict, grade_answer};
+/// let graded = grade_answer("(x-1)(x+1)", "x^2-1", Mode::Math);
+/// assert_eq!(graded.verdict, Verdict::Right);
+/// assert_eq!(graded.reason, "both are exactly x^2 - 1");
+/// ```
+pub fn grade_answer<'a>(
+    answer: &str,
+    reference: impl Into<Reference<'a>>,
+    rules: impl Into<Rules>,
+) -> Graded {
+    modes::grade_answer(answer, reference.into(), rules.into())
 }

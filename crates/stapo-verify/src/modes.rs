@@ -5,7 +5,7 @@ mod dapo;
 mod math;
 
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
-use crate::{Graded, MAX_INPUT_BYTES, Mode, Rules, Verdict, show, text};
+use crate::{Graded, MAX_INPUT_BYTES, Mode, Reference, Rules, Verdict, show, text};
 
 /// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
@@ -13,9 +13,9 @@ const BOXED_EXACT_BOX: usize = 100;
 /// Longest text that may turn out to hold no answer at all.
 const MAX_BLANK_BYTES: usize = 256;
 
-pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
-    if response.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
-        return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
+pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Graded {
+    if response.len() > MAX_INPUT_BYTES || reference.answer.len() > MAX_INPUT_BYTES {
+        return plain(Verdict::OverBudget, None, reference.answer, "the text is longer than 1 MiB".into());
     }
     let response = spoken(response);
     let found = match rules.mode {
@@ -25,29 +25,40 @@ pub(crate) fn grade(response: &str, reference: &str, rules: Rules) -> Graded {
         Mode::BoxedExact => boxed_in_tail(response),
     };
     match found {
-        Some(answer) if rules.mode == Mode::Math => {
+        Some(answer) if rules.mode == Mode::Math && is_in_box(response, answer) => {
+            if let Some(list) = extract::joined_boxes(response) {
+                return grade_answer(&list, reference, rules);
+            }
             let graded = grade_answer(answer, reference, rules);
-            joined_boxes(response, reference, rules, &graded).unwrap_or(graded)
+            match extract::alternative(response, answer) {
+                Some(other) if graded.verdict == Verdict::Right => either(graded, other, reference, rules),
+                _ => graded,
+            }
         }
         Some(answer) => grade_answer(answer, reference, rules),
-        None => plain(Verdict::NoAnswer, None, reference, why_nothing(response, rules.mode)),
+        None => plain(Verdict::NoAnswer, None, reference.answer, why_nothing(response, rules.mode)),
     }
 }
 
-/// The grading of all boxes of the last line together, where the reference is a list and the boxes are right.
-fn joined_boxes(response: &str, reference: &str, rules: Rules, graded: &Graded) -> Option<Graded> {
-    let is_list = reference.contains([',', ';']) || reference.contains(" and ") || reference.contains(" or ");
-    if graded.verdict == Verdict::Right || !is_list {
-        return None;
-    }
-    let boxes = extract::boxes_of_last_line(response)?;
-    if boxes.last().map(|text| text.trim()) != graded.extracted.as_deref() {
-        return None;
-    }
-    Some(grade_answer(&boxes.join(", "), reference, rules)).filter(|all| all.verdict == Verdict::Right)
+/// Whether the answer, a part of the response, stands in a box.
+fn is_in_box(response: &str, answer: &str) -> bool {
+    let start = (answer.as_ptr() as usize).saturating_sub(response.as_ptr() as usize);
+    let before = response.get(..start).unwrap_or("").trim_end_matches([' ', '\t', '{', '\n']);
+    before.ends_with("\\boxed") || before.ends_with("\\fbox")
 }
 
-pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Graded {
+/// The grading of an answer beside which its sentence names another: right where the other is right too, as in "1/2 or
+/// 0.5".
+fn either(graded: Graded, other: &str, reference: Reference, rules: Rules) -> Graded {
+    if grade_answer(other, reference, rules).verdict == Verdict::Right {
+        return graded;
+    }
+    let reason = format!("the response also names {} as the answer", show::shortened(other));
+    Graded { verdict: Verdict::Wrong, reason, ..graded }
+}
+
+pub(crate) fn grade_answer(answer: &str, reference: Reference, rules: Rules) -> Graded {
+    let Reference { answer: reference, problem } = reference;
     if answer.len() > MAX_INPUT_BYTES || reference.len() > MAX_INPUT_BYTES {
         return plain(Verdict::OverBudget, None, reference, "the text is longer than 1 MiB".into());
     }
@@ -58,7 +69,7 @@ pub(crate) fn grade_answer(answer: &str, reference: &str, rules: Rules) -> Grade
         return plain(Verdict::Unparsable, Some(answer), reference, "the reference is empty".into());
     }
     match rules.mode {
-        Mode::Math => math::grade(answer, reference, rules),
+        Mode::Math => math::grade(answer, Reference { answer: reference, problem }, rules),
         Mode::MultipleChoice => choice::grade(answer, reference),
         Mode::Dapo => by_text(answer, &dapo::normal(answer), reference, &dapo::normal(reference)),
         Mode::BoxedExact => by_text(answer, answer, reference, reference),
@@ -83,9 +94,11 @@ fn holds_nothing(text: &str) -> bool {
     kept.chars().all(|c| matches!(c, '.' | ',' | ';' | ':' | '?' | '*' | '。'))
 }
 
-/// What a response says behind its reasoning: the text after the last `</think>`, or all of it without that mark.
+/// What a response says outside its reasoning: the text after the last `</think>`, up to a `<think>` that is never closed.
 fn spoken(response: &str) -> &str {
-    text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..])
+    let said = text::last_of(response, "</think>").map_or(response, |at| &response[at + "</think>".len()..]);
+    let is_open = |at: &usize| said[*at..].starts_with("<think>");
+    said.match_indices('<').map(|(at, _)| at).find(is_open).map_or(said, |at| &said[..at])
 }
 
 /// The last box within the last 100 of the last 300 characters.

@@ -6,7 +6,7 @@ mod integral;
 mod operand;
 mod series;
 
-pub(crate) use operand::arrangements;
+pub(crate) use operand::{arrangements, base_named};
 
 use crate::budget::{Bounded, Budget, MAX_DEPTH, Stop, unreadable};
 use crate::expr::{Expr, Func, Sign};
@@ -100,7 +100,9 @@ impl Parser<'_> {
             }
             let mut term = self.product()?;
             if is_negative {
-                term = term.negated();
+                // `-(-5)` stays as it is written: working it out is a step of its own.
+                let is_negative_number = matches!(&term, Expr::Num { value, .. } if *value < RBig::ZERO);
+                term = if is_negative_number { Expr::Neg(Box::new(term)) } else { term.negated() };
             }
             if let Some(sign) = either {
                 term = Expr::PlusMinus(sign, Box::new(term));
@@ -183,7 +185,7 @@ impl Parser<'_> {
             | Tok::Integral => true,
             Tok::Open(bracket) => *bracket != Bracket::Set && *bracket != Bracket::Angle,
             Tok::Bar => self.n_bars == 0,
-            Tok::Word(run) => operand::splits(run),
+            Tok::Word(run) => run == "cis" || operand::splits(run),
             _ => false,
         }
     }
@@ -300,9 +302,14 @@ impl Parser<'_> {
                 Some(Tok::Percent) => Expr::Percent(Box::new(value)),
                 Some(Tok::Degree) => {
                     let parts = self.minutes_ahead()?;
-                    Expr::Degrees(Box::new(match parts {
-                        Some(parts) => Expr::Add(vec![value, Expr::Num { value: parts, is_decimal: false }]),
-                        None => value,
+                    Expr::Degrees(Box::new(match (parts, value) {
+                        (Some(parts), Expr::Num { value, is_decimal }) => {
+                            Expr::Num { value: value + parts, is_decimal }
+                        }
+                        (Some(parts), value) => {
+                            Expr::Add(vec![value, Expr::Num { value: parts, is_decimal: false }])
+                        }
+                        (None, value) => value,
                     }))
                 }
                 _ => return Ok(value),

@@ -234,6 +234,57 @@ pub(crate) fn date(words: &str) -> Option<String> {
     is_date.then(|| numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(&sign.to_string()))
 }
 
+/// A date with the name of its month, without a year, in one way: `March 5th`, `5 March` and `the 5th of March`.
+pub(crate) fn named_date(words: &str) -> Option<String> {
+    const MONTHS: [&str; 12] = [
+        "january",
+        "february",
+        "march",
+        "april",
+        "may",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
+    ];
+    let parts: Vec<&str> = words.split(' ').filter(|word| *word != "of").collect();
+    let (month, day) = match parts.as_slice() {
+        [a, b] if MONTHS.contains(a) => (a, b),
+        [a, b] if MONTHS.contains(b) => (b, a),
+        _ => return None,
+    };
+    let digits = day.trim_end_matches(|c: char| c.is_ascii_lowercase());
+    let is_day = ["", "st", "nd", "rd", "th"].contains(&&day[digits.len()..]);
+    let day: u32 = digits.parse().ok().filter(|day| is_day && (1..=31).contains(day))?;
+    Some(format!("{month} {day}"))
+}
+
+/// The fraction that Chinese words name: 三分之一 is a third.
+pub(crate) fn chinese_fraction(words: &str) -> Option<dashu_ratio::RBig> {
+    let (under, over) = words.split_once("分之")?;
+    let (over, under) = (chinese_number(over)?, chinese_number(under)?);
+    (under > 0).then(|| dashu_ratio::RBig::from_parts(over.into(), under.into()))
+}
+
+/// A number below a hundred in Chinese: 七, 十二, 三十五.
+fn chinese_number(words: &str) -> Option<u32> {
+    const DIGITS: [&str; 10] = ["零", "一", "二", "三", "四", "五", "六", "七", "八", "九"];
+    let digit = |text: &str| DIGITS.iter().position(|digit| *digit == text).map(|n| n as u32);
+    if words == "百" || words == "一百" {
+        return Some(100);
+    }
+    match words.split_once('十') {
+        Some((tens, ones)) => {
+            let tens = if tens.is_empty() { 1 } else { digit(tens)? };
+            Some(10 * tens + if ones.is_empty() { 0 } else { digit(ones)? })
+        }
+        None => digit(words),
+    }
+}
+
 /// Writes a time of day in one way: `3 pm`, `3:00 p m` and `3:00pm` become `3:00 pm`.
 fn join_meridiem(words: &str) -> String {
     let joined = words.replace(" p m", " pm").replace(" a m", " am");

@@ -87,6 +87,9 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
         let length = lookup(if word == "mph" { "mile" } else { "km" })?;
         return Some(Unit { shown: word, ..length.times(&lookup("hour")?, -1) });
     }
+    if let Some(unit) = derived(name).or_else(|| chinese(name)) {
+        return Some(unit);
+    }
     let (base, power, numerator, denominator): (&str, i32, u64, u64) = match name {
         "m" => ("m", 1, 1, 1),
         "g" => ("g", 1, 1, 1),
@@ -94,8 +97,9 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
         "h" => ("s", 1, 3600, 1),
         "L" | "l" => ("m", 3, 1, 1000),
         "mL" | "ml" => ("m", 3, 1, 1_000_000),
-        "N" | "J" | "W" | "V" | "K" | "Pa" | "Hz" | "kW" | "kJ" | "kN" | "mol" | "rad" | "eV" | "A" | "C"
-        | "F" => {
+        "N" | "J" | "W" | "V" | "K" | "Pa" | "Hz" | "kW" | "kJ" | "kN" | "mol" | "eV" | "A" | "C" | "F"
+            if derived(name).is_none() =>
+        {
             let (symbol, scale) = match name.strip_prefix('k') {
                 Some(rest) => (rest, 1000),
                 None => (name, 1),
@@ -107,6 +111,76 @@ pub(crate) fn lookup(name: &str) -> Option<Unit> {
     let scale = RBig::from_parts(numerator.into(), denominator.into());
     let powers = if base.is_empty() { BTreeMap::new() } else { BTreeMap::from([(base.to_owned(), power)]) };
     Some(Unit { scale, powers, shown: name.to_lowercase(), n_unknown: 0 })
+}
+
+/// The units of mechanics that are products of others: a newton is a kilogram metre per second squared.
+fn derived(name: &str) -> Option<Unit> {
+    let (powers, scale): (&[(&str, i32)], u64) = match name {
+        "N" | "newton" | "newtons" => (&[("g", 1), ("m", 1), ("s", -2)], 1_000),
+        "kN" => (&[("g", 1), ("m", 1), ("s", -2)], 1_000_000),
+        "J" | "joule" | "joules" => (&[("g", 1), ("m", 2), ("s", -2)], 1_000),
+        "kJ" => (&[("g", 1), ("m", 2), ("s", -2)], 1_000_000),
+        "W" | "watt" | "watts" => (&[("g", 1), ("m", 2), ("s", -3)], 1_000),
+        "kW" => (&[("g", 1), ("m", 2), ("s", -3)], 1_000_000),
+        "Pa" | "pascal" | "pascals" => (&[("g", 1), ("m", -1), ("s", -2)], 1_000),
+        _ => return None,
+    };
+    let powers = powers.iter().map(|(base, power)| ((*base).to_owned(), *power)).collect();
+    Some(Unit { scale: RBig::from(scale), powers, shown: name.to_owned(), n_unknown: 0 })
+}
+
+/// Chinese units, and the words behind a count with the noun they count: `5厘米`, `12元`, `12个苹果`.
+fn chinese(name: &str) -> Option<Unit> {
+    if name.is_ascii() {
+        return None;
+    }
+    let (factor, name) = match name.strip_prefix("平方") {
+        Some(rest) => (2, rest),
+        None => name.strip_prefix("立方").map_or((1, name), |rest| (3, rest)),
+    };
+    let english = match name {
+        "米" => "meter",
+        "厘米" | "公分" => "cm",
+        "毫米" => "mm",
+        "分米" => "dm",
+        "千米" | "公里" => "km",
+        "克" => "gram",
+        "千克" | "公斤" => "kg",
+        "升" => "liter",
+        "毫升" => "ml",
+        "秒" => "second",
+        "分钟" => "minute",
+        "小时" => "hour",
+        "天" => "day",
+        "周" => "week",
+        "个月" => "month",
+        "年" => "year",
+        "元" => "yuan",
+        "美元" => "dollar",
+        "度" => "degree",
+        _ => "",
+    };
+    if !english.is_empty() {
+        return Some(Unit { shown: name.to_owned(), ..Unit::one().times(&lookup(english)?, factor) });
+    }
+    None
+}
+
+/// Words that count in Chinese, alone or before their noun.
+const CHINESE_COUNTERS: [char; 32] = [
+    '个', '只', '条', '张', '本', '人', '名', '种', '次', '辆', '件', '支', '棵', '头', '匹', '台', '套',
+    '组', '位', '块', '页', '步', '岁', '道', '枚', '颗', '根', '层', '间', '门', '朵', '盒',
+];
+
+pub(crate) fn is_chinese(word: &str) -> bool {
+    word.contains(|c: char| ('\u{4e00}'..='\u{9fff}').contains(&c))
+}
+
+/// Whether a word behind a number is Chinese and no count of things: `5的平方`, `5以上`, `5倍`.
+fn is_chinese_phrase(word: &str) -> bool {
+    is_chinese(word)
+        && (!word.starts_with(CHINESE_COUNTERS)
+            || ["的", "以上", "以下", "左右", "多", "倍", "半"].iter().any(|part| word.contains(part)))
 }
 
 fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
@@ -145,7 +219,7 @@ fn known_word(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         "rs" | "inr" => return currency("rupee"),
         "yen" | "yuan" | "rmb" | "rupee" | "peso" => return currency(word),
         "degree" | "deg" => ("degree", 1, 1, 1),
-        "radian" => ("", 0, 1, 1),
+        "radian" | "rad" => ("", 0, 1, 1),
         "unit" => ("unit", 1, 1, 1),
         "newton" => ("N", 1, 1, 1),
         "joule" => ("J", 1, 1, 1),
@@ -243,7 +317,12 @@ fn is_unknown_factor(word: &str) -> bool {
 }
 
 /// Words behind a number that change its value, state a condition or take the number back.
-const VALUE_WORDS: [&str; 112] = [
+const VALUE_WORDS: [&str; 117] = [
+    "impossible",
+    "choose",
+    "chosen",
+    "possible",
+    "or",
     "more",
     "higher",
     "lower",
@@ -365,6 +444,7 @@ pub(crate) fn changes_value(word: &str) -> bool {
         || is_no_noun(&word)
         || small_number(&word).is_some()
         || is_unknown_factor(&word)
+        || (is_chinese_phrase(&word) && chinese(&word).is_none())
 }
 
 /// Whether a word ends as adverbs and participles do: `5 possibly`, `5 doubled`.

@@ -1,11 +1,12 @@
 //! Cases as data: one check grades every row of `tests/cases/*.tsv`.
 //!
 //! Columns: answer (or response), reference, mode, verdict, why. A file whose first column is headed `response` goes
-//! through extraction; `⏎` stands for a line break.
+//! through extraction; `⏎` stands for a line break. The mode `worked-out` is `math` with that form; its answers are all right
+//! by their value.
 
 #![allow(clippy::format_collect, reason = "a test stops at the first surprise")]
 
-use stapo_verify::{Graded, Mode, Verdict, grade, grade_answer};
+use stapo_verify::{Form, Graded, Mode, Rules, Verdict, grade, grade_answer};
 use std::fs;
 use std::path::Path;
 
@@ -14,7 +15,7 @@ struct Case {
     is_response: bool,
     text: String,
     reference: String,
-    mode: Mode,
+    rules: Rules,
     verdict: Verdict,
     why: String,
 }
@@ -22,9 +23,9 @@ struct Case {
 impl Case {
     fn run(&self) -> Graded {
         if self.is_response {
-            grade(&self.text, &self.reference, self.mode)
+            grade(&self.text, &self.reference, self.rules)
         } else {
-            grade_answer(&self.text, &self.reference, self.mode)
+            grade_answer(&self.text, &self.reference, self.rules)
         }
     }
 }
@@ -50,7 +51,10 @@ fn cases() -> Vec<Case> {
                 is_response: header.starts_with("response"),
                 text: text.replace('⏎', "\n"),
                 reference: reference.into(),
-                mode: mode.parse().unwrap_or_else(|e| panic!("{place}: {e}")),
+                rules: match mode {
+                    "worked-out" => Rules { form: Form::WorkedOut, ..Rules::default() },
+                    mode => mode.parse::<Mode>().unwrap_or_else(|e| panic!("{place}: {e}")).into(),
+                },
                 verdict: serde_json::from_str(&format!("\"{verdict}\""))
                     .unwrap_or_else(|e| panic!("{place}: {e}")),
                 why: why.into(),
@@ -101,10 +105,9 @@ fn there_are_many_cases_and_half_of_them_are_negative() {
 
 #[test]
 fn every_case_is_equal_to_itself() {
-    for case in cases()
-        .iter()
-        .filter(|case| !case.is_response && case.mode == Mode::Math && case.verdict != Verdict::NoAnswer)
-    {
+    for case in cases().iter().filter(|case| {
+        !case.is_response && case.rules.mode == Mode::Math && case.verdict != Verdict::NoAnswer
+    }) {
         for text in [&case.text, &case.reference] {
             let graded = grade_answer(text, text, Mode::Math);
             assert_eq!(graded.verdict, Verdict::Right, "{}: {text:?}: {}", case.place, graded.reason);
@@ -116,5 +119,13 @@ fn every_case_is_equal_to_itself() {
 fn a_grading_repeats_itself() {
     for case in cases() {
         assert_eq!(case.run(), case.run(), "{}", case.place);
+    }
+}
+
+#[test]
+fn an_answer_that_is_not_worked_out_is_right_by_its_value() {
+    for case in cases().iter().filter(|case| case.rules.form == Form::WorkedOut) {
+        let graded = grade_answer(&case.text, &case.reference, Mode::Math);
+        assert_eq!(graded.verdict, Verdict::Right, "{}: {:?}: {}", case.place, case.text, graded.reason);
     }
 }

@@ -5,6 +5,21 @@ use stapo_verify::{Fallback, MAX_INPUT_BYTES, Mode, Order, Rules, Verdict, grade
 
 include!("hostile/inputs.rs");
 
+#[path = "hostile/markers.rs"]
+mod markers;
+
+#[test]
+fn a_megabyte_of_any_mark_gets_a_verdict() {
+    for mark in markers::MARKS {
+        let text = mark.repeat(MAX_INPUT_BYTES / mark.len());
+        for order in [Order::BoxFirst, Order::LineFirst] {
+            let rules = Rules { order, fallback: Fallback::LastFormula, ..Rules::default() };
+            let graded = grade(&text, "41", rules);
+            assert_ne!(graded.verdict, Verdict::Right, "{mark:?}: {}", graded.reason);
+        }
+    }
+}
+
 #[test]
 fn hostile_answers_get_a_verdict_in_every_mode() {
     for (name, text) in hostile_inputs() {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use stapo_verify::{
-    Fallback, Form, Graded, Mode, Order, Rounding, Rules, Verdict, grade, grade_answer, reading,
+    Fallback, Form, Graded, Mode, Order, Reference, Rounding, Rules, Verdict, grade, grade_answer, reading,
 };
 use std::io::{BufRead, BufWriter, Write};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ const MAX_LINE_BYTES: usize = 8 << 20;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// JSON lines {"response" or "answer", "reference"}; `-` = standard input.
+    /// JSON lines {"response" or "answer", "reference", perhaps "problem"}; `-` = standard input.
     input: String,
     /// How answers are compared: math, boxed-exact, dapo, multiple-choice, exact.
     #[arg(long, default_value = "math")]
@@ -83,6 +83,8 @@ struct GradeInput {
     response: Option<String>,
     answer: Option<String>,
     reference: Option<String>,
+    /// The text of the question: under `--form worked-out` a formula that is copied from it is wrong.
+    problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -195,6 +197,7 @@ fn grade_line(line: &Line, number: u64, args: &Args) -> LineOutcome {
     let Some(reference) = record.reference else {
         return bad_line("\"reference\" is missing or null, expected a string", number);
     };
+    let wanted = Reference { answer: &reference, problem: record.problem.as_deref() };
     let start = Instant::now();
     let graded = match (&record.response, &record.answer) {
         (Some(_), Some(_)) => {
@@ -203,8 +206,8 @@ fn grade_line(line: &Line, number: u64, args: &Args) -> LineOutcome {
         (None, None) => {
             return bad_line("\"response\" or \"answer\" is missing, expected one string", number);
         }
-        (Some(response), None) => grade(response, &reference, rules(args)),
-        (None, Some(answer)) => grade_answer(answer, &reference, rules(args)),
+        (Some(response), None) => grade(response, wanted, rules(args)),
+        (None, Some(answer)) => grade_answer(answer, wanted, rules(args)),
     };
     let micros = start.elapsed().as_micros() as u64;
     let text = if args.explain {

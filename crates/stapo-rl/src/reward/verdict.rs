@@ -16,7 +16,7 @@ use lines::RowOf;
 pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
-use stapo_verify::{Form, Graded, Mode, Rules, grade, grade_answer};
+use stapo_verify::{Form, Graded, Mode, Reference, Rules, grade, grade_answer};
 
 pub(crate) enum Verifier {
     Rule(Rules),
@@ -106,7 +106,8 @@ impl Verifier {
 }
 
 fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
-    let graded = grade(response, &problem.reference, rules);
+    let reference = Reference { answer: &problem.reference, problem: Some(&problem.prompt) };
+    let graded = grade(response, reference, rules);
     Judged {
         canonical: graded.answer,
         ..Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)

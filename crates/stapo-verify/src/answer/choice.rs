@@ -65,6 +65,15 @@ fn names_another(rest: &[Token]) -> bool {
             let is_bracketed = rest[i].tok == Tok::Open(Bracket::Round)
                 && is_letter(i + 1)
                 && rest.get(i + 2).is_some_and(|token| token.tok == Tok::Close(Bracket::Round));
-            starts_part(i) && (is_bracketed || (is_letter(i) && is_mark(i + 1)))
+            // A list of options side by side: `A. 5 B. 6`, `(A) 5 (B) 6`.
+            let is_option =
+                rest[i].is_spaced && (is_bracketed || (is_letter(i) && is_mark(i + 1) && i + 1 < rest.len()));
+            // "The answer could be B"
+            let ends_words = i > 0
+                && i + 1 == rest.len()
+                && rest[i].is_spaced
+                && is_letter(i)
+                && matches!(rest[i - 1].tok, Tok::Word(_));
+            (starts_part(i) && (is_bracketed || (is_letter(i) && is_mark(i + 1)))) || is_option || ends_words
         })
 }

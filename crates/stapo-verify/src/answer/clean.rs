@@ -54,6 +54,11 @@ fn unwrapped(text: &str) -> &str {
             return rest;
         }
     }
+    for start in ["\\text{Answer: }", "\\text{Answer:}", "\\textbf{Answer: }", "\\textbf{Answer:}"] {
+        if let Some(rest) = text.strip_prefix(start) {
+            return rest;
+        }
+    }
     for start in [
         "the final answer is",
         "the answer is",

@@ -75,7 +75,9 @@ fn is_single_letter(tokens: &[Token]) -> bool {
 /// Whether the token is the word `and` or `or`, or the sign of logic for one of them.
 pub(super) fn is_joint(token: &Token) -> bool {
     match &token.tok {
-        Tok::Word(word) => matches!(word.to_lowercase().as_str(), "and" | "or"),
+        Tok::Word(word) => {
+            matches!(word.to_lowercase().as_str(), "and" | "or" | "或" | "或者" | "且" | "并且" | "和" | "与")
+        }
         Tok::Other(sign) => matches!(sign.as_str(), "\\land" | "\\lor"),
         _ => false,
     }

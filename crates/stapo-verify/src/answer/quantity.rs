@@ -310,7 +310,9 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
         let part = match units::lookup(name) {
             Some(part) => part,
             // `5 \text{i}` is no number of things called i.
-            None if name.chars().count() == 1 => return unreadable("a letter behind a number"),
+            None if name.chars().count() == 1 && !units::is_chinese(name) => {
+                return unreadable("a letter behind a number");
+            }
             None => Unit::word(name),
         };
         let (power, next) = unit_power(tail, pos)?;

@@ -217,7 +217,11 @@ fn list(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) -
             .any(|(token, depth)| *depth == 0 && matches!(&token.tok, Tok::Other(sign) if sign == wanted))
     };
     let is_logic = has_sign("\\lor") || has_sign("\\land");
-    let joint = match (says("or") || has_sign("\\lor"), says("and") || has_sign("\\land")) {
+    let says_any = |words: &[&str]| words.iter().any(|word| says(word));
+    let joint = match (
+        says_any(&["or", "或", "或者"]) || has_sign("\\lor"),
+        says_any(&["and", "且", "并且"]) || has_sign("\\land"),
+    ) {
         (true, _) => Joint::Or,
         (false, true) => Joint::And,
         (false, false) => Joint::Comma,

@@ -43,6 +43,16 @@ pub(super) fn inequalities(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget
 fn inequality(left: &[Token], rel: Rel, right: &[Token], budget: &mut Budget) -> Bounded<Answer> {
     let left = measured(quantity(left, budget)?);
     let right = measured(quantity(right, budget)?);
+    // `x \\neq\\pm 1` leaves out both values.
+    if let (Rel::Ne, Expr::PlusMinus(_, value)) = (rel, &right) {
+        let sides = [(**value).clone(), (**value).clone().negated()];
+        let [a, b] = &sides;
+        if let (Some(a), Some(b)) = (solved(&left, rel, a, budget)?, solved(&left, rel, b, budget)?)
+            && let Some(region) = common(&a, &b, budget)?
+        {
+            return Ok(Answer::Region(region));
+        }
+    }
     if let Some(region) = solved(&left, rel, &right, budget)? {
         return Ok(Answer::Region(region));
     }
@@ -201,7 +211,12 @@ pub(super) fn name_of(tokens: &[Token]) -> Option<String> {
     }
     let is_named =
         tokens.iter().any(|t| matches!(t.tok, Tok::Letter(_) | Tok::Word(_) | Tok::Accent(_) | Tok::I));
-    (is_named && depth == 0 && !is_modulus_of_unknown(tokens)).then_some(name)
+    // `f(f(x))` of an unknown x is an equation to solve, `f(f(2))` a value.
+    let is_composed = name.starts_with(['f', 'g', 'h'])
+        && name.matches('(').count() > 1
+        && name.contains(['x', 'y', 't'])
+        && !name.contains(|c: char| c.is_ascii_digit());
+    (is_named && depth == 0 && !is_modulus_of_unknown(tokens) && !is_composed).then_some(name)
 }
 
 /// `|z|` and `|z_1|`: bars around one letter do not name a value, unlike `|AB|` and `|\vec{a}|`.

@@ -212,7 +212,11 @@ pub(super) fn with_one_constant(a: &Expr, r: &Expr) -> Option<Expr> {
     }
     let a_name = free_constant(a)?;
     let r_name = free_constant(r)?;
-    (a_name != r_name && a_name.eq_ignore_ascii_case(r_name)).then(|| {
+    let is_free = |name: &str, other: &Expr| !other.variables().contains(&name);
+    // A capital C is a constant of integration, whatever the answer calls it.
+    let is_renamed =
+        a_name.eq_ignore_ascii_case(r_name) || (r_name == "C" && is_free(a_name, r) && is_free(r_name, a));
+    (a_name != r_name && is_renamed).then(|| {
         a.map(&mut |node| match &node {
             Expr::Var(name) if name == a_name => Expr::Var(r_name.to_owned()),
             _ => node,
@@ -220,11 +224,69 @@ pub(super) fn with_one_constant(a: &Expr, r: &Expr) -> Option<Expr> {
     })
 }
 
-/// `C` or `c` where the letter is a term of the sum and occurs nowhere else.
+/// The expression with its free constant C left out.
+pub(super) fn without_constant(expr: &Expr) -> Option<Expr> {
+    let name = free_constant(expr).filter(|name| *name == "C")?;
+    let Expr::Add(terms) = expr else { return None };
+    let is_constant = |term: &&Expr| matches!(term, Expr::Var(other) if other == name);
+    Some(Expr::sum(terms.iter().filter(|term| !is_constant(term)).cloned().collect()))
+}
+
+/// `f(t)=t^2+1` with the argument of the other side, where that is f(x).
+pub(super) fn with_renamed_argument(answer: &Answer, wanted: &str) -> Option<Answer> {
+    let Answer::Named { name, value, .. } = answer else { return None };
+    let argument = |name: &str| {
+        let (function, rest) = name.split_once('(')?;
+        let argument = rest.strip_suffix(')')?;
+        let is_letter = argument.len() == 1 && argument.bytes().all(|b| b.is_ascii_lowercase());
+        is_letter.then(|| (function.to_owned(), argument.to_owned()))
+    };
+    let ((function, old), (wanted_function, new)) = (argument(name)?, argument(wanted)?);
+    let Answer::Scalar(value) = &**value else { return None };
+    if function != wanted_function || old == new || value.expr.variables().contains(&new.as_str()) {
+        return None;
+    }
+    let expr = value.expr.map(&mut |node| match &node {
+        Expr::Var(name) if *name == old => Expr::Var(new.clone()),
+        _ => node,
+    });
+    let value = Box::new(Answer::Scalar(Quantity { expr, ..value.clone() }));
+    Some(Answer::Named { name: wanted.to_owned(), left: None, value })
+}
+
+/// The coordinates of a curve with the parameter of the other side, where each side has one of its own in two coordinates or
+/// more: `(1+s, 2-s)` beside `(1+t, 2-t)`.
+pub(super) fn with_curve_parameter(items: &[Answer], wanted: &[Answer]) -> Option<Vec<Answer>> {
+    let parameter = |items: &[Answer]| {
+        let mut names: Vec<String> = Vec::new();
+        for item in items {
+            let Answer::Scalar(value) = item else { return None };
+            names.extend(value.expr.variables().iter().map(|name| (*name).to_owned()));
+        }
+        let first = names.first()?.clone();
+        let is_parameter =
+            ["t", "s", "u", "r", "k", "lambda", "mu", "\\lambda", "\\mu", "λ", "μ"].contains(&first.as_str());
+        (is_parameter && names.len() > 1 && names.iter().all(|name| *name == first)).then_some(first)
+    };
+    let (old, new) = (parameter(items)?, parameter(wanted)?);
+    let renamed = |item: &Answer| match item {
+        Answer::Scalar(value) => {
+            let expr = value.expr.map(&mut |node| match &node {
+                Expr::Var(name) if *name == old => Expr::Var(new.clone()),
+                _ => node,
+            });
+            Answer::Scalar(Quantity { expr, ..value.clone() })
+        }
+        other => other.clone(),
+    };
+    (old != new).then(|| items.iter().map(renamed).collect())
+}
+
+/// A letter for a constant, where it is a term of the sum and occurs nowhere else.
 fn free_constant(expr: &Expr) -> Option<&str> {
     let Expr::Add(terms) = expr else { return None };
     let name = terms.iter().find_map(|term| match term {
-        Expr::Var(name) if matches!(name.as_str(), "C" | "c") => Some(name.as_str()),
+        Expr::Var(name) if matches!(name.as_str(), "C" | "c" | "K" | "k" | "D") => Some(name.as_str()),
         _ => None,
     })?;
     let mut n_uses = 0;

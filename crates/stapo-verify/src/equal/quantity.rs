@@ -3,6 +3,7 @@
 use super::value::{compare, sign_of};
 use crate::answer::quantity::Quantity;
 use crate::budget::{Bounded, Budget};
+use crate::exact_form::ratio_of;
 use crate::expr::Expr;
 use crate::units::{self, Unit};
 use dashu_ratio::RBig;
@@ -13,8 +14,13 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     if let Some(is_same) = same_measure(a, r, budget)? {
         return Ok(is_same);
     }
-    let a_unit = unit_of(a);
-    let r_unit = unit_of(r);
+    let (a_unit, r_unit) = (unit_of(a), unit_of(r));
+    // `\pi\text{ rad}` beside 180° is the same angle.
+    let is_radian = |unit: &Option<Unit>| unit.as_ref().is_some_and(|unit| unit.powers.is_empty());
+    let is_degrees = |quantity: &Quantity| quantity.without_degrees().is_some();
+    if (is_radian(&a_unit) && is_degrees(r)) || (is_degrees(a) && is_radian(&r_unit)) {
+        return Ok(compare(&a.expr, &r.expr, budget)?.is_equal());
+    }
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
     // A single noun may stand behind the answer's number where the reference has none; a phrase or a group may not.
@@ -103,7 +109,12 @@ fn same_number(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool>
 
 /// Whether one side is a printed decimal and the other side rounds to it at the digits shown.
 fn round_alike(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<bool> {
-    for half in [&a.half_digit, &r.half_digit].into_iter().flatten() {
+    // `1.00000e9` is a billion and no integer near it, while a decimal reference stands for what rounds to it.
+    let is_exact_integer = a.half_digit.is_some()
+        && !r.expr.has_decimal()
+        && ratio_of(&r.expr, budget)?.is_some_and(|value| value.is_int());
+    let halves = if is_exact_integer { [&None, &r.half_digit] } else { [&a.half_digit, &r.half_digit] };
+    for half in halves.into_iter().flatten() {
         let gap = Expr::Add(vec![a.expr.clone(), r.expr.clone().negated()]);
         if is_within(&gap, half, budget)? {
             return Ok(true);

@@ -27,7 +27,7 @@ fn is_in(words: &str, word: &str) -> bool {
     words.split(' ').any(|known| known == word)
 }
 
-fn is_negation(word: &str) -> bool {
+pub(super) fn is_negation(word: &str) -> bool {
     is_in(NEGATIONS, word) || word.ends_with("n't")
 }
 
@@ -288,6 +288,10 @@ pub(super) fn is_retracted(behind: &str) -> bool {
         if is_correction && (has_number || statement.iter().any(|word| word.starts_with("reconsider"))) {
             return true;
         }
+        // "Or 6.": another answer.
+        if matches!(words.as_slice(), ["or", ..]) && has_number {
+            return true;
+        }
         if statement.is_empty() && !words.contains(&"no") {
             continue;
         }
@@ -310,6 +314,15 @@ pub(super) fn goes_on(behind: &str) -> bool {
     joins
         || (!is_apart && words[0] != "but" && bends(words[0]))
         || (!statement.is_empty() && (is_in(FALSEHOODS, statement[0]) || takes_back(statement)))
+}
+
+/// Where a statement turns from the answer to a remark on it: "42, which is greater than 41", "42 because 6*7=42". The end
+/// of the statement, where there is no remark or the remark takes the answer back.
+pub(super) fn reason_start(statement: &str) -> usize {
+    const REMARKS: [&str; 7] =
+        [", which ", " because ", ", since ", " since ", ", as ", ", because ", " (because "];
+    let found = REMARKS.iter().filter_map(|remark| statement.find(remark)).min();
+    found.filter(|at| !goes_on(&statement[*at..])).unwrap_or(statement.len())
 }
 
 /// Whether the words of a sentence say that what was said before it is untrue.

@@ -74,7 +74,10 @@ impl Lexer<'_> {
     /// A word in letters other than a to z.
     pub(super) fn foreign_word(&mut self) {
         let start = self.pos - 1;
-        while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic()) {
+        // Chinese words stand beside letters without a space: `x<1或x>2`.
+        let is_chinese = |c: &char| ('\u{4e00}'..='\u{9fff}').contains(c);
+        let starts_chinese = is_chinese(&self.chars[start]);
+        while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic() && is_chinese(c) == starts_chinese) {
             self.pos += 1;
         }
         self.push(Tok::Word(self.chars[start..self.pos].iter().collect()));
@@ -173,6 +176,14 @@ pub(super) fn resolve_letters(tokens: &mut Vec<Token>) {
         if after_number && is(tokens.get(i), "base") && is_number(tokens.get(i + 1)) {
             tokens[i].tok = Tok::Under;
         }
+    }
+    // `2 to 3` is a ratio.
+    if let [first, to, second] = tokens.as_mut_slice()
+        && is_number(Some(first))
+        && is(Some(to), "to")
+        && is_number(Some(second))
+    {
+        to.tok = Tok::Colon;
     }
     let is_ordinal = |token: &Token| {
         !token.is_spaced

@@ -100,8 +100,22 @@ fn marked_letter(text: &str) -> Option<char> {
             || (word.starts_with('(') && single_letter(word.trim_matches(['(', ')'])).is_some())
     });
     // "(A) 5 or (B) 6" hedges between two letters.
-    let names_more = names_more || after_mark.split_whitespace().any(is_bracketed_letter);
+    let names_more =
+        names_more || after_mark.split_whitespace().any(is_bracketed_letter) || names_option(after_mark);
     ((is_alone || is_marked) && !names_more).then_some(letter)
+}
+
+/// Whether a text goes on with options of their own, or ends with a letter: `5 B. 6`, "The answer could be B".
+fn names_option(text: &str) -> bool {
+    let is_capital = |word: &str| matches!(word.as_bytes(), [b'A'..=b'J']);
+    let mut words = text.split_whitespace().skip(1).peekable();
+    while let Some(word) = words.next() {
+        let is_marked = word.strip_suffix(['.', ')', ':']).is_some_and(is_capital);
+        if (is_marked && words.peek().is_some()) || (words.peek().is_none() && is_capital(word)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether a word is a letter in brackets: `(B)`.

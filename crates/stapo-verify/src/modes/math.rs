@@ -6,10 +6,11 @@ use crate::answer::{Answer, read};
 use crate::budget::{Bounded, Budget, Stop};
 use crate::equal::is_same;
 use crate::lex::{Commas, Notation};
-use crate::worked_out::{is_in_same_base, is_worked_out};
-use crate::{Form, Graded, Rounding, Rules, Verdict, reason, show};
+use crate::worked_out::{Written, is_as_asked, is_copied, is_in_same_base, is_worked_out};
+use crate::{Form, Graded, Reference, Rounding, Rules, Verdict, reason, show};
 
-pub(super) fn grade(answer: &str, reference: &str, rules: Rules) -> Graded {
+pub(super) fn grade(answer: &str, reference: Reference, rules: Rules) -> Graded {
+    let Reference { answer: reference, problem } = reference;
     if cleaned(answer) == cleaned(reference) {
         return same_text(answer, reference);
     }
@@ -17,8 +18,9 @@ pub(super) fn grade(answer: &str, reference: &str, rules: Rules) -> Graded {
         return by_digits(answer, &a, &r);
     }
     let mut budget = Budget::new();
-    let decided = decide(answer, reference, rules.rounding, &mut budget)
-        .and_then(|decision| formed(decision, answer, reference, rules.form, &mut budget));
+    let decided = decide(answer, reference, rules.rounding, &mut budget).and_then(|decision| {
+        formed(decision, answer, Reference { answer: reference, problem }, rules.form, &mut budget)
+    });
     match decided {
         Ok(decision) => graded(answer, decision),
         Err(Stop::OverBudget(why)) => {
@@ -67,15 +69,22 @@ fn decide(answer: &str, reference: &str, rounding: Rounding, budget: &mut Budget
 fn formed(
     decision: Decision,
     answer: &str,
-    reference: &str,
+    reference: Reference,
     form: Form,
     budget: &mut Budget,
 ) -> Bounded<Decision> {
     if !decision.is_right || form == Form::Any {
         return Ok(decision);
     }
-    let is_worked_out =
-        is_in_same_base(answer, reference) && is_worked_out(&decision.answer, &decision.reference, budget)?;
+    let Reference { answer: reference, problem } = reference;
+    let ours = Written { answer: &decision.answer, text: answer };
+    let theirs = Written { answer: &decision.reference, text: reference };
+    let is_worked_out = is_in_same_base(answer, reference)
+        && problem.is_none_or(|problem| {
+            !is_copied(answer, reference, problem)
+                && is_as_asked(&decision.answer, &decision.reference, problem)
+        })
+        && is_worked_out(ours, theirs, budget)?;
     Ok(Decision { is_worked_out, ..decision })
 }
 

@@ -29,6 +29,7 @@ impl Parser<'_> {
         match token.tok {
             Tok::Num(numeral) => self.number(&numeral),
             Tok::Letter(name) => self.variable(name),
+            Tok::Word(run) if run == "cis" => self.cis(),
             Tok::Word(run) if run.len() == 1 => self.variable(run),
             Tok::Word(run) if splits(&run) && !token.is_text => self.letters(&run),
             Tok::Pi => Ok(Expr::Pi),
@@ -75,6 +76,19 @@ impl Parser<'_> {
                 Ok(Expr::Call(Func::Abs, vec![inside]))
             }
             other => unreadable(format!("{} where a value was expected", super::describe(&other))),
+        }
+    }
+
+    /// `\\text{cis}\\,\\theta` is e^{iθ}, a complex number by its angle.
+    fn cis(&mut self) -> Bounded<Expr> {
+        let angle = self.deeper(Self::cis_angle)?;
+        Ok(Expr::Pow(Box::new(Expr::E), Box::new(Expr::Mul(vec![Expr::I, angle]))))
+    }
+
+    fn cis_angle(&mut self) -> Bounded<Expr> {
+        match self.function(Func::Exp)? {
+            Expr::Call(Func::Exp, mut args) if args.len() == 1 => Ok(args.remove(0)),
+            _ => unreadable("cis with a power"),
         }
     }
 
@@ -335,7 +349,9 @@ impl Parser<'_> {
         if mark == "over" {
             return unreadable("a sign set over another");
         }
-        self.variable(format!("{mark} {name}"))
+        // `\vec{i}` and `\hat{i}` are the same unit vector.
+        let is_axis = mark == "vec" && matches!(name.as_str(), "i" | "j" | "k");
+        self.variable(format!("{} {name}", if is_axis { "hat" } else { mark }))
     }
 
     /// Numerator, denominator and length of `\frac{n}{d}` with whole numbers, `ahead` tokens from here.
@@ -379,7 +395,8 @@ pub(crate) fn arrangements(n: Expr, k: Expr) -> Expr {
     Expr::Mul(vec![factorial(n), Expr::Inv(Box::new(factorial(rest)))])
 }
 
-fn base_named(word: &str) -> Option<u32> {
+/// The base that a word names: `two`, `sixteen`.
+pub(crate) fn base_named(word: &str) -> Option<u32> {
     const NAMES: [&str; 9] = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
     match word {
         "twelve" => Some(12),
