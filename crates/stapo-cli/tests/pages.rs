@@ -1,5 +1,7 @@
 //! `stapo report` and `stapo inspect`: what they write, and how it behaves in a browser.
 
+mod given;
+
 use crate::browser::probe;
 use crate::browser::runs::{STAPO, hostile, json_lines, lines, read, train};
 use crate::common::{complaint, ok, stapo};
@@ -483,30 +485,4 @@ fn a_run_that_has_only_begun_and_a_damaged_one_do_no_harm() {
         let said = complaint(at, &[command, "damaged"]);
         assert!(said.contains("response 1: column entropy has 1 entries"), "{said}");
     }
-}
-
-#[test]
-fn text_given_between_turns_is_shown_where_it_stands() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
-    std::fs::create_dir_all(at.join("turns/rollouts")).unwrap();
-    std::fs::copy(RUN.path().join("run/plan.toml"), at.join("turns/plan.toml")).unwrap();
-    std::fs::write(at.join("turns/metrics.jsonl"), "").unwrap();
-    let mut response = lines(RUN.path().join("run/rollouts/step-000002.jsonl"))[0].clone();
-    let mut with_given = |after: usize| {
-        response["schema"] = json!(2);
-        response["given"] = json!([{"after": after, "id": [3, 4], "text": "and then?"}]);
-        let line = json_lines([response.clone()].into_iter());
-        std::fs::write(at.join("turns/rollouts/step-000002.jsonl"), line).unwrap();
-        response["tokens"]["text"][0].as_str().unwrap().to_string()
-    };
-    let first = with_given(1);
-    let said = ok(&stapo(at, &["inspect", "turns", "--terminal"]));
-    let shown = said.find("[=and then?=]").expect("the given text is shown");
-    assert!(said[..shown].trim_end_matches(['-', '?', '~', ']']).ends_with(&first), "{said}");
-    ok(&stapo(at, &["inspect", "turns", "-o", "turns.html"]));
-    assert!(read(at.join("turns.html")).contains("\"given\":[[1,\"and then?\"]]"));
-    with_given(100_000);
-    let said = complaint(at, &["inspect", "turns"]);
-    assert!(said.contains("response 1: given tokens after 100000"), "{said}");
 }

@@ -4,7 +4,7 @@
 //!
 //! Five nouns: a [`Sequence`](sequence::Sequence) is one response in the making, a [`Block`](block::Block) holds keys
 //! and values of a few positions, the [`BlockPool`](block::BlockPool) knows which blocks are free, the
-//! [`Scheduler`](scheduler::Scheduler) decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
+//! [`Scheduler`] decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
 
 mod block;
 mod engine;
