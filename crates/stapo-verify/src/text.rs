@@ -264,9 +264,9 @@ pub(crate) fn named_date(words: &str) -> Option<String> {
 
 /// The fraction that Chinese words name: 三分之一 is a third.
 pub(crate) fn chinese_fraction(words: &str) -> Option<dashu_ratio::RBig> {
-    let (under, over) = words.split_once("分之")?;
-    let (over, under) = (chinese_number(over)?, chinese_number(under)?);
-    (under > 0).then(|| dashu_ratio::RBig::from_parts(over.into(), under.into()))
+    let (denominator, numerator) = words.split_once("分之")?;
+    let (numerator, denominator) = (chinese_number(numerator)?, chinese_number(denominator)?);
+    (denominator > 0).then(|| dashu_ratio::RBig::from_parts(numerator.into(), denominator.into()))
 }
 
 /// A number below a hundred in Chinese: 七, 十二, 三十五.

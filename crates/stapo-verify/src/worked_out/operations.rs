@@ -391,8 +391,10 @@ fn has_roots_to_multiply(factors: &[&Expr]) -> bool {
 /// Whether two terms of a sum can be added. A square and a number, as in `2(x-1)^2+3`, are a form of their own.
 fn has_like_terms(terms: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     let is_power_of_sum = |term: &Expr| {
-        let over = Factors::new(term).over;
-        over.iter().all(|x| is_number(x) || matches!(x, Expr::Pow(base, _) if matches!(**base, Expr::Add(_))))
+        let factors = Factors::new(term).over;
+        factors
+            .iter()
+            .all(|x| is_number(x) || matches!(x, Expr::Pow(base, _) if matches!(**base, Expr::Add(_))))
     };
     if let [a, b] = terms
         && ((!is_constant(a) && is_power_of_sum(a) && is_constant(b))
