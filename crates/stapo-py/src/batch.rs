@@ -13,7 +13,7 @@ use std::ops::Range;
 /// Tokens between two looks for signals.
 const LOOK_TOKENS: usize = 1 << 20;
 
-/// The columns that an objective reads, in the order of [`Batch::columns`]; the first three are required.
+/// The columns that an objective reads, in the order of [`PythonBatch::columns`]; the first three are required.
 const COLUMNS: [&str; 8] = [
     "logp",
     "behavior_logp",
@@ -29,7 +29,7 @@ const COLUMNS: [&str; 8] = [
 const OTHERS: [&str; 5] = ["offsets", "advantage", "reward", "group", "loss_mask"];
 
 /// The columns of a mini-batch as Python gives them. Tokens that the loss mask leaves out are in no column.
-pub struct Batch<'py> {
+pub struct PythonBatch<'py> {
     columns: [Option<Column<'py>>; 8],
     /// Where responses begin in the columns.
     offsets: Vec<usize>,
@@ -49,7 +49,7 @@ struct Mask {
     offsets: Vec<usize>,
 }
 
-impl<'py> Batch<'py> {
+impl<'py> PythonBatch<'py> {
     /// Reads a mapping with the keys of `stapo objective`.
     pub fn read(batch: &Bound<'py, PyAny>) -> PyResult<Self> {
         let get = |key: &str| -> PyResult<Option<Bound<'py, PyAny>>> {

@@ -1,6 +1,6 @@
 //! Objectives on arrays.
 
-use crate::batch::{Batch, EffectColumns, Stopped, evaluate};
+use crate::batch::{EffectColumns, PythonBatch, Stopped, evaluate};
 use crate::border::{from_python, guarded, refused, to_python, without_lock};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
@@ -108,7 +108,7 @@ impl Objective {
         let update = UpdateKey { step, pass: pass_number - 1, ..UpdateKey::default() };
         // The bindings to NumPy panic where it is missing; importing it says so as an exception.
         py.import("numpy")?;
-        let batch = guarded(|| Batch::read(batch))??;
+        let batch = guarded(|| PythonBatch::read(batch))??;
         let table = batch.table()?;
         let evaluated = without_lock(py, || evaluate(&self.spec, &table, &reward_weights, update))?;
         let (effects, totals) = evaluated.map_err(|stopped| match stopped {

@@ -89,7 +89,7 @@ struct Site {
 }
 
 /// A step's batch with what the policy preferred at every position.
-struct Batch<'a> {
+struct ReplayedBatch<'a> {
     step: u64,
     responses: Vec<(&'a Problem, &'a Scored)>,
     rolled: &'a RolledOut,
@@ -113,12 +113,12 @@ pub fn counterfactuals(
         responses.iter().map(|(_, scored)| Sequence::from(&scored.rollout)).collect();
     let Learner { model, ranks, .. } = &trainer.learner;
     let preferred = preferred(trainer.memory.score(), &model.policy, plan, ranks.as_ref(), &sequences)?;
-    let batch = Batch { step: trainer.learner.counters.step + 1, responses, rolled, preferred };
+    let batch = ReplayedBatch { step: trainer.learner.counters.step + 1, responses, rolled, preferred };
     let sites = batch.sites(silenced, kept, settings)?;
     batch.compare(trainer, plan, &sites, settings)
 }
 
-impl Batch<'_> {
+impl ReplayedBatch<'_> {
     fn sites(
         &self,
         silenced: &[TokenRecord],
