@@ -313,8 +313,8 @@ impl<'a> Factors<'a> {
                 return Ok(true);
             }
         }
-        let [over, under] = parts;
-        if n_negative > 1 || !is_in_lowest_terms(&over, &under) {
+        let [numerator, denominator] = parts;
+        if n_negative > 1 || !is_in_lowest_terms(&numerator, &denominator) {
             return Ok(true);
         }
         // What all terms of a sum have in common can be reduced too: (6 + 2√3)/4.
