@@ -320,7 +320,7 @@ impl<'a> Factors<'a> {
         // What all terms of a sum have in common can be reduced too: (6 + 2√3)/4.
         for sum in self.over.iter().filter(|x| matches!(x, Expr::Add(_))) {
             let content = content(sum, budget)?;
-            let shared = under.numerator().clone().into_parts().1.gcd(&content);
+            let shared = denominator.numerator().clone().into_parts().1.gcd(&content);
             if !content.is_zero() && !shared.is_one() {
                 return Ok(true);
             }
