@@ -5,7 +5,7 @@ mod dapo;
 mod math;
 
 use crate::extract::{self, LastBox, answer_line, extract, last_box};
-use crate::{Graded, MAX_INPUT_BYTES, Mode, Reference, Rules, Verdict, show, text};
+use crate::{Form, Graded, MAX_INPUT_BYTES, Mode, Reference, Rules, Verdict, show, text};
 
 /// Characters at the end of a response that the `JustRL` rule looks at, and those within which the box must lie.
 const BOXED_EXACT_TAIL: usize = 300;
@@ -47,10 +47,10 @@ fn is_in_box(response: &str, answer: &str) -> bool {
     before.ends_with("\\boxed") || before.ends_with("\\fbox")
 }
 
-/// The grading of an answer beside which its sentence names another: right where the other is right too, as in "1/2 or
-/// 0.5".
+/// The grading of a right answer beside which its sentence names another: right where the other has the same value, in
+/// whatever form, as in "1/2 or 0.5" and "8+3, or \boxed{11}".
 fn either(graded: Graded, other: &str, reference: Reference, rules: Rules) -> Graded {
-    if grade_answer(other, reference, rules).verdict == Verdict::Right {
+    if grade_answer(other, reference, Rules { form: Form::Any, ..rules }).verdict == Verdict::Right {
         return graded;
     }
     let reason = format!("the response also names {} as the answer", show::shortened(other));

@@ -112,9 +112,33 @@ pub(crate) fn alternative<'a>(text: &'a str, inside: &str) -> Option<&'a str> {
     }
     // "either 6 or \boxed{8}"
     let head = before.trim_end_matches(['$', ' ', '*', '(', '\\']).strip_suffix(" or")?;
-    let other = head.rsplit([' ', '\n']).next().unwrap_or("");
-    let is_value = other.trim_start_matches(['$', '-']).starts_with(|c: char| c.is_ascii_digit());
-    Some(other).filter(|other| is_value && other.len() <= MAX_ALTERNATIVE_BYTES)
+    let is_value = last_word(head).trim_start_matches(['$', '-']).starts_with(|c: char| c.is_ascii_digit());
+    Some(last_formula(head)).filter(|other| is_value && other.len() <= MAX_ALTERNATIVE_BYTES)
+}
+
+/// The last word of a text, with the operands before it that operators join to it: `8 + 3,` in "so 8 + 3,".
+fn last_formula(text: &str) -> &str {
+    const OPERATORS: [&str; 7] = ["+", "-", "*", "/", "\\cdot", "\\times", "\\div"];
+    let is_operand = |word: &str| {
+        word.len() == 1
+            || word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '$' | '\\' | '(' | '-'))
+    };
+    let mut start = text.len() - last_word(text).len();
+    while text.len() - start <= MAX_ALTERNATIVE_BYTES {
+        let before = text[..start].trim_end();
+        let is_continued = OPERATORS.iter().any(|mark| text[start..].starts_with(mark));
+        let head = OPERATORS.iter().find_map(|mark| before.strip_suffix(mark)).map(str::trim_end);
+        let Some(head) = head.or(is_continued.then_some(before)).filter(|head| is_operand(last_word(head)))
+        else {
+            break;
+        };
+        start = head.len() - last_word(head).len();
+    }
+    &text[start..]
+}
+
+fn last_word(text: &str) -> &str {
+    text.rsplit(char::is_whitespace).next().unwrap_or("")
 }
 
 /// The text before a box and behind it, where `inside`, a part of `text`, is what the box holds.
