@@ -44,6 +44,10 @@ fn fallbacks_are_opt_in() {
     assert_eq!(with_fallback(response, Fallback::LastNumber), Some("1,250.5"));
     assert_eq!(with_fallback("thus $x = 3$ holds", Fallback::LastFormula), Some("x = 3"));
     assert_eq!(with_fallback("a loss of -7", Fallback::LastNumber), Some("-7"));
+    assert_eq!(with_fallback("-7", Fallback::LastNumber), Some("-7"));
+    assert_eq!(with_fallback("it costs ($7)", Fallback::LastNumber), Some("7"), "no sign");
+    assert_eq!(with_fallback("rooms 12-7", Fallback::LastNumber), Some("7"), "a hyphen or an operator");
+    assert_eq!(with_fallback("f(2)-7", Fallback::LastNumber), Some("7"), "an operator");
     assert_eq!(with_fallback("about 3/4", Fallback::LastNumber), Some("3/4"));
     assert_eq!(with_fallback("no number at all", Fallback::LastFormula), None);
 }

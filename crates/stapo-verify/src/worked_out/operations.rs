@@ -137,6 +137,9 @@ impl Left {
             if is_number(base) && is_number(power) {
                 let form = affordable_form(node, budget)?;
                 self.add(Operation::Root, form.is_some_and(|form| can_be_taken(&form)));
+                // 3^(-1/3) has a root in its denominator.
+                let sign = if let Expr::Mul(factors) = power { factors.first() } else { Some(power) };
+                self.add(Operation::RationalDenominator, sign.is_some_and(is_negative));
             }
             return Ok(());
         };
