@@ -62,7 +62,7 @@ impl Joined {
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
         let membership = Membership::find(&flags)?;
         let Some(membership) = membership else { return Ok(Self::alone()) };
-        let tcp = Tcp::connect(&membership)?;
+        let tcp = Tcp::connect(&membership, &|text| eprintln!("warning: {text}"))?;
         let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {
             set_quiet(true);

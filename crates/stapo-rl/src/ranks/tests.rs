@@ -18,7 +18,7 @@ fn as_ranks<T: Send>(world: usize, port: u16, work: impl Fn(Arc<Tcp>) -> T + Syn
     std::thread::scope(|scope| {
         let run = |rank| {
             let work = &work;
-            scope.spawn(move || work(Tcp::connect(&membership(rank, world, port, "secret")).unwrap()))
+            scope.spawn(move || work(Tcp::connect(&membership(rank, world, port, "secret"), &|_| ()).unwrap()))
         };
         let threads: Vec<_> = (0..world).map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -161,7 +161,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
     let (send, connections) = std::sync::mpsc::channel();
     let errors: Vec<RankError> = std::thread::scope(|scope| {
         let lead = scope.spawn(move || {
-            let ranks = Tcp::connect(&membership(0, 2, port, "")).unwrap();
+            let ranks = Tcp::connect(&membership(0, 2, port, ""), &|_| ()).unwrap();
             until_cut(&ranks)
         });
         // Rank 0 has to listen before the relay calls it.
@@ -170,7 +170,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
         }
         relay(between, port, &send);
         let other = scope.spawn(move || {
-            let ranks = Tcp::connect(&membership(1, 2, through, "")).unwrap();
+            let ranks = Tcp::connect(&membership(1, 2, through, ""), &|_| ()).unwrap();
             ranks.all_gather(b"together").unwrap();
             for connection in connections.try_iter() {
                 let _ = connection.shutdown(std::net::Shutdown::Both);
@@ -189,7 +189,7 @@ fn strangers_neither_join_nor_disturb() {
     let port = free_port();
     std::thread::scope(|scope| {
         let lead =
-            scope.spawn(move || Tcp::connect(&membership(0, 2, port, "secret")).unwrap().all_gather(b"0"));
+            scope.spawn(move || Tcp::connect(&membership(0, 2, port, "secret"), &|_| ()).unwrap().all_gather(b"0"));
         let connect = || loop {
             if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
                 return stream;
@@ -199,10 +199,10 @@ fn strangers_neither_join_nor_disturb() {
         let silent = connect();
         connect().write_all(&[255; 5000]).unwrap();
         connect().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let refused = Tcp::connect(&membership(1, 2, port, "guessed")).err().unwrap().to_string();
+        let refused = Tcp::connect(&membership(1, 2, port, "guessed"), &|_| ()).err().unwrap().to_string();
         assert!(refused.contains("does not know the secret"), "{refused}");
         let other =
-            scope.spawn(move || Tcp::connect(&membership(1, 2, port, "secret")).unwrap().all_gather(b"1"));
+            scope.spawn(move || Tcp::connect(&membership(1, 2, port, "secret"), &|_| ()).unwrap().all_gather(b"1"));
         assert_eq!(lead.join().unwrap().unwrap(), [b"0", b"1"]);
         assert_eq!(other.join().unwrap().unwrap(), [b"0", b"1"]);
         drop(silent);

@@ -33,6 +33,9 @@ pub struct EvalPlan {
     pub limit: Option<usize>,
     pub max_tokens: usize,
     pub template: Option<String>,
+    /// The system message of conversations that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
     pub chat: bool,
     /// Further variables of the chat template.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
