@@ -22,8 +22,8 @@ use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
 use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
-use crate::run::{Abandon, Run, StopRequest};
 use crate::run::meter::{Meter, Phase};
+use crate::run::{Abandon, Run, StopRequest};
 use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
 use leader::Leader;
@@ -80,7 +80,7 @@ pub struct Trainer {
     /// The benchmarks of the plan; `None` before they are opened.
     benchmarks: Option<Vec<Benchmark>>,
     meter: Arc<Meter>,
-    abandon: Abandon,
+    abandon: Arc<Abandon>,
 }
 
 impl Trainer {
@@ -121,14 +121,18 @@ impl Trainer {
             warnings,
             benchmarks: None,
             meter: Arc::default(),
-            abandon: Abandon::default(),
+            abandon: Arc::default(),
         })
     }
 
     /// Looks for requests to stop while it samples, and ends the run with the state of the last step where a rollout is
-    /// abandoned.
-    pub fn abandon_when(&mut self, look: impl Fn() -> Option<StopRequest> + Send + Sync + 'static) {
-        self.abandon = Abandon::when(look);
+    /// abandoned. Returns what says so.
+    pub fn abandon_when(
+        &mut self,
+        look: impl Fn() -> Option<StopRequest> + Send + Sync + 'static,
+    ) -> Arc<Abandon> {
+        self.abandon = Arc::new(Abandon::when(look));
+        Arc::clone(&self.abandon)
     }
 
     /// What the run takes of its device's memory, and what the settings left to the program became.
@@ -158,7 +162,7 @@ impl Trainer {
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
         let memory = &mut self.memory;
-        let (abandon, counters) = (&self.abandon, *counters);
+        let (abandon, counters) = (&*self.abandon, *counters);
         let mut training = RolloutContext { model, memory, task, plan, counters, ranks, meter, abandon };
         let sampled = self.source.next(&mut training)?;
         canary::check_verdicts(plan, step, &sampled.batch)?;
@@ -177,7 +181,7 @@ impl Trainer {
         let (task, policy_version, ranks) = (&self.task, counters.n_updates, ranks.as_ref());
         // An evaluation after a step belongs to that step, which is finished.
         let never = Abandon::default();
-        let abandon = if self.abandon.has_trained() { &never } else { &self.abandon };
+        let abandon = if self.abandon.has_trained() { &never } else { &*self.abandon };
         let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter, abandon };
         let held_out = sampler.held_out_accuracy()?;
         let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;

@@ -111,6 +111,9 @@ mod tests {
         let groups = control_groups("0::/a/b\n3:memory:/c\n4:cpu:/d\n");
         let expected = ["", "/a", "/a/b", "/memory", "/memory/c"].map(|end| format!("/sys/fs/cgroup{end}"));
         assert_eq!(groups.len(), expected.len());
-        assert!(expected.iter().all(|path| groups.iter().any(|group| group == Path::new(path))), "{groups:?}");
+        assert!(
+            expected.iter().all(|path| groups.iter().any(|group| group == Path::new(path))),
+            "{groups:?}"
+        );
     }
 }

@@ -196,3 +196,28 @@ pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::
     timed.end()?;
     Ok(Called::Known(caller))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_handshake_has_one_deadline_for_all_its_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut dripping = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let began = Instant::now();
+        let mut timed = Timed { stream: &mut stream, deadline: began + Duration::from_millis(300) };
+        let drip = std::thread::spawn(move || {
+            while dripping.write_all(&[0]).is_ok() && began.elapsed() < Duration::from_secs(3) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let error = timed.read_exact(&mut [0; 1000]).unwrap_err();
+        let is_late = matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+        assert!(is_late && began.elapsed() < Duration::from_secs(1), "{error} after {:?}", began.elapsed());
+        drop(stream);
+        drip.join().unwrap();
+    }
+}

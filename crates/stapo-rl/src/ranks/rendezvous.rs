@@ -45,11 +45,7 @@ fn error_of_rank(rank: usize, problem: String) -> RankError {
 }
 
 /// Rank 0: takes the calls of all others, and tells each where the others listen.
-fn lead(
-    membership: &Membership,
-    deadline: Instant,
-    report: &dyn Fn(&str),
-) -> Result<Connections, RankError> {
+fn lead(membership: &Membership, deadline: Instant, report: &dyn Fn(&str)) -> Result<Connections, RankError> {
     let failed = |problem: String| error_of_rank(0, problem);
     let shown = format!("{}:{}", membership.address, membership.port);
     let listener = listen(membership).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
@@ -354,5 +350,21 @@ impl Drop for Arrivals {
     fn drop(&mut self) {
         self.is_open.store(false, Ordering::SeqCst);
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_listens_where_it_reached_rank_0_and_nowhere_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _arrivals = Arrivals::open(listener, b"secret", b"session").unwrap();
+        let (address, token) = ("127.0.0.1".to_string(), "secret".to_string());
+        let membership = Membership { rank: 1, world: 2, local_rank: 1, n_local: 2, address, port, token };
+        let (_control, of_rank_1) = reach(&membership, Instant::now() + Duration::from_secs(10)).unwrap();
+        assert_eq!(of_rank_1.local_addr().unwrap().ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
 }

@@ -36,7 +36,8 @@ impl Abandon {
         Self { look: Some(Box::new(look)), has_trained: AtomicBool::new(false) }
     }
 
-    pub(crate) fn has_trained(&self) -> bool {
+    /// Whether this process has learned from a rollout.
+    pub fn has_trained(&self) -> bool {
         self.has_trained.load(Ordering::SeqCst)
     }
 

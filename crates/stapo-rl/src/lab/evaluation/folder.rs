@@ -43,6 +43,9 @@ pub struct EvalPlan {
     /// Texts that end a response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
+    /// The run whose settings of prompts and responses apply where the command line gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompting_of: Option<String>,
     /// A second verifier beside the rules of the benchmarks, as named on the command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<String>,
