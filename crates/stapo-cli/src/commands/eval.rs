@@ -184,13 +184,12 @@ pub struct CompareArgs {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
-    stop.prepare();
-    let work = Joined::work(
+    ranks::work_until_asked(
         &args.ranks,
+        &stop,
         |joined| lead(args, joined, &stop),
         |joined| follow_lead(args, joined, &stop),
-    );
-    ranks::end_as_asked(work, &stop)
+    )
 }
 
 /// What every rank but the first does: it samples its share of the questions of rank 0's plan.

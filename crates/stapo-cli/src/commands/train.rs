@@ -97,16 +97,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let stop = stop::on_signals()?;
-    stop.prepare();
     if args.tied {
         stop::tie_to_parent(&stop)?;
     }
-    let work = Joined::work(
+    ranks::work_until_asked(
         &args.ranks,
+        &stop,
         |joined| lead(args, joined, &stop),
         |joined| follow_lead(args, joined, &stop),
-    );
-    ranks::end_as_asked(work, &stop)
+    )
 }
 
 /// What every rank but the first does: the same steps without a folder or a display.

@@ -162,10 +162,31 @@ impl Joined {
     }
 }
 
-/// Ends with the status of the signal where all ranks were asked to stop and another one has ended first.
-pub fn end_as_asked(work: Result<ExitCode>, stop: &Stop) -> Result<ExitCode> {
+/// As [`Joined::work`] for a command that signals stop. A process that is alone, or has not met the other ranks, ends at the first
+/// signal until it begins its work. Where all ranks were asked to stop and another one has ended first, the status is the
+/// signal's.
+pub fn work_until_asked(
+    flags: &RankFlags,
+    stop: &Stop,
+    lead: impl FnOnce(&Joined) -> Result<ExitCode>,
+    follow: impl FnOnce(&Joined) -> Result<ExitCode>,
+) -> Result<ExitCode> {
+    stop.prepare();
+    let met = |joined: &Joined| {
+        if joined.others.is_some() {
+            stop.begin_work();
+        }
+    };
+    let lead = |joined: &Joined| {
+        met(joined);
+        lead(joined)
+    };
+    let follow = |joined: &Joined| {
+        met(joined);
+        follow(joined)
+    };
     let is_of_rank = |error: &anyhow::Error| error.chain().any(is_of_rank);
-    match work {
+    match Joined::work(flags, lead, follow) {
         Err(error) if stop.is_raised() && is_of_rank(&error) => {
             eprintln!("stopped by {}: {}", stop.name(), crate::chain_text(&error));
             Ok(ExitCode::from(stop.exit_status()))
