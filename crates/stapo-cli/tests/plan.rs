@@ -56,7 +56,7 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
     assert!(number(&phases["update"]) > 2048.0 * 4200.0 / 50_000.0);
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "nothing is written");
 
-    let other = plan(at, &[PAPER, "--machine", "h200", "--model", "Qwen/Qwen3-8B-Base"]);
+    let other = too_large(at, &[PAPER, "--machine", "h200", "--model", "Qwen/Qwen3-8B-Base"]);
     assert_eq!(other["parameters"], 8_190_735_360_u64);
     assert!(assumed(&other, "a quarter") && assumed(&other, "a third"), "{other:#}");
     let slower = plan(at, &[PAPER, "--machine", "a100", "--mean-prompt", "200", "--mean-response", "4000"]);
@@ -199,7 +199,7 @@ fn a_run_that_does_not_fit_main_memory_is_refused_before_it_starts() {
     assert!(said.contains("cpu") && said.contains("MiB are free"), "{said}");
     assert!(!at.join("run").exists(), "a refused run leaves nothing behind");
     // The most that one micro-batch can have counts, not the limit that the config allows.
-    let roomy = plan(at, &["--no-measure", "--set", "update.microbatch_tokens=1000000000"]);
+    let roomy = plan(at, &["--no-measure", "--set", "update.microbatch_tokens=67108864"]);
     assert_eq!(roomy["fits"], true);
 }
 

@@ -105,25 +105,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         recompute: memory.recompute,
         world,
     };
+    let fits = memory_bytes.is_none_or(|bytes| memory.peak_bytes() <= bytes);
     let planning = Planning { args, shapes: &shapes, shape, memory, memory_bytes, assumed };
     let is_simulation = named.is_some() || args.model.is_some() || args.no_measure || world.n_ranks > 1;
-    let estimate = planning.planned(None);
-    let obstacle = match estimate.fits() {
+    let obstacle = match fits {
         _ if is_simulation => None,
-        Some(false) => Some("the run does not fit".to_string()),
-        _ => here.obstacle(&plan, &shapes),
+        false => Some("the run does not fit".to_string()),
+        true => here.obstacle(&plan, &shapes),
     };
     if is_simulation || obstacle.is_some() {
         let note = obstacle.map(|obstacle| format!("times are simulated, not measured: {obstacle}"));
-        return Ok(show(args, &planning.planned_with(note, None)));
+        return Ok(show(args, &planning.planned(note, None)));
     }
     let note = "times are simulated so far, and measured next".to_string();
-    let estimate = planning.planned_with(Some(note), None);
+    let estimate = planning.planned(Some(note), None);
     if !args.json {
         text::print(&estimate);
     }
     let measured = measure::run(args, &planning.shape, &estimate)?;
-    let planned = planning.planned(Some(measured));
+    let planned = planning.planned(None, Some(measured));
     if !args.json {
         println!("");
         text::print_times(&planned);
@@ -153,12 +153,8 @@ struct Planning<'a> {
 }
 
 impl<'a> Planning<'a> {
-    fn planned(&self, measured: Option<Measurement>) -> Planned<'a> {
-        self.planned_with(None, measured)
-    }
-
     /// The plan, simulated or corrected by what was measured, with a note on how its times were found.
-    fn planned_with(&self, note: Option<String>, measured: Option<Measurement>) -> Planned<'a> {
+    fn planned(&self, note: Option<String>, measured: Option<Measurement>) -> Planned<'a> {
         let Self { args, shapes, memory_bytes, .. } = *self;
         let (plan, world) = (self.shape.plan, self.shape.world);
         let lengths = known_lengths(args, self.shape.lengths, measured.as_ref());
