@@ -2,7 +2,7 @@
 
 use crate::browser::runs::{STAPO, hostile, json_lines, lines, train};
 use crate::browser::session::Session;
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, listing, ok, stapo};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -188,25 +188,6 @@ fn answers_have_the_numbers_of_the_files_and_nothing_outside_the_folder() {
     }
     drop(server);
     assert_eq!(listing(&at.join("runs")), before, "the server wrote something");
-}
-
-/// Every file below a folder with its length and time.
-fn listing(folder: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
-        let metadata = entry.path().symlink_metadata().unwrap();
-        if metadata.is_dir() {
-            found.extend(listing(&entry.path()));
-        }
-        found.push(format!(
-            "{} {} {:?}",
-            entry.path().display(),
-            metadata.len(),
-            metadata.modified().unwrap()
-        ));
-    }
-    found.sort();
-    found
 }
 
 #[test]

@@ -316,8 +316,8 @@ mod tests {
         assert_eq!(asked(false, true, IfUrgent), Asked::AtOnce);
         assert!([Everything, Nothing].iter().all(|of| asked(false, false, *of) == Asked::AtOnce));
         assert!(text(Asked::Once, SIGINT, Some(IfUrgent)).len() <= 80 && FINISHING.len() <= 80);
-        let told = text(Asked::Once, SIGTERM, Some(IfUrgent));
-        assert!(told.contains("not done in 10 s is abandoned"), "{told}");
+        let announced = text(Asked::Once, SIGTERM, Some(IfUrgent));
+        assert!(announced.contains("not done in 10 s is abandoned"), "{announced}");
     }
 
     #[test]
