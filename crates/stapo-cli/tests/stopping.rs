@@ -56,11 +56,12 @@ fn train<'a>(out: &'a str, settings: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// Rollouts of a few seconds.
-const SLOW: [&str; 6] = [
+const SLOW: [&str; 7] = [
     "steps=2",
-    "rollout.problems_per_step=64",
-    "rollout.group_size=16",
-    "update.problems_per_minibatch=64",
+    "rollout.problems_per_step=32",
+    "rollout.group_size=32",
+    "update.problems_per_minibatch=32",
+    "update.sum=microbatches",
     "evaluation={problems=4, every_steps=0}",
     "record.checkpoint_every_steps=1000",
 ];
@@ -105,23 +106,50 @@ fn a_rollout_that_was_abandoned_is_sampled_again_to_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     ok(&stapo(at, &train("whole", &SLOW)));
-    let mut run = Started::new(at, &train("cut", &SLOW));
-    let metrics = at.join("cut/metrics.jsonl");
-    run.wait_for_lines(&metrics, 1);
-    std::thread::sleep(Duration::from_millis(100));
-    run.ask_to_stop();
-    std::thread::sleep(Duration::from_millis(300));
-    let asked = Instant::now();
-    run.ask_to_stop();
-    let (status, said, seconds) = run.end(asked);
-    assert!(status == Some(143) && seconds < 5.0, "{status:?} after {seconds} s: {said}");
-    assert!(said.contains("a rollout that is not done in 10 s is abandoned"), "{said}");
-    assert!(said.contains("abandoning the rollout"), "{said}");
-    assert_eq!(std::fs::read_to_string(&metrics).unwrap().lines().count(), 1, "the second step was not made");
-    assert!(at.join("cut/checkpoints/step-000001").is_dir(), "the first step is saved");
-    ok(&stapo(at, &["verify", "cut"]));
-    ok(&stapo(at, &["train", "--resume", "cut"]));
-    assert_eq!(last_hash(&at.join("cut")), last_hash(&at.join("whole")));
+    for (out, launcher) in [("alone", &[][..]), ("launched", &["launch", "--ranks", "2"])] {
+        let run = at.join(out);
+        let mut cut = Started::new(at, &[launcher, &train(out, &SLOW)].concat());
+        cut.wait_for_lines(&run.join("metrics.jsonl"), 1);
+        std::thread::sleep(Duration::from_millis(100));
+        cut.ask_to_stop();
+        std::thread::sleep(Duration::from_millis(300));
+        let asked = Instant::now();
+        cut.ask_to_stop();
+        let (status, said, seconds) = cut.end(asked);
+        assert!(status == Some(143) && seconds < 8.0, "{out}: {status:?} after {seconds} s: {said}");
+        assert!(said.contains("a rollout that is not done in 10 s is abandoned"), "{said}");
+        assert!(said.contains("abandoning the rollout"), "{said}");
+        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        assert_eq!(metrics.lines().count(), 1, "{out}: the second step was not made");
+        assert!(run.join("checkpoints/step-000001").is_dir(), "{out}: the first step is saved");
+        ok(&stapo(at, &["verify", out]));
+        ok(&stapo(at, &["train", "--resume", out]));
+        assert_eq!(last_hash(&run), last_hash(&at.join("whole")), "{out}");
+    }
+}
+
+/// Prompts are checked before a run begins; a signal then ends the program without waiting for them.
+#[test]
+fn a_signal_while_prompts_are_prepared_ends_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let sum = vec!["1"; 100].join("+");
+    let rows: String =
+        (0..300_000).map(|n| format!("{{\"problem\": \"{n}+{sum}=\", \"answer\": \"1\"}}\n")).collect();
+    std::fs::write(at.join("rows.jsonl"), rows).unwrap();
+    let settings = [
+        "task={kind=\"jsonl\", path=\"rows.jsonl\", template=\"{{ problem }}\", held_out_share=0.1}",
+        "rollout.max_prompt_tokens=1000",
+    ];
+    for millis in [300, 1500] {
+        let run = Started::new(at, &train("run", &settings));
+        std::thread::sleep(Duration::from_millis(millis));
+        let asked = Instant::now();
+        run.ask_to_stop();
+        let (status, said, seconds) = run.end(asked);
+        assert!(status == Some(143) && seconds < 2.0, "{status:?} after {seconds} s: {said}");
+        assert!(!at.join("run").exists(), "nothing was begun");
+    }
 }
 
 /// Small steps that several ranks share.
