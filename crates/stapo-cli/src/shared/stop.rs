@@ -332,4 +332,15 @@ mod tests {
         stop.took(SIGINT);
         assert_eq!(stop.request(), Some(StopRequest { signal: SIGINT, is_urgent: true }));
     }
+
+    #[test]
+    fn sigterm_is_urgent_after_its_grace() {
+        for (signal, seconds, is_urgent) in [(SIGTERM, 11, true), (SIGTERM, 5, false), (SIGINT, 11, false)] {
+            let stop = Stop::default();
+            let Some(first) = Instant::now().checked_sub(Duration::from_secs(seconds)) else { return };
+            stop.first.set(first).unwrap();
+            stop.raise(signal);
+            assert_eq!(stop.request(), Some(StopRequest { signal, is_urgent }), "{seconds} s");
+        }
+    }
 }

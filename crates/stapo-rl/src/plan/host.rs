@@ -75,13 +75,17 @@ impl Limit {
         let bytes = number(["memory.max", "memory.limit_in_bytes"])?;
         let used = number(["memory.current", "memory.usage_in_bytes"])?;
         let statistics = read_to_string(group.join("memory.stat")).unwrap_or_default();
-        let of_files = |line: &str| {
-            let (name, bytes) = line.split_once(' ')?;
-            let bytes = bytes.parse::<u64>().ok()?;
-            matches!(name, "active_file" | "inactive_file").then_some(bytes)
+        let files = |prefix: &str| {
+            let of_files = |line: &str| {
+                let (name, bytes) = line.strip_prefix(prefix)?.split_once(' ')?;
+                let is_file = matches!(name, "active_file" | "inactive_file");
+                bytes.parse::<u64>().ok().filter(|_| is_file)
+            };
+            statistics.lines().filter_map(of_files).sum::<u64>()
         };
-        let files: u64 = statistics.lines().filter_map(of_files).sum();
-        Some(Self { bytes, left: bytes.saturating_sub(used.saturating_sub(files)) })
+        // The first version of control groups counts the groups inside under names of their own.
+        let droppable = files("").max(files("total_"));
+        Some(Self { bytes, left: bytes.saturating_sub(used.saturating_sub(droppable)) })
     }
 }
 
@@ -105,6 +109,8 @@ mod tests {
         write("memory.max", "1000\n");
         write("memory.current", "700\n");
         write("memory.stat", "anon 400\nactive_file 100\ninactive_file 200\n");
+        assert_eq!(Limit::read(folder.path()), Some(Limit { bytes: 1000, left: 600 }));
+        write("memory.stat", "active_file 1\ntotal_active_file 250\ntotal_inactive_file 50\n");
         assert_eq!(Limit::read(folder.path()), Some(Limit { bytes: 1000, left: 600 }));
         write("memory.max", "max\n");
         assert_eq!(Limit::read(folder.path()), None);
