@@ -76,16 +76,12 @@ fn last_hash(run: &Path) -> Value {
 fn a_signal_before_the_first_step_ends_the_run_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let cases =
-        [("evaluating", "evaluation={problems=512, samples=64}"), ("sampling", "evaluation={problems=4}")];
-    for (out, evaluation) in cases {
-        let settings = [
-            "rollout.problems_per_step=512",
-            "rollout.group_size=64",
-            "update.problems_per_minibatch=512",
-            evaluation,
-        ];
-        let mut run = Started::new(at, &train(out, &settings));
+    let small = ["steps=1", "rollout.problems_per_step=4", "update.problems_per_minibatch=4"];
+    let large =
+        ["rollout.problems_per_step=512", "rollout.group_size=64", "update.problems_per_minibatch=512"];
+    let (short, long) = ("evaluation={problems=4}", "evaluation={problems=512, samples=64}");
+    for (out, settings) in [("evaluating", [&small[..], &[long]]), ("sampling", [&large, &[short]])] {
+        let mut run = Started::new(at, &train(out, &settings.concat()));
         run.wait_for_lines(&at.join(out).join("events.jsonl"), 1);
         std::thread::sleep(Duration::from_secs(1));
         let asked = Instant::now();
@@ -99,6 +95,10 @@ fn a_signal_before_the_first_step_ends_the_run_at_once() {
         assert!(events.contains("SIGTERM"), "{events}");
         ok(&stapo(at, &["verify", out]));
     }
+    // A run without a checkpoint begins anew.
+    ok(&stapo(at, &["train", "--resume", "evaluating", "--set", short]));
+    ok(&stapo(at, &train("whole", &[&small[..], &[short]].concat())));
+    assert_eq!(last_hash(&at.join("evaluating")), last_hash(&at.join("whole")));
 }
 
 #[test]
@@ -134,8 +134,10 @@ fn a_signal_while_prompts_are_prepared_ends_the_run_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let sum = vec!["1"; 100].join("+");
-    let rows: String =
-        (0..300_000).map(|n| format!("{{\"problem\": \"{n}+{sum}=\", \"answer\": \"1\"}}\n")).collect();
+    let rows: String = (0..300_000)
+        .map(|n| format!("{{\"problem\": \"{n}+{sum}=\", \"answer\": \"1\"}}\n"))
+        .collect::<Vec<_>>()
+        .concat();
     std::fs::write(at.join("rows.jsonl"), rows).unwrap();
     let settings = [
         "task={kind=\"jsonl\", path=\"rows.jsonl\", template=\"{{ problem }}\", held_out_share=0.1}",

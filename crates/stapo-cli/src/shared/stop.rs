@@ -196,7 +196,7 @@ fn text(asked: Asked, signal: i32, gives_up: Option<GivesUp>) -> String {
         }
         (Asked::Once, None) => FINISHING.to_string(),
         (Asked::Once, Some(GivesUp::Everything)) => {
-            "stopping before the first step; Ctrl-C again ends at once".to_string()
+            "stopping: nothing was trained yet; Ctrl-C again ends at once".to_string()
         }
         (Asked::Once, Some(_)) if signal == SIGTERM => format!(
             "finishing this step and saving; a rollout that is not done in {} s is abandoned, and --resume samples it again",

@@ -172,8 +172,13 @@ pub enum Called {
 }
 
 /// The side that listens. Callers for control know the secret of the run, those for data that of the session, which rank 0
-/// gave them.
-pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::Result<Called> {
+/// gave them. `settle` is called before the caller learns that it is known, and says whether the connection still stands.
+pub fn answer(
+    stream: &mut TcpStream,
+    run_secret: &[u8],
+    session: &[u8],
+    settle: impl FnOnce() -> bool,
+) -> io::Result<Called> {
     let mut timed = Timed::begin(stream)?;
     let listener_nonce = random()?;
     send(&mut timed, &[&MAGIC[..], &listener_nonce[..]].concat())?;
@@ -191,6 +196,9 @@ pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::
         // A rank with another secret learns of it at once, and a stranger learns nothing.
         send(&mut timed, b"no")?;
         return Ok(Called::WrongSecret(caller.rank));
+    }
+    if !settle() {
+        return Err(io::ErrorKind::ConnectionAborted.into());
     }
     send(&mut timed, &proof("listener", secret, [nonce, &listener_nonce], said))?;
     timed.end()?;

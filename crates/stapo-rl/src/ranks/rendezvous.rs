@@ -249,9 +249,18 @@ impl Handshake {
     }
 }
 
+impl Handshake {
+    /// Ends the handshake, after which it gives way to no other. False where it has given way already.
+    fn settle(&self) -> bool {
+        let open = &mut lock(&self.all).open;
+        let at = open.iter().position(|(number, _)| *number == self.number);
+        at.and_then(|at| open.remove(at)).is_some()
+    }
+}
+
 impl Drop for Handshake {
     fn drop(&mut self) {
-        lock(&self.all).open.retain(|(number, _)| *number != self.number);
+        self.settle();
     }
 }
 
@@ -289,9 +298,7 @@ impl Arrivals {
                 let Ok(handshake) = Handshake::begin(&handshakes, &stream) else { continue };
                 let (send, secrets) = (send.clone(), Arc::clone(&secrets));
                 let meet = move || {
-                    let called = answer(&mut stream, &secrets[0], &secrets[1]);
-                    drop(handshake);
-                    if let Ok(called) = called {
+                    if let Ok(called) = answer(&mut stream, &secrets[0], &secrets[1], || handshake.settle()) {
                         let _ = send.send((called, stream));
                     }
                 };
