@@ -228,7 +228,11 @@ fn strangers_that_drip_bytes_hold_nobody_up() {
         let mut strangers: Vec<TcpStream> = Vec::new();
         while strangers.len() < 128 {
             match TcpStream::connect(("127.0.0.1", port)) {
-                Ok(stream) => strangers.push(stream),
+                Ok(mut stream) => {
+                    // The length of the longest message that is read.
+                    stream.write_all(&512_u32.to_le_bytes()).unwrap();
+                    strangers.push(stream);
+                }
                 Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
             }
         }
@@ -236,7 +240,7 @@ fn strangers_that_drip_bytes_hold_nobody_up() {
         scope.spawn(move || {
             while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
                 for stranger in &mut strangers {
-                    let _ = stranger.write_all(&[1]);
+                    let _ = stranger.write_all(&[0]);
                 }
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
