@@ -18,7 +18,11 @@ COLORS = {"1.7b": "#4269d0", "8b": "#d65f2b", "14b": "#3a8a5f"}
 
 def plan(stapo, size, *args):
     command = [stapo, "plan", f"configs/qwen3-{size}.toml", "--machine", "h200", "--json", *LENGTHS, *args]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # Status 1 is a plan that does not fit.
+    planned = subprocess.run(command, check=False, capture_output=True, text=True)
+    if planned.returncode not in (0, 1):
+        raise SystemExit(planned.stderr)
+    return json.loads(planned.stdout)
 
 
 def batch(factor):

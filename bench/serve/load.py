@@ -55,7 +55,7 @@ def make_runs(folder, n_runs, n_steps):
 
 class Server:
     def __init__(self, stapo, runs):
-        self.process = subprocess.Popen([stapo, "serve", str(runs), "--port", "0"], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([stapo, "serve", str(runs), "--port", "0", "--no-token"], stdout=subprocess.PIPE, text=True)
         said = self.process.stdout.readline()
         host, port = said.split("http://")[1].split("/")[0].split(":")
         self.address = (host, int(port))

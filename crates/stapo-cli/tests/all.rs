@@ -30,6 +30,7 @@ mod ranks;
 mod receipt;
 mod scripts;
 mod serve;
+mod stopping;
 mod survival;
 mod sweep;
 mod train;

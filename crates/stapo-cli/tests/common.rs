@@ -73,3 +73,22 @@ pub fn json(path: &Path) -> Value {
 pub fn parsed_lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
+
+/// Every file below a folder with its length and time.
+pub fn listing(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
+        let metadata = entry.path().symlink_metadata().unwrap();
+        if metadata.is_dir() {
+            found.extend(listing(&entry.path()));
+        }
+        found.push(format!(
+            "{} {} {:?}",
+            entry.path().display(),
+            metadata.len(),
+            metadata.modified().unwrap()
+        ));
+    }
+    found.sort();
+    found
+}

@@ -12,7 +12,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' %}({{ m.
 
 /// Makes the folder `model`, the built-in model with a chat template, and `rows.jsonl` of 60 rows, of which one has no
 /// answer and ten are longer.
-fn set_up(at: &Path) {
+pub fn set_up(at: &Path) {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/base");
     fs::create_dir(at.join("model")).unwrap();
     for entry in fs::read_dir(base).unwrap() {

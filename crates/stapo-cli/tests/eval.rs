@@ -98,6 +98,43 @@ fn a_second_verifier_judges_beside_the_rule() {
     assert!(complaint(at, &["eval", "--verifier", "{kind = \"oracle\"}"]).contains("verifier"));
 }
 
+/// A run is evaluated as it was trained: with its chat template, its variables, its system message, its stops and its length.
+#[test]
+fn a_run_is_asked_as_it_was_trained_unless_the_command_line_says_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    crate::data::set_up(at);
+    let asked = [
+        "model={kind=\"path\", path=\"model\"}",
+        "rollout.chat=true",
+        "rollout.chat_arguments={shout=true}",
+        "rollout.stop=[\"=\"]",
+        "rollout.max_response_tokens=24",
+        "task.system=1+1",
+        "steps=1",
+    ];
+    let set: Vec<&str> = asked.iter().flat_map(|setting| ["--set", setting]).collect();
+    ok(&stapo(at, &[&["train", "--quiet", "--out", "run"], &TINY[..], &set].concat()));
+    let eval = |out: &str, more: &[&str]| {
+        let words = ["eval", "--model", "run", "--limit", "3", "--samples", "1", "--out", out];
+        (ok(&stapo(at, &[&words, more].concat())), json(&at.join(out).join("eval.json")))
+    };
+    let (said, plan) = eval("as-trained", &[]);
+    let shown = "asked as in the run run: chat template, with {\"shout\":true}, system message \"1+1\", responses end at [\"=\"], up to 24 tokens";
+    let (above, _) = said.split_once("benchmark ").unwrap();
+    assert!(above.contains(shown), "{said}");
+    assert_eq!((&plan["chat"], &plan["max_tokens"]), (&true.into(), &24.into()));
+    assert_eq!((&plan["system"], &plan["chat_arguments"]["shout"]), (&"1+1".into(), &true.into()));
+    assert_eq!((&plan["stop"], &plan["prompting_of"]), (&serde_json::json!(["="]), &"run".into()));
+    ok(&stapo(at, &["verify", "as-trained", "--replay", "--steps", "2"]));
+    let (said, plan) = eval("plain", &["--chat=false", "--max-tokens", "30", "--stop", "+"]);
+    assert!(said.contains("plain text, responses end at [\"+\"], up to 30 tokens"), "{said}");
+    assert!(plan["system"].is_null() && plan["chat"] == false && plan["chat_arguments"].is_null(), "{plan}");
+    // The model itself is no run, and nothing is taken over.
+    let words = ["eval", "--model", "model", "--limit", "1", "--samples", "1", "--max-tokens", "30"];
+    assert!(ok(&stapo(at, &words)).contains("asked: plain text, up to 30 tokens"));
+}
+
 #[test]
 fn two_runs_are_compared_by_their_responses() {
     let folder = tempfile::tempdir().unwrap();

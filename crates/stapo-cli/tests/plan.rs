@@ -10,7 +10,16 @@ const PAPER_14B: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/qwen
 const BASE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/base");
 
 fn plan(at: &Path, args: &[&str]) -> Value {
-    serde_json::from_str(&ok(&stapo(at, &[&["plan", "--json"], args].concat()))).unwrap()
+    let plan: Value = serde_json::from_str(&ok(&stapo(at, &[&["plan", "--json"], args].concat()))).unwrap();
+    assert_ne!(plan["fits"], false, "a plan that does not fit has status 1");
+    plan
+}
+
+/// A plan that does not fit, for which the exit status is 1.
+fn too_large(at: &Path, args: &[&str]) -> Value {
+    let output = stapo(at, &[&["plan", "--json"], args].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn number(value: &Value) -> f64 {
@@ -47,7 +56,7 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
     assert!(number(&phases["update"]) > 2048.0 * 4200.0 / 50_000.0);
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "nothing is written");
 
-    let other = plan(at, &[PAPER, "--machine", "h200", "--model", "Qwen/Qwen3-8B-Base"]);
+    let other = too_large(at, &[PAPER, "--machine", "h200", "--model", "Qwen/Qwen3-8B-Base"]);
     assert_eq!(other["parameters"], 8_190_735_360_u64);
     assert!(assumed(&other, "a quarter") && assumed(&other, "a third"), "{other:#}");
     let slower = plan(at, &[PAPER, "--machine", "a100", "--mean-prompt", "200", "--mean-response", "4000"]);
@@ -61,7 +70,7 @@ fn a_run_that_does_not_fit_says_what_to_change() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let base = [PAPER_8B, "--machine", "h100"];
-    let refused = plan(at, &base);
+    let refused = too_large(at, &base);
     assert_eq!(refused["fits"], false);
     let settings = refused["remedy"]["set"].as_array().unwrap();
     assert!(!settings.is_empty());
@@ -69,9 +78,11 @@ fn a_run_that_does_not_fit_says_what_to_change() {
     let fitting = plan(at, &[&base[..], &sets].concat());
     assert_eq!((&fitting["fits"], &fitting["remedy"]), (&true.into(), &Value::Null));
     assert_eq!(fitting["memory_bytes_total"], refused["remedy"]["memory_bytes_total"]);
-    let hopeless = plan(at, &[PAPER_8B, "--machine", "rtx4090", "--model", "qwen3-32b"]);
+    let hopeless = too_large(at, &[PAPER_8B, "--machine", "rtx4090", "--model", "qwen3-32b"]);
     assert_eq!((&hopeless["fits"], &hopeless["remedy"]), (&false.into(), &Value::Null));
-    let text = ok(&stapo(at, &["plan", PAPER_8B, "--machine", "h100"]));
+    let output = stapo(at, &["plan", PAPER_8B, "--machine", "h100"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("does not fit; with --set "), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
@@ -171,6 +182,52 @@ fn mistakes_are_named() {
         let said = complaint(at, &[&["plan"], args].concat());
         for word in words {
             assert!(said.contains(word), "{args:?}: {said:?} does not say {word:?}");
+        }
+    }
+}
+
+/// A run that needs more main memory than there is, is refused before anything is loaded or written.
+#[test]
+fn a_run_that_does_not_fit_main_memory_is_refused_before_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let set = ["--set", "model={kind=\"random\", shape=\"qwen3-32b\"}"];
+    let planned = too_large(at, &set);
+    assert!(assumed(&planned, "not measured: the run does not fit"), "{planned:#}");
+    assert!(number(&planned["memory_bytes_total"]) > number(&planned["memory_bytes_here"]));
+    let said = complaint(at, &[&["train", "--out", "run"], &set[..]].concat());
+    assert!(said.contains("cpu") && said.contains("MiB are free"), "{said}");
+    assert!(!at.join("run").exists(), "a refused run leaves nothing behind");
+    // The most that one micro-batch can have counts, not the limit that the config allows.
+    let roomy = plan(at, &["--no-measure", "--set", "update.microbatch_tokens=67108864"]);
+    assert_eq!(roomy["fits"], true);
+}
+
+/// The simulated plan is there at once, and a signal while steps are measured keeps it.
+#[cfg(unix)]
+#[test]
+fn a_signal_while_measuring_keeps_the_simulated_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    for json in [false, true] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_stapo"));
+        command.current_dir(folder.path()).args(["plan", "--set", "rollout.group_size=64"]);
+        command.args(json.then_some("--json"));
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+        assert!(line.starts_with("measuring: "), "{line}");
+        let pid = child.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(143), "{said}");
+        if json {
+            let plan: Value = serde_json::from_str(&said).unwrap();
+            assert!(plan["time"]["is_measured"] == false && assumed(&plan, "measured next"), "{plan:#}");
+        } else {
+            assert!(said.contains("memory") && said.contains("measured next"), "{said}");
         }
     }
 }

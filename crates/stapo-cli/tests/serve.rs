@@ -2,7 +2,7 @@
 
 use crate::browser::runs::{STAPO, hostile, json_lines, lines, train};
 use crate::browser::session::Session;
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, listing, ok, stapo};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -37,8 +37,13 @@ impl Server {
         Server { child, _output: output, address: address.to_string(), token }
     }
 
-    /// The status, the head and the body of an answer.
+    /// The status, the head and the body of an answer to a page that has the token.
     fn ask(&self, target: &str, headers: &str) -> (u16, String, String) {
+        let port = self.address.rsplit(':').next().unwrap();
+        self.ask_bare(target, &format!("Cookie: stapo_token_{port}={}\r\n{headers}", self.token))
+    }
+
+    fn ask_bare(&self, target: &str, headers: &str) -> (u16, String, String) {
         self.send(&format!("GET {target} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", self.address))
     }
 
@@ -62,7 +67,7 @@ impl Server {
     }
 
     fn page(&self, hash: &str) -> String {
-        format!("http://{}/{hash}", self.address)
+        format!("http://{}/?token={}{hash}", self.address, self.token)
     }
 }
 
@@ -185,31 +190,12 @@ fn answers_have_the_numbers_of_the_files_and_nothing_outside_the_folder() {
     assert_eq!(listing(&at.join("runs")), before, "the server wrote something");
 }
 
-/// Every file below a folder with its length and time.
-fn listing(folder: &Path) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()) {
-        let metadata = entry.path().symlink_metadata().unwrap();
-        if metadata.is_dir() {
-            found.extend(listing(&entry.path()));
-        }
-        found.push(format!(
-            "{} {} {:?}",
-            entry.path().display(),
-            metadata.len(),
-            metadata.modified().unwrap()
-        ));
-    }
-    found.sort();
-    found
-}
-
 #[test]
 fn foreign_names_pages_methods_and_giants_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     invented(&folder.path().join("a"), 3);
-    let server = Server::start(folder.path(), &[]);
-    let (status, head, body) = server.ask("/", "");
+    let server = Server::start(folder.path(), &["--no-token"]);
+    let (status, head, body) = server.ask_bare("/", "");
     assert_eq!(status, 200);
     assert!(
         head.contains("default-src 'none'; script-src 'self'") && head.contains("frame-ancestors 'none'"),
@@ -235,19 +221,25 @@ fn foreign_names_pages_methods_and_giants_are_refused() {
 }
 
 #[test]
-fn other_machines_need_the_token() {
+fn other_users_and_other_machines_need_the_token() {
     let folder = tempfile::tempdir().unwrap();
     invented(&folder.path().join("a"), 3);
-    let server = Server::start(folder.path(), &["--listen", "0.0.0.0"]);
-    assert_eq!(server.token.len(), 32);
-    assert_eq!(server.ask("/", "").0, 401);
-    assert_eq!(server.ask("/api/runs", "Cookie: stapo_token=wrong\r\n").0, 401);
-    assert_eq!(server.ask("/?token=wrong", "").0, 401);
-    let (status, head, _) = server.ask(&format!("/?token={}", server.token), "");
-    assert!(status == 303 && head.contains("SameSite=Strict") && head.contains("HttpOnly"), "{head}");
-    let cookie = head.split("Set-Cookie: ").nth(1).unwrap().split(';').next().unwrap();
-    assert_eq!(server.ask("/api/runs", &format!("Cookie: {cookie}\r\n")).0, 200);
-    assert_eq!(server.ask("/stream", "").0, 401);
+    for listen in ["127.0.0.1", "0.0.0.0"] {
+        let server = Server::start(folder.path(), &["--listen", listen]);
+        assert_eq!(server.token.len(), 32);
+        for target in ["/", "/api/runs", "/stream", "/?token=wrong"] {
+            let (status, _, body) = server.ask_bare(target, "");
+            assert!(status == 401 && !body.contains("long"), "{target}: {status} {body}");
+        }
+        assert_eq!(server.ask_bare("/api/runs", "Cookie: stapo_token=wrong\r\n").0, 401);
+        let (status, head, _) = server.ask_bare(&format!("/?token={}", server.token), "");
+        assert!(status == 303 && head.contains("SameSite=Strict") && head.contains("HttpOnly"), "{head}");
+        let cookie = head.split("Set-Cookie: ").nth(1).unwrap().split(';').next().unwrap();
+        assert_eq!(server.ask_bare("/api/runs", &format!("Cookie: {cookie}\r\n")).0, 200);
+    }
+    let refused =
+        complaint(folder.path(), &["serve", ".", "--port", "0", "--listen", "0.0.0.0", "--no-token"]);
+    assert!(refused.contains("can be reached from other machines"), "{refused}");
 }
 
 /// Starts a training run and returns its process.

@@ -229,6 +229,37 @@ fn gguf_tokenizers_with_faults_are_refused_or_used() {
     });
 }
 
+/// A few replacements in a row, each of which makes a text longer, fill any memory by a text of a few bytes.
+#[test]
+fn replacements_that_feed_each_other_are_refused() {
+    let original: Value = serde_json::from_str(&originals()[0]).unwrap();
+    let replace = |n: usize| json!({"type": "Replace", "pattern": {"String": "1"}, "content": "1".repeat(n)});
+    let chain = |key: &str, n_steps: usize, n: usize| {
+        let steps: Vec<Value> = (0..n_steps).map(|_| replace(n)).collect();
+        json!({"type": "Sequence", key: steps})
+    };
+    for (pointer, children) in [("/normalizer", "normalizers"), ("/decoder", "decoders")] {
+        let read = |component: Value| {
+            let mut json = original.clone();
+            *json.pointer_mut(pointer).unwrap() = component;
+            Tokenizer::from_json("t", json.to_string().as_bytes())
+        };
+        for (component, words) in [
+            (chain(children, 8, 10), "10.0 times as long, at most 8 times"),
+            (chain(children, 7, 2), "up to 128 times as long, at most 16 times"),
+            (
+                json!({"type": "Sequence", children: [chain(children, 2, 4), chain(children, 1, 4)]}),
+                "up to 64 times",
+            ),
+        ] {
+            let error = read(component).unwrap_err().to_string();
+            assert!(error.contains(pointer.trim_start_matches('/')) && error.contains(words), "{error}");
+        }
+        let blank = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+        read(json!({"type": "Sequence", children: [blank]})).unwrap();
+    }
+}
+
 /// What the `tokenizers` crate would accept, and what would then depend on chance, take for ever or fail later.
 #[test]
 fn what_no_supported_family_uses_is_refused_by_name() {

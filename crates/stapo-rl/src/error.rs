@@ -81,6 +81,8 @@ pub enum Error {
         "{device}: the run needs {needed_mib} MiB, {free_mib} MiB are free\nhint: set update.recompute=inputs or layers, or lower update.microbatch_tokens or rollout.kv_mib; stapo plan shows the parts"
     )]
     DoesNotFit { device: String, needed_mib: u64, free_mib: u64 },
+    #[error("signal {signal} asked this run to stop, and what was being sampled is abandoned")]
+    Abandoned { signal: i32 },
     #[error("problem {problem_id}: {source}")]
     Request { problem_id: String, source: RequestError },
     #[error(

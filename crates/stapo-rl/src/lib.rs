@@ -44,6 +44,7 @@ pub mod ranks;
 pub mod plan {
     pub mod config;
     pub mod estimate;
+    pub mod host;
     pub mod memory;
 }
 

@@ -15,8 +15,8 @@ use crate::plan::config::{Plan, Reward};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Transport;
 use crate::reward::Judged;
-use crate::run::Counters;
 use crate::run::meter::Meter;
+use crate::run::{Abandon, Counters};
 use crate::tasks::{Environment, PolicyTurn, Reply, Task};
 use foreign::ForeignRollouts;
 use rayon::prelude::*;
@@ -47,6 +47,7 @@ pub struct RolloutContext<'a> {
     pub counters: Counters,
     pub ranks: &'a dyn Transport,
     pub meter: &'a Meter,
+    pub abandon: &'a Abandon,
 }
 
 /// The result of a rollout phase.

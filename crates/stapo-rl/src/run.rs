@@ -6,6 +6,7 @@
 //! but `metrics.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
 //! first two is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
 
+mod abandon;
 pub(crate) mod best;
 mod checkpoint;
 mod clock;
@@ -26,6 +27,7 @@ pub mod restart;
 mod state;
 mod tree;
 
+pub use abandon::{Abandon, StopRequest};
 pub use checkpoint::{Checkpoint, Provenance};
 pub(crate) use checkpoint::{Snapshot, restore};
 pub use clock::utc;

@@ -22,8 +22,8 @@ use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
 use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
-use crate::run::Run;
 use crate::run::meter::{Meter, Phase};
+use crate::run::{Abandon, Run, StopRequest};
 use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
 use leader::Leader;
@@ -80,6 +80,7 @@ pub struct Trainer {
     /// The benchmarks of the plan; `None` before they are opened.
     benchmarks: Option<Vec<Benchmark>>,
     meter: Arc<Meter>,
+    abandon: Arc<Abandon>,
 }
 
 impl Trainer {
@@ -120,7 +121,18 @@ impl Trainer {
             warnings,
             benchmarks: None,
             meter: Arc::default(),
+            abandon: Arc::default(),
         })
+    }
+
+    /// Looks for requests to stop while it samples, and ends the run with the state of the last step where a rollout is
+    /// abandoned. Returns what says so.
+    pub fn abandon_when(
+        &mut self,
+        look: impl Fn() -> Option<StopRequest> + Send + Sync + 'static,
+    ) -> Arc<Abandon> {
+        self.abandon = Arc::new(Abandon::when(look));
+        Arc::clone(&self.abandon)
     }
 
     /// What the run takes of its device's memory, and what the settings left to the program became.
@@ -150,7 +162,8 @@ impl Trainer {
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
         let memory = &mut self.memory;
-        let mut training = RolloutContext { model, memory, task, plan, counters: *counters, ranks, meter };
+        let (abandon, counters) = (&*self.abandon, *counters);
+        let mut training = RolloutContext { model, memory, task, plan, counters, ranks, meter, abandon };
         let sampled = self.source.next(&mut training)?;
         canary::check_verdicts(plan, step, &sampled.batch)?;
         let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
@@ -166,7 +179,10 @@ impl Trainer {
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
         let (task, policy_version, ranks) = (&self.task, counters.n_updates, ranks.as_ref());
-        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter };
+        // An evaluation after a step belongs to that step, which is finished.
+        let never = Abandon::default();
+        let abandon = if self.abandon.has_trained() { &never } else { &*self.abandon };
+        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter, abandon };
         let held_out = sampler.held_out_accuracy()?;
         let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;
         Ok((Evaluated { held_out, benchmarks: scores }, samples))
@@ -180,6 +196,7 @@ impl Trainer {
     /// Makes all optimizer steps of one rollout batch, which completes the training step. With reuse, the batch is used
     /// several times, until the gate closes.
     pub fn learn<'a>(&mut self, plan: &Plan, rolled: &'a RolledOut) -> Result<Vec<Learned<'a>>> {
+        self.abandon.set_trained();
         let step = self.learner.counters.step + 1;
         let mut carried = Carried::read(&self.learner.loop_state)?;
         let passes = self.memory.update(&mut self.learner.gradients);

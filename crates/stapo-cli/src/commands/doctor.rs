@@ -6,6 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 use stapo_rl::device::cuda::{self, Found, FoundLibrary};
 use stapo_rl::device::{CpuOptions, Simd};
+use stapo_rl::plan::host::HostMemory;
 use stapo_rl::ranks::{Flags, Membership, TOKEN};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -81,7 +82,7 @@ fn processor(options: CpuOptions) -> Finding {
 }
 
 fn memory() -> Finding {
-    let text = machine::memory().map_or("not told by this system".to_string(), |memory| {
+    let text = HostMemory::find().map_or("not told by this system".to_string(), |memory| {
         format!("{} of {} available", size(memory.available), size(memory.total))
     });
     Finding { name: "memory", status: Status::Good, text }
@@ -209,7 +210,7 @@ fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value
         FoundLibrary::Version(version) => json!({"version": version}),
         FoundLibrary::Missing { package } => json!({"package": package}),
     };
-    let memory = machine::memory();
+    let memory = HostMemory::find();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "processor": machine::processor(),

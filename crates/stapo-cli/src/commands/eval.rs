@@ -1,5 +1,7 @@
 //! `stapo eval` and `stapo compare`
 
+mod asking;
+mod bar;
 mod replay;
 mod runs;
 mod show;
@@ -10,14 +12,15 @@ use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::{Base, Fetch};
 use crate::shared::option::{KvMemory, positive, threads, trimmed};
 use crate::shared::program::PROGRAM;
-use crate::shared::prompts::PromptOptions;
-use crate::shared::ranks::{Joined, RankFlags};
+use crate::shared::prompts::chat_arguments;
+use crate::shared::ranks::{self, Joined, RankFlags};
 use crate::shared::run_folder::Use;
-use crate::shared::stop::{self, Asked, FINISHING, Stop};
-use crate::shared::terminal::is_quiet;
+use crate::shared::stop::{self, Stop};
 use crate::shared::units::short;
 use anyhow::{Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use asking::Asking;
+use bar::{bar, show_signals};
+use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason};
 use stapo_rl::device::{Device, DeviceName};
@@ -37,7 +40,7 @@ use stapo_rl::{FoundModel, LoadedModel};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
 ///
@@ -80,20 +83,31 @@ pub struct Args {
     #[arg(long, value_parser = positive)]
     limit: Option<usize>,
 
-    /// Longest response; the model's own limit may end it sooner.
-    #[arg(long, default_value_t = 20480, value_parser = positive)]
-    max_tokens: usize,
+    /// Longest response; the model's own limit may end it sooner. By default that of the run that is evaluated, and 20480 for
+    /// another model.
+    #[arg(long, value_parser = positive)]
+    max_tokens: Option<usize>,
 
-    /// Prompt as a Jinja template over `problem`; by default the problem and the paper's instruction.
+    /// Prompt as a Jinja template over `problem`; by default that of a run (evaluation.benchmark_template), or the problem and the
+    /// paper's instruction.
     #[arg(long)]
     template: Option<String>,
 
-    /// Render prompts with the model's chat template.
-    #[arg(long)]
-    chat: bool,
+    /// The system message of conversations that have none; by default that of a run (task.system).
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
 
-    #[command(flatten)]
-    prompts: PromptOptions,
+    /// Renders prompts with the model's chat template; by default as the run that is evaluated did. --chat=false does not.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    chat: Option<bool>,
+
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'; by default those of a run.
+    #[arg(long, value_name = "JSON", value_parser = chat_arguments)]
+    chat_arguments: Option<Map<String, Value>>,
+
+    /// Ends a response at this text too; may be repeated. By default the texts of a run.
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
 
     /// Judges every sample by a second verifier too and reports where it disagrees with the benchmark's rule: a mode such
     /// as boxed-exact, a program with its arguments that reads and writes JSON lines, or a table as in a config.
@@ -137,7 +151,7 @@ pub struct Args {
 }
 
 /// The flags that an evaluation keeps in its folder, so that a resumed one takes none of them.
-const OF_THE_FOLDER: [&str; 16] = [
+const OF_THE_FOLDER: [&str; 17] = [
     "out",
     "model",
     "adapter",
@@ -148,6 +162,7 @@ const OF_THE_FOLDER: [&str; 16] = [
     "limit",
     "max_tokens",
     "template",
+    "system",
     "chat",
     "chat_arguments",
     "stop",
@@ -169,7 +184,12 @@ pub struct CompareArgs {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let stop = stop::on_signals()?;
-    Joined::work(&args.ranks, |joined| lead(args, joined, &stop), |joined| follow_lead(args, joined, &stop))
+    ranks::work_until_asked(
+        &args.ranks,
+        &stop,
+        |joined| lead(args, joined, &stop),
+        |joined| follow_lead(args, joined, &stop),
+    )
 }
 
 /// What every rank but the first does: it samples its share of the questions of rank 0's plan.
@@ -178,6 +198,8 @@ fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     // A program that the user of this rank did not name is started only where it is known.
     let programs = if args.verifier == plan.verifier { Programs::Allowed } else { args.allow.of_run() };
     let questions = Questions::open(args, &plan, joined, programs)?;
+    stop.show_by(|_, _| ());
+    stop.begin_work();
     let done: Done = serde_json::from_slice(&joined.ranks.broadcast(&[])?)?;
     questions.ask(&plan, &done, joined, stop, |_| Ok(()))?;
     Ok(if stop.is_raised() { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
@@ -236,6 +258,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Some(path) => reopen(args, path, joined)?,
         None => begin(args, joined)?,
     };
+    stop.begin_work();
     if let Some(text) = folder.lock_warning() {
         eprintln!("warning: {text}");
     }
@@ -251,6 +274,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let progress = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
     let evaluated = questions.ask(&plan, &done, joined, stop, |event| {
         match event {
+            EvalEvent::Asked => {}
             EvalEvent::Token => n_tokens += 1,
             EvalEvent::Finished(record) => {
                 folder.add(&record)?;
@@ -308,6 +332,7 @@ fn finish(
         println!("{}", serde_json::to_string_pretty(&rows)?);
         return Ok(());
     }
+    show::prompting(plan);
     show::table(&rows);
     show::agreement(plan.verifier.as_deref(), &rows, &samples);
     println!("\nsamples and verdicts: {}", folder.folder().display());
@@ -334,9 +359,11 @@ struct Opened {
 }
 
 fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
+    let found = args.fetch.find(&args.model)?;
+    let asking = Asking::choose(args, &found)?;
     let mut plan = EvalPlan {
         schema: SCHEMA,
-        model: args.fetch.find(&args.model)?.pinned.to_string(),
+        model: found.pinned.to_string(),
         adapter: args.adapter.clone(),
         weights: Vec::new(),
         benchmarks: args.benchmarks.iter().flat_map(|name| expanded(name)).collect(),
@@ -344,11 +371,13 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
         decodings: args.decoding.clone(),
         n_samples: args.samples,
         limit: args.limit,
-        max_tokens: args.max_tokens,
-        template: args.template.clone(),
-        chat: args.chat,
-        chat_arguments: args.prompts.chat_arguments.clone(),
-        stop: args.prompts.stop.clone(),
+        max_tokens: asking.max_tokens,
+        template: asking.template,
+        system: asking.system,
+        chat: asking.style.chat,
+        chat_arguments: asking.style.chat_arguments,
+        stop: asking.style.stop,
+        prompting_of: asking.run,
         verifier: args.verifier.clone(),
         seed: args.seed,
         kv_mib: args.kv.mib()?,
@@ -357,8 +386,13 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
         program: PROGRAM.to_string(),
         seal: String::new(),
     };
-    if !args.chat && !args.prompts.chat_arguments.is_empty() {
+    if !plan.chat && args.chat_arguments.is_some() {
         bail!("--chat-arguments: has no effect without --chat\nhint: add --chat, or leave it out");
+    }
+    if let Some(system) = plan.system.as_ref().filter(|_| !plan.chat) {
+        bail!(
+            "system message {system:?}: has no effect without --chat\nhint: add --chat, or leave --system out"
+        );
     }
     if let Some(template) = args.template.as_ref().filter(|template| !template.contains("{{")) {
         bail!("--template {template:?}: shows no problem\nhint: {{{{ problem }}}} inserts the problem");
@@ -367,7 +401,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     decodings(&plan.decodings)?;
     joined.ranks.broadcast(&serde_json::to_vec(&plan)?)?;
     let questions = Questions::open(args, &plan, joined, Programs::Allowed)?;
-    if args.chat && questions.model.template.is_none() {
+    if plan.chat && questions.model.template.is_none() {
         bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
     }
     plan.weights = questions.inputs.iter().filter(|file| file.name.starts_with("weights")).cloned().collect();
@@ -430,7 +464,8 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 
 /// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
 fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
-    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, plan.template.as_deref())?;
+    let (template, system) = (plan.template.as_deref(), plan.system.as_deref());
+    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, template, system)?;
     let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
@@ -439,30 +474,6 @@ fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>
         }
     }
     Ok(benchmarks)
-}
-
-fn bar(n_all: usize, n_done: usize, json: bool) -> ProgressBar {
-    if json || is_quiet() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(n_all as u64).with_position(n_done as u64);
-    let template = "{bar:20} {pos}/{len} samples  {elapsed}, {eta} left  {msg}";
-    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.reset_eta();
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
-}
-
-/// Shows signals above the bar, where a bar is drawn, so that no part of it stays behind.
-fn show_signals(stop: &Stop, bar: &ProgressBar) {
-    if bar.is_hidden() {
-        return;
-    }
-    let shown = bar.clone();
-    stop.show_by(move |asked| match asked {
-        Asked::Once => shown.println(FINISHING),
-        Asked::Again => shown.finish_and_clear(),
-    });
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {

@@ -79,7 +79,7 @@ fn benchmarks(names: &[String], out: &Path) -> Result<()> {
         let extension = if file.ends_with(".parquet") { "parquet" } else { "jsonl" };
         let path = out.join(format!("{}.{extension}", known.name));
         std::fs::copy(&fetched, &path).with_context(|| path.display().to_string())?;
-        let n = Benchmark::open(known.name, out, None)?.problems.len();
+        let n = Benchmark::open(known.name, out, None, None)?.problems.len();
         let note = if n == known.n_questions {
             String::new()
         } else {

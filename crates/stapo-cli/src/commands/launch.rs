@@ -1,7 +1,7 @@
 //! `stapo launch`
 
 use crate::shared::option::positive;
-use crate::shared::stop::{self, Stop};
+use crate::shared::stop::{self, GivesUp, Stop};
 use anyhow::{Context, Result, bail};
 use stapo_rl::ranks::TOKEN;
 use stapo_rl::run::restart;
@@ -51,6 +51,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let stop = stop::on_signals()?;
+    // Every rank tells what it does, rank 0 on this terminal.
+    stop.show_by(|_, _| ());
+    stop.give_up_by(|| GivesUp::IfUrgent);
     let world = args.gpus.or(args.ranks).unwrap_or(1);
     let mut command = args.command.clone();
     let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
@@ -62,15 +65,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let port = args.port.map_or_else(free_port, Ok)?;
     let token = token()?;
     let mut ranks = Vec::new();
-    for rank in 0..world {
+    for rank in (0..world).take_while(|_| !stop.is_raised()) {
         let started = Rank::start(&command, rank, world, port, &token);
         ranks.push(started.with_context(|| format!("starting rank {rank}"))?);
     }
     let statuses = watch(&mut ranks, &stop)?;
+    let code = exit_code(&statuses, stop.signal());
     for text in errors_of_others(ranks, &statuses) {
         eprintln!("{text}");
     }
-    Ok(exit_code(&statuses))
+    Ok(ExitCode::from(code))
 }
 
 /// One process of several.
@@ -130,35 +134,54 @@ pub fn end_with_launcher() {
 #[cfg(not(target_os = "linux"))]
 pub fn end_with_launcher() {}
 
-/// The longest wait for the others after one rank has failed: they notice within seconds.
+/// The longest wait for rank 0 after another rank has failed: rank 0 may have to write the end of the run.
 const GRACE: Duration = Duration::from_secs(30);
+/// The longest wait for a rank that has nothing to write, after rank 0 has failed, or that was stopped by a signal and so
+/// cannot end.
+const SHORT_GRACE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for all ranks. A signal goes on to rank 0, which stops all after the step.
+/// Waits for all ranks. Every signal goes on to all of them.
 fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
     let mut statuses: Vec<Option<ExitStatus>> = vec![None; ranks.len()];
-    let mut is_passed_on = false;
-    let mut failed_at: Option<Instant> = None;
+    let mut n_passed_on = 0;
+    let mut failed_at: [Option<Instant>; 2] = [None, None];
     while statuses.iter().any(Option::is_none) {
         for (rank, status) in ranks.iter_mut().zip(&mut statuses).filter(|(_, status)| status.is_none()) {
             *status = rank.child.try_wait().context("waiting for a rank")?;
         }
-        if stop.is_raised() && !is_passed_on {
-            pass_on(&ranks[0].child, stop.signal());
-            is_passed_on = true;
+        let n_requests = stop.n_requests();
+        if n_requests > n_passed_on {
+            n_passed_on = n_requests;
+            let left = ranks.iter().zip(&statuses).filter(|(_, status)| status.is_none());
+            left.for_each(|(rank, _)| pass_on(&rank.child, stop.signal()));
         }
-        let has_failed = statuses.iter().flatten().any(|status| !status.success());
-        if has_failed && failed_at.is_none() {
-            failed_at = Some(Instant::now());
+        let is_failure = |status: &Option<ExitStatus>| status.is_some_and(|status| !status.success());
+        let [of_any, of_rank_0] = &mut failed_at;
+        for (at, has_failed) in
+            [(of_any, statuses.iter().any(is_failure)), (of_rank_0, statuses.first().is_some_and(is_failure))]
+        {
+            if has_failed {
+                at.get_or_insert_with(Instant::now);
+            }
         }
-        if failed_at.is_some_and(|at| at.elapsed() > GRACE) {
-            for (rank, _) in ranks.iter_mut().zip(&statuses).filter(|(_, status)| status.is_none()) {
+        let waited = failed_at.map(|at| at.map_or(Duration::ZERO, |at| at.elapsed()));
+        for (rank, _) in ranks.iter_mut().zip(&statuses).filter(|(_, status)| status.is_none()) {
+            let is_hopeless = waited[0] > SHORT_GRACE && is_stopped(&rank.child);
+            if waited[0] > GRACE || waited[1] > SHORT_GRACE || is_hopeless {
                 let _ = rank.child.kill();
             }
         }
         std::thread::sleep(PAUSE);
     }
     Ok(statuses.into_iter().flatten().collect())
+}
+
+/// Whether a process was stopped, as by SIGSTOP; false where the system does not tell.
+fn is_stopped(child: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // The state follows the name, which stands in parentheses.
+    status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 #[cfg(unix)]
@@ -181,8 +204,10 @@ fn errors_of_others(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for stderr in ranks.into_iter().filter_map(|rank| rank.stderr) {
         let text = stderr.join().unwrap_or_default();
-        let is_known =
-            text.is_empty() || texts.contains(&text) || (rank_0_failed && text.starts_with("error: rank "));
+        let is_known = text.is_empty()
+            || text.starts_with("stopped by ")
+            || texts.contains(&text)
+            || (rank_0_failed && text.starts_with("error: rank "));
         if !is_known {
             texts.push(text);
         }
@@ -190,15 +215,35 @@ fn errors_of_others(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
     texts
 }
 
-/// The status of rank 0, or 2 where it or another rank was killed.
-fn exit_code(statuses: &[ExitStatus]) -> ExitCode {
-    let first = statuses.first().and_then(ExitStatus::code);
-    let is_killed = statuses.iter().any(|status| status.code().is_none());
-    match first {
-        Some(0) | None if is_killed => ExitCode::from(2),
-        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(2)),
-        None => ExitCode::from(2),
-    }
+/// The status of the worst rank: that of a rank that failed, before 1, before that of the signal that all were asked to stop
+/// by. A rank that was killed has failed.
+fn exit_code(statuses: &[ExitStatus], asked: i32) -> u8 {
+    let stopped = 128 + asked;
+    let codes = statuses.iter().map(|status| match (status.code(), killed_by(*status)) {
+        (Some(code), _) => code,
+        (None, Some(signal)) if signal == asked => stopped,
+        (None, _) => 2,
+    });
+    let badness = |code: &i32| match *code {
+        0 => 0,
+        code if asked != 0 && code == stopped => 1,
+        1 => 2,
+        _ => 3,
+    };
+    // Of equally bad ranks the first counts.
+    let worst = codes.rev().max_by_key(badness);
+    // Without a rank, the signal came before the first was started.
+    worst.map_or(stopped, |worst| worst).try_into().unwrap_or(2)
+}
+
+#[cfg(unix)]
+fn killed_by(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn killed_by(_status: ExitStatus) -> Option<i32> {
+    None
 }
 
 fn free_port() -> Result<u16> {
@@ -215,4 +260,29 @@ fn token() -> Result<String> {
         let _ = write!(text, "{byte:02x}");
         text
     }))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn the_status_is_that_of_the_worst_rank() {
+        let code = |code: i32| ExitStatus::from_raw(code << 8);
+        let killed = ExitStatus::from_raw;
+        for (statuses, asked, expected) in [
+            (vec![code(0), code(0)], 0, 0),
+            (vec![code(0), code(2)], 0, 2),
+            (vec![code(1), code(0)], 0, 1),
+            (vec![code(0), killed(9)], 0, 2),
+            (vec![code(143), code(0)], 15, 143),
+            (vec![killed(15), code(143)], 15, 143),
+            (vec![code(143), code(101)], 15, 101),
+            (vec![killed(15)], 0, 2),
+            (Vec::new(), 15, 143),
+        ] {
+            assert_eq!(exit_code(&statuses, asked), expected, "{statuses:?}");
+        }
+    }
 }

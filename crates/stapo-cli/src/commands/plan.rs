@@ -1,12 +1,13 @@
 //! `stapo plan`
 
 mod json;
+mod measure;
 mod planned;
 mod text;
 
-use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::allow_command::AllowCommand;
 use crate::shared::option::{positive, threads};
-use crate::shared::run_folder::{self, Use};
+use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
@@ -15,11 +16,10 @@ use stapo_rl::plan::estimate::{
     self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World,
 };
 use stapo_rl::plan::memory::{self, MemoryPlan, TrainedModel};
-use stapo_rl::train::Trainer;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Says what a config would run: steps, tokens, memory and time by phase.
+/// Says what a config would run: steps, tokens, memory and time by phase. The exit status is 1 where the run does not fit.
 ///
 /// Times are measured here where the config's device, weights and data are here, and simulated from a machine's rates
 /// otherwise: with --machine and --model neither a GPU nor weights nor data are needed.
@@ -105,48 +105,82 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         recompute: memory.recompute,
         world,
     };
+    let fits = memory_bytes.is_none_or(|bytes| memory.peak_bytes() <= bytes);
+    let planning = Planning { args, shapes: &shapes, shape, memory, memory_bytes, assumed };
     let is_simulation = named.is_some() || args.model.is_some() || args.no_measure || world.n_ranks > 1;
-    let obstacle = if is_simulation { None } else { here.obstacle(&plan, &shapes) };
-    let measured = match &obstacle {
-        None if !is_simulation => Some(measure(args, &shape)?),
-        None => None,
-        Some(obstacle) => {
-            assumed.push(format!("times are simulated, not measured: {obstacle}"));
-            None
-        }
+    let obstacle = match fits {
+        _ if is_simulation => None,
+        false => Some("the run does not fit".to_string()),
+        true => here.obstacle(&plan, &shapes),
     };
-    let lengths = known_lengths(args, lengths, measured.as_ref());
-    let shape = RunShape { lengths, ..shape };
-    let prediction = measured.as_ref().map_or_else(|| shape.simulate(), |measured| measured.correct(&shape));
-    planned::assume_lengths(
-        &mut assumed,
-        &plan,
-        lengths,
-        [args.mean_prompt, args.mean_response],
-        measured.as_ref(),
-    );
-    planned::assume_settings(&mut assumed, &plan);
-    if let Some(ranks) = &prediction.ranks {
-        planned::assume_ranks(&mut assumed, ranks);
+    if is_simulation || obstacle.is_some() {
+        let note = obstacle.map(|obstacle| format!("times are simulated, not measured: {obstacle}"));
+        return Ok(show(args, &planning.planned(note, None)));
     }
-    let planned = Planned {
-        on_one: (world.n_ranks > 1).then(|| on_one(&shape, &shapes, memory_bytes)),
-        memory,
-        remedy: memory_bytes.and_then(|bytes| remedy(&plan, &shapes, bytes, world.n_ranks)),
-        plan: &plan,
-        shapes: &shapes,
-        machine: &machine,
-        memory_bytes,
-        prediction,
-        measured,
-        assumed,
-    };
+    let note = "times are simulated so far, and measured next".to_string();
+    let estimate = planning.planned(Some(note), None);
+    if !args.json {
+        text::print(&estimate);
+    }
+    let measured = measure::run(args, &planning.shape, &estimate)?;
+    let planned = planning.planned(None, Some(measured));
+    if !args.json {
+        println!("");
+        text::print_times(&planned);
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(show(args, &planned))
+}
+
+/// Prints a plan. The exit status is 1 where the run does not fit.
+fn show(args: &Args, planned: &Planned) -> ExitCode {
     if args.json {
-        println!("{:#}", json::object(&planned));
+        println!("{:#}", json::object(planned));
     } else {
-        text::print(&planned);
+        text::print(planned);
     }
-    Ok(ExitCode::SUCCESS)
+    if planned.fits() == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// What is known before anything is measured.
+struct Planning<'a> {
+    args: &'a Args,
+    shapes: &'a ModelShapes,
+    shape: RunShape<'a>,
+    memory: MemoryPlan,
+    memory_bytes: Option<u64>,
+    assumed: Vec<String>,
+}
+
+impl<'a> Planning<'a> {
+    /// The plan, simulated or corrected by what was measured, with a note on how its times were found.
+    fn planned(&self, note: Option<String>, measured: Option<Measurement>) -> Planned<'a> {
+        let Self { args, shapes, memory_bytes, .. } = *self;
+        let (plan, world) = (self.shape.plan, self.shape.world);
+        let lengths = known_lengths(args, self.shape.lengths, measured.as_ref());
+        let shape = RunShape { lengths, ..self.shape };
+        let prediction =
+            measured.as_ref().map_or_else(|| shape.simulate(), |measured| measured.correct(&shape));
+        let mut assumed: Vec<String> = self.assumed.iter().cloned().chain(note).collect();
+        let given = [args.mean_prompt, args.mean_response];
+        planned::assume_lengths(&mut assumed, plan, lengths, given, measured.as_ref());
+        planned::assume_settings(&mut assumed, plan);
+        if let Some(ranks) = &prediction.ranks {
+            planned::assume_ranks(&mut assumed, ranks);
+        }
+        Planned {
+            on_one: (world.n_ranks > 1).then(|| on_one(&shape, shapes, memory_bytes)),
+            memory: self.memory.clone(),
+            remedy: memory_bytes.and_then(|bytes| remedy(plan, shapes, bytes, world.n_ranks)),
+            plan,
+            shapes,
+            machine: self.shape.machine,
+            memory_bytes,
+            prediction,
+            measured,
+            assumed,
+        }
+    }
 }
 
 /// The memory that a run has to fit: that of a GPU. Main memory is no limit, because the system may swap.
@@ -239,16 +273,4 @@ fn known_lengths(args: &Args, lengths: Lengths, measured: Option<&Measurement>) 
         known.response_mean = measured.response_mean.max(1.0);
     }
     known
-}
-
-fn measure(args: &Args, shape: &RunShape) -> Result<Measurement> {
-    let plan = shape.plan;
-    let device = run_folder::device(plan.device(), args.threads, Use::for_plan(plan))?;
-    let programs = args.allow.of_config(args.config.as_deref());
-    let trainer = Trainer::new(plan, &device, programs)?;
-    allow_command::warn(&trainer.task);
-    if plan.device() != DeviceName::Cpu {
-        eprintln!("measuring: every step runs twice, and the second time counts");
-    }
-    Ok(estimate::measure(shape, trainer)?)
 }

@@ -16,7 +16,7 @@ mod site;
 mod status;
 mod stream;
 
-use access::Access;
+use access::{Access, Token};
 use anyhow::{Context, Result, bail};
 use http::{Refusal, Request, Response};
 use site::Site;
@@ -38,9 +38,13 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     port: Option<u16>,
 
-    /// The address to listen on, for other machines; whoever opens the page then needs the token that is printed.
+    /// The address to listen on, for other machines.
     #[arg(long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     listen: IpAddr,
+
+    /// Answers without the token that the printed address holds: every user of this machine can then read the runs.
+    #[arg(long)]
+    no_token: bool,
 
     /// Opens the page in the browser.
     #[arg(long)]
@@ -60,23 +64,30 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let host = host_name();
-    let access = Access::new(args.listen, host.clone())?;
     let listener = bind(args.listen, args.port)?;
-    let port = listener.local_addr().context("the address of the server")?.port();
+    let bound = listener.local_addr().context("the address of the server")?;
+    let token = if args.no_token { Token::Dropped } else { Token::Demanded };
+    let access = Access::new(bound, host.clone(), token)?;
     let site = Site::new(&args.folder, host);
     site.refresh(index::Look::Everything);
     let shown = if args.listen.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { args.listen };
-    let token = access.token().map_or(String::new(), |token| format!("?token={token}"));
-    let address = format!("http://{}/{token}", SocketAddr::new(shown, port));
-    println!("{} runs of {}: {address}", site.index().rows().len(), args.folder.display());
-    if access.token().is_some() {
-        println!(
+    let address = |token: Option<&str>| {
+        let token = token.map_or(String::new(), |token| format!("?token={token}"));
+        format!("http://{}/{token}", SocketAddr::new(shown, bound.port()))
+    };
+    println!("{} runs of {}: {}", site.index().rows().len(), args.folder.display(), address(access.token()));
+    match access.token() {
+        Some(_) if args.listen.is_loopback() => {
+            println!("this address holds a token, without which other users of this machine read nothing");
+        }
+        Some(_) => println!(
             "this address holds the token: whoever has it can read the runs, over a connection without encryption"
-        );
+        ),
+        None => println!("no token: every user of this machine can read the runs"),
     }
     println!("Ctrl-C ends the server; runs go on without it");
     if args.open {
-        open_browser(&address);
+        open_browser(&address(access.token_for_once()?.as_deref()));
     }
     let shared = Arc::new(Server { site, access });
     let watched = Arc::clone(&shared);

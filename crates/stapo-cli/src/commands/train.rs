@@ -7,8 +7,8 @@ use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::model::Fetch;
 use crate::shared::option::threads;
 use crate::shared::program::PROGRAM;
-use crate::shared::ranks::{Joined, RankFlags};
-use crate::shared::stop::Stop;
+use crate::shared::ranks::{self, Joined, RankFlags};
+use crate::shared::stop::{GivesUp, Stop};
 use crate::shared::tensorboard::EventFile;
 use crate::shared::{run_folder, shipped, stop};
 use anyhow::Result;
@@ -19,6 +19,7 @@ use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::lab::evaluation::Evaluated;
 use stapo_rl::policy::identity;
 use stapo_rl::run::Run;
+use stapo_rl::run::meter::Phase;
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, follow, train};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -99,7 +100,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.tied {
         stop::tie_to_parent(&stop)?;
     }
-    Joined::work(&args.ranks, |joined| lead(args, joined, &stop), |joined| follow_lead(args, joined, &stop))
+    ranks::work_until_asked(
+        &args.ranks,
+        &stop,
+        |joined| lead(args, joined, &stop),
+        |joined| follow_lead(args, joined, &stop),
+    )
 }
 
 /// What every rank but the first does: the same steps without a folder or a display.
@@ -122,6 +128,8 @@ fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         trainer.restore(None)?;
     }
     trainer.open_benchmarks(&plan)?;
+    stop.show_by(|_, _| ());
+    heed(stop, &mut trainer);
     let outcome = follow(&plan, &mut trainer, &|| stop.is_raised().then(|| stop.signal()))?;
     let is_signalled = outcome == Outcome::Stopped && stop.is_raised();
     Ok(if is_signalled { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
@@ -131,8 +139,9 @@ fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
 fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let (plan, mut run, mut trainer) = match &args.resume {
         Some(folder) => reopen(args, folder, joined)?,
-        None => begin(args, joined)?,
+        None => begin(args, joined, stop)?,
     };
+    heed(stop, &mut trainer);
     let verifiers = plan.rewards.iter().map(|reward| &reward.verifier);
     allow_command::announce(Some(&trainer.task), verifiers, run.warnings());
     if let Some(chosen) = trainer.memory().chosen() {
@@ -159,6 +168,18 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     watch.screen.finish(outcome, Run::read_best(run.folder())?.as_ref())?;
     let is_stopped = outcome == Outcome::Stopped;
     Ok(if is_stopped { ExitCode::from(stop.exit_status()) } else { ExitCode::SUCCESS })
+}
+
+/// Lets a signal abandon what is being sampled: all of it before this process has trained, and a rollout where it is urgent.
+fn heed(stop: &Stop, trainer: &mut Trainer) {
+    let (asked, meter) = (stop.clone(), trainer.meter());
+    let abandon = trainer.abandon_when(move || asked.request());
+    stop.give_up_by(move || match meter.now().map(|moment| moment.phase) {
+        _ if !abandon.has_trained() => GivesUp::Everything,
+        Some(Phase::Rollout | Phase::Grade) => GivesUp::IfUrgent,
+        _ => GivesUp::Nothing,
+    });
+    stop.begin_work();
 }
 
 /// Shows a run, and writes its steps for TensorBoard where this is asked for.
@@ -200,7 +221,7 @@ impl Watch for TrainWatch {
     }
 }
 
-fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
+fn begin(args: &Args, joined: &Joined, stop: &Stop) -> Result<(Plan, Run, Trainer)> {
     let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
     let folder = run_folder::new_folder(args.out.as_deref(), &plan.config.name)?;
     let notes = plan.notes();
@@ -213,6 +234,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<(Plan, Run, Trainer)> {
     let programs = args.allow.of_config(args.config.as_deref());
     let mut trainer = Trainer::on_ranks(&plan, &device, programs, ranks)?;
     trainer.open_benchmarks(&plan)?;
+    stop.begin_work();
     let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &joined.writer(plan.device()))?;
     for note in &notes {
         run.record(EventKind::Warning, note)?;

@@ -1,26 +1,6 @@
-//! Memory, disk and processor of this machine.
+//! Disk and processor of this machine.
 
 use std::path::Path;
-
-/// Main memory in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MainMemory {
-    pub total: u64,
-    pub available: u64,
-}
-
-/// `None` on systems without /proc/meminfo.
-pub fn memory() -> Option<MainMemory> {
-    parse_memory(&std::fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-fn parse_memory(text: &str) -> Option<MainMemory> {
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        Some(1024 * line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?)
-    };
-    Some(MainMemory { total: field("MemTotal")?, available: field("MemAvailable")? })
-}
 
 /// Bytes free for this user on the disk of `path` or of the nearest folder above it that exists.
 pub fn free_disk(path: &Path) -> Option<u64> {
@@ -40,13 +20,6 @@ pub fn processor() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_read_in_bytes() {
-        let text = "MemTotal:       24620032 kB\nMemFree:         111 kB\nMemAvailable:   20000000 kB\n";
-        assert_eq!(parse_memory(text), Some(MainMemory { total: 24620032 << 10, available: 20000000 << 10 }));
-        assert_eq!(parse_memory("MemTotal: many kB\n"), None);
-    }
 
     #[test]
     fn a_folder_that_is_not_there_yet_has_the_disk_of_the_one_above() {

@@ -47,7 +47,8 @@ pub struct PromptOptions {
     pub stop: Vec<String>,
 }
 
-fn chat_arguments(text: &str) -> Result<Map<String, Value>, String> {
+/// The variables of a chat template on the command line.
+pub fn chat_arguments(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
 }
 

@@ -2,6 +2,7 @@
 
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::{self, Use};
+use crate::shared::stop::Stop;
 use crate::shared::terminal::set_quiet;
 use anyhow::Result;
 use stapo_core::record::{Identity, Writer};
@@ -10,6 +11,7 @@ use stapo_rl::device::{Device, DeviceName, cuda};
 use stapo_rl::policy::identity;
 use stapo_rl::ranks::{Fact, Flags, Membership, Nccl, RankError, Ranks, Solo, Tcp, agree, agree_on_inputs};
 use std::num::NonZeroUsize;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
@@ -62,7 +64,7 @@ impl Joined {
         let flags = Flags { rank: *rank, world: *world, local_rank: *local_rank, master: master.clone() };
         let membership = Membership::find(&flags)?;
         let Some(membership) = membership else { return Ok(Self::alone()) };
-        let tcp = Tcp::connect(&membership)?;
+        let tcp = Tcp::connect(&membership, &|text| eprintln!("warning: {text}"))?;
         let ranks: Ranks = Arc::<Tcp>::clone(&tcp);
         if ranks.rank() > 0 {
             set_quiet(true);
@@ -91,12 +93,7 @@ impl Joined {
     /// Runs what this rank does. An error becomes that of all ranks.
     fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(lost.into()));
-        let is_known = |error: &anyhow::Error| {
-            let of_rank = |cause: &(dyn std::error::Error + 'static)| {
-                cause.is::<RankError>() || matches!(cause.downcast_ref(), Some(stapo_rl::Error::Rank(_)))
-            };
-            error.chain().any(of_rank)
-        };
+        let is_known = |error: &anyhow::Error| error.chain().any(is_of_rank);
         match outcome {
             // What every rank has found or was told needs no telling.
             Err(error) if is_known(&error) => Err(error),
@@ -163,6 +160,44 @@ impl Joined {
             }
         }
     }
+}
+
+/// As [`Joined::work`] for a command that signals stop. A process that is alone, or has not met the other ranks, ends at the first
+/// signal until it begins its work. Where all ranks were asked to stop and another one has ended first, the status is the
+/// signal's.
+pub fn work_until_asked(
+    flags: &RankFlags,
+    stop: &Stop,
+    lead: impl FnOnce(&Joined) -> Result<ExitCode>,
+    follow: impl FnOnce(&Joined) -> Result<ExitCode>,
+) -> Result<ExitCode> {
+    stop.prepare();
+    let met = |joined: &Joined| {
+        if joined.others.is_some() {
+            stop.begin_work();
+        }
+    };
+    let lead = |joined: &Joined| {
+        met(joined);
+        lead(joined)
+    };
+    let follow = |joined: &Joined| {
+        met(joined);
+        follow(joined)
+    };
+    let is_of_rank = |error: &anyhow::Error| error.chain().any(is_of_rank);
+    match Joined::work(flags, lead, follow) {
+        Err(error) if stop.is_raised() && is_of_rank(&error) => {
+            eprintln!("stopped by {}: {}", stop.name(), crate::chain_text(&error));
+            Ok(ExitCode::from(stop.exit_status()))
+        }
+        work => work,
+    }
+}
+
+/// Whether an error is of another rank, or of all.
+fn is_of_rank(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<RankError>() || matches!(cause.downcast_ref(), Some(stapo_rl::Error::Rank(_)))
 }
 
 /// The GPU and the libraries on which bits depend.

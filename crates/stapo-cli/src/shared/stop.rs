@@ -1,15 +1,15 @@
-//! Signals: the first asks the command to stop after the current step, the second ends the process. A signal that was
-//! ignored when the process started, as `nohup` and background shells do, stays ignored.
+//! Signals. The first asks the command to stop after the current step, a further one to abandon a rollout where there is one, and
+//! else ends the process; before a command has written anything, the first one ends it. A signal that was ignored when the
+//! process started, as `nohup` and background shells do, stays ignored.
 
 use anyhow::{Context, Result};
 #[cfg(unix)]
 use signal_hook::consts::SIGXFSZ;
+use stapo_rl::run::StopRequest;
 use std::fmt::{Debug, Formatter};
 use std::io::{IsTerminal, Write, stderr, stdin};
-#[cfg(unix)]
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 const SIGHUP: i32 = 1;
@@ -17,23 +17,47 @@ const SIGINT: i32 = 2;
 const SIGTERM: i32 = 15;
 
 /// What the first signal does.
-pub const FINISHING: &str = "finishing this step and saving; Ctrl-C again ends at once";
+const FINISHING: &str = "finishing this step and saving; Ctrl-C again ends at once";
 
-/// For so long after the first signal another one is the same request: `timeout` signals the process and then its whole group, and
+/// For so long after a signal another one is the same request: `timeout` signals the process and then its whole group, and
 /// a run of an experiment is told by the terminal and by the experiment.
 const ECHO: Duration = Duration::from_millis(200);
 
-/// Which signal came.
+/// For so long after SIGTERM a rollout may go on: schedulers wait about 30 s before they kill, and saving takes time too.
+const TERM_GRACE: Duration = Duration::from_secs(10);
+
+/// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// The first, after which the command finishes its step.
+    /// To finish the step.
     Once,
-    /// A further one, after which the process ends at once.
-    Again,
+    /// To abandon the rollout.
+    Urgently,
+    /// To end the process at once.
+    AtOnce,
 }
 
-/// Shows that a signal came.
-type Show = Box<dyn Fn(Asked) + Send>;
+/// Which work a command gives up when it is asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivesUp {
+    /// Whatever it does, at the first signal.
+    Everything,
+    /// What it does, at a further signal.
+    IfUrgent,
+    /// Nothing: a further signal ends the process.
+    Nothing,
+}
+
+/// Shows that a signal came, by a text for the user.
+type Show = Box<dyn Fn(Asked, &str) + Send>;
+
+/// How the command takes signals.
+#[derive(Default)]
+struct Conduct {
+    show: Option<Show>,
+    gives_up: Option<Box<dyn Fn() -> GivesUp + Send>>,
+    last: Option<Instant>,
+}
 
 /// Whether the command was asked to stop, and by which signal.
 #[derive(Clone, Default)]
@@ -41,7 +65,11 @@ pub struct Stop {
     /// The number of the signal; 0 before the first.
     signal: Arc<AtomicI32>,
     first: Arc<OnceLock<Instant>>,
-    show: Arc<Mutex<Option<Show>>>,
+    /// Signals that were requests of their own.
+    n_requests: Arc<AtomicU32>,
+    is_urgent: Arc<AtomicBool>,
+    is_preparing: Arc<AtomicBool>,
+    conduct: Arc<Mutex<Conduct>>,
 }
 
 impl Debug for Stop {
@@ -65,6 +93,17 @@ impl Stop {
         self.signal.load(Ordering::SeqCst)
     }
 
+    pub fn n_requests(&self) -> u32 {
+        self.n_requests.load(Ordering::SeqCst)
+    }
+
+    /// The request to stop; urgent after a further signal, and some time after SIGTERM.
+    pub fn request(&self) -> Option<StopRequest> {
+        let signal = Some(self.signal()).filter(|signal| *signal != 0)?;
+        let is_late = signal == SIGTERM && self.first.get().is_some_and(|first| first.elapsed() > TERM_GRACE);
+        Some(StopRequest { signal, is_urgent: is_late || self.is_urgent.load(Ordering::SeqCst) })
+    }
+
     /// `SIGINT (Ctrl-C)`, `SIGTERM`, `SIGHUP`.
     pub fn name(&self) -> String {
         match self.signal() {
@@ -81,33 +120,92 @@ impl Stop {
     }
 
     /// Shows signals by `show` in place of a line on standard error, for a command that draws on the terminal.
-    pub fn show_by(&self, show: impl Fn(Asked) + Send + 'static) {
-        *self.show.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(show));
+    pub fn show_by(&self, show: impl Fn(Asked, &str) + Send + 'static) {
+        self.conduct().show = Some(Box::new(show));
+    }
+
+    /// Says which work a signal gives up, at the time of the signal.
+    pub fn give_up_by(&self, gives_up: impl Fn() -> GivesUp + Send + 'static) {
+        self.conduct().gives_up = Some(Box::new(gives_up));
+    }
+
+    /// Lets the first signal end the process until [`Stop::begin_work`]: nothing has been written that would have to be saved.
+    pub fn prepare(&self) {
+        self.is_preparing.store(true, Ordering::SeqCst);
+    }
+
+    pub fn begin_work(&self) {
+        self.is_preparing.store(false, Ordering::SeqCst);
+    }
+
+    fn conduct(&self) -> MutexGuard<'_, Conduct> {
+        self.conduct.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn took(&self, signal: i32) {
+        let mut conduct = self.conduct();
         let is_first = self.raise(signal);
-        let since_first = self.first.get().map_or(Duration::ZERO, Instant::elapsed);
-        let Some(asked) = asked(is_first, since_first) else { return };
-        match (&*self.show.lock().unwrap_or_else(PoisonError::into_inner), asked) {
+        let is_echo = |at: &Instant| at.elapsed() <= ECHO;
+        if !is_first && (self.first.get().is_some_and(is_echo) || conduct.last.as_ref().is_some_and(is_echo))
+        {
+            return;
+        }
+        conduct.last = Some(Instant::now());
+        self.n_requests.fetch_add(1, Ordering::SeqCst);
+        let gives_up = conduct.gives_up.as_ref().map_or(GivesUp::Nothing, |gives_up| gives_up());
+        let asked = if self.is_preparing.load(Ordering::SeqCst) {
+            Asked::AtOnce
+        } else {
+            asked(is_first, self.is_urgent.load(Ordering::SeqCst), gives_up)
+        };
+        if asked == Asked::Urgently {
+            self.is_urgent.store(true, Ordering::SeqCst);
+        }
+        let text = text(asked, signal, conduct.gives_up.is_some().then_some(gives_up));
+        match (&conduct.show, asked) {
             (Some(show), _) => {
                 if signal == SIGINT && stdin().is_terminal() {
                     undo_echo();
                 }
-                show(asked);
+                show(asked, &text);
             }
-            (None, Asked::Once) => eprintln!("\n{FINISHING}"),
-            (None, Asked::Again) => {}
+            (None, Asked::Once | Asked::Urgently) => eprintln!("\n{text}"),
+            (None, Asked::AtOnce) => {}
         }
-        if asked == Asked::Again {
+        if asked == Asked::AtOnce {
             std::process::exit(128 + signal);
         }
     }
 }
 
-/// What a signal asks for; `None` where it is the first request once more.
-fn asked(is_first: bool, since_first: Duration) -> Option<Asked> {
-    if is_first { Some(Asked::Once) } else { (since_first > ECHO).then_some(Asked::Again) }
+/// What a signal asks for, from whether it is the first, whether one before it was urgent, and what the command gives up.
+fn asked(is_first: bool, is_urgent: bool, gives_up: GivesUp) -> Asked {
+    match gives_up {
+        _ if is_first => Asked::Once,
+        GivesUp::IfUrgent if !is_urgent => Asked::Urgently,
+        _ => Asked::AtOnce,
+    }
+}
+
+/// What the user is told; `gives_up` is absent for a command that gives up nothing.
+fn text(asked: Asked, signal: i32, gives_up: Option<GivesUp>) -> String {
+    match (asked, gives_up) {
+        (Asked::AtOnce, _) => String::new(),
+        (Asked::Urgently, _) => {
+            "abandoning the rollout, which --resume samples again; Ctrl-C again ends at once".to_string()
+        }
+        (Asked::Once, None) => FINISHING.to_string(),
+        (Asked::Once, Some(GivesUp::Everything)) => {
+            "stopping: nothing was trained yet; Ctrl-C again ends at once".to_string()
+        }
+        (Asked::Once, Some(_)) if signal == SIGTERM => format!(
+            "finishing this step and saving; a rollout that is not done in {} s is abandoned, and --resume samples it again",
+            TERM_GRACE.as_secs()
+        ),
+        (Asked::Once, Some(_)) => {
+            "finishing this step and saving; Ctrl-C again abandons a rollout".to_string()
+        }
+    }
 }
 
 /// Takes back the `^C` that a terminal writes, which stands on a line of its own below a progress bar: the bar finds its
@@ -203,8 +301,46 @@ mod tests {
 
     #[test]
     fn a_signal_that_comes_twice_at_once_is_one_request() {
-        let cases = [(true, Duration::ZERO), (false, Duration::ZERO), (false, ECHO), (false, ECHO * 2)];
-        let asked = cases.map(|(is_first, since)| asked(is_first, since));
-        assert_eq!(asked, [Some(Asked::Once), None, None, Some(Asked::Again)]);
+        let stop = Stop::default();
+        stop.show_by(|_, _| ());
+        stop.took(SIGTERM);
+        stop.took(SIGINT);
+        assert_eq!((stop.n_requests(), stop.signal()), (1, SIGTERM));
+    }
+
+    #[test]
+    fn a_further_signal_abandons_a_rollout_and_else_ends_the_process() {
+        use GivesUp::{Everything, IfUrgent, Nothing};
+        assert!([Everything, IfUrgent, Nothing].iter().all(|of| asked(true, false, *of) == Asked::Once));
+        assert_eq!(asked(false, false, IfUrgent), Asked::Urgently);
+        assert_eq!(asked(false, true, IfUrgent), Asked::AtOnce);
+        assert!([Everything, Nothing].iter().all(|of| asked(false, false, *of) == Asked::AtOnce));
+        assert!(text(Asked::Once, SIGINT, Some(IfUrgent)).len() <= 80 && FINISHING.len() <= 80);
+        let announced = text(Asked::Once, SIGTERM, Some(IfUrgent));
+        assert!(announced.contains("not done in 10 s is abandoned"), "{announced}");
+    }
+
+    #[test]
+    fn a_request_is_urgent_after_a_second_signal() {
+        let stop = Stop::default();
+        stop.show_by(|_, _| ());
+        stop.give_up_by(|| GivesUp::IfUrgent);
+        assert_eq!(stop.request(), None);
+        stop.took(SIGINT);
+        assert_eq!(stop.request(), Some(StopRequest { signal: SIGINT, is_urgent: false }));
+        std::thread::sleep(ECHO + Duration::from_millis(20));
+        stop.took(SIGINT);
+        assert_eq!(stop.request(), Some(StopRequest { signal: SIGINT, is_urgent: true }));
+    }
+
+    #[test]
+    fn sigterm_is_urgent_after_its_grace() {
+        for (signal, seconds, is_urgent) in [(SIGTERM, 11, true), (SIGTERM, 5, false), (SIGINT, 11, false)] {
+            let stop = Stop::default();
+            let Some(first) = Instant::now().checked_sub(Duration::from_secs(seconds)) else { return };
+            stop.first.set(first).unwrap();
+            stop.raise(signal);
+            assert_eq!(stop.request(), Some(StopRequest { signal, is_urgent }), "{seconds} s");
+        }
     }
 }

@@ -17,6 +17,10 @@ const MAX_COMPONENTS: usize = 32;
 const MAX_ADDED_TOKENS: usize = 1 << 16;
 const MAX_ADDED_BYTES: usize = 1 << 22;
 const MAX_STRIP: u64 = 16;
+/// How many times as long one replacement may make a text, and all replacements together. SentencePiece writes three bytes for a
+/// blank.
+const MAX_STEP_GROWTH: f64 = 8.0;
+const MAX_GROWTH: f64 = 16.0;
 
 /// How words are cut out of a text. Patterns come from this list, because a pattern of the file's own could take
 /// exponential time.
@@ -42,9 +46,11 @@ pub(super) fn vetted(location: &str, bytes: &[u8]) -> Result<Value> {
         ("decoder", "decoders", Vetting::decoder),
         ("post_processor", "processors", Vetting::post_processor),
     ] {
-        for part in vet.parts(key, keys.get(key).unwrap_or(&Value::Null), children)? {
+        let parts = vet.parts(key, keys.get(key).unwrap_or(&Value::Null), children)?;
+        for part in &parts {
             check(&vet, kind(part), part)?;
         }
+        vet.growth(key, &parts)?;
     }
     keys.insert("padding".into(), Value::Null);
     keys.insert("truncation".into(), Value::Null);
@@ -291,6 +297,29 @@ impl Vetting<'_> {
         }
         self.short(location, &part["pattern"]["String"])?;
         self.short_text(location, part, "content")
+    }
+
+    /// Refuses replacements that make a text longer out of proportion: a few of them in a row, each of one character by ten, would
+    /// fill any memory.
+    fn growth(&self, key: &str, parts: &[&Value]) -> Result<()> {
+        let length = |text: Option<&Value>| text.and_then(Value::as_str).map_or(1, str::len).max(1) as f64;
+        let mut growth = 1.0;
+        for part in parts.iter().filter(|part| kind(part) == "Replace") {
+            let step = (length(part.get("content")) / length(part["pattern"].get("String"))).max(1.0);
+            if step > MAX_STEP_GROWTH {
+                let problem = format!(
+                    "{key}: a Replace makes a text {step:.1} times as long, at most {MAX_STEP_GROWTH} times"
+                );
+                return self.malformed(problem);
+            }
+            growth *= step;
+        }
+        if growth > MAX_GROWTH {
+            return self.malformed(format!(
+                "{key}: its Replace steps make a text up to {growth:.0} times as long, at most {MAX_GROWTH} times"
+            ));
+        }
+        Ok(())
     }
 
     fn short_text(&self, location: &str, part: &Value, key: &str) -> Result<()> {

@@ -57,7 +57,7 @@ max_unjudged_share = 1.0
 /// The ranks that this process is one of, by the variables of launchers.
 fn ranks(device: &Device) -> Result<Ranks, Failure> {
     let Some(membership) = Membership::find(&Flags::default())? else { return Ok(Solo::ranks()) };
-    let tcp = Tcp::connect(&membership)?;
+    let tcp = Tcp::connect(&membership, &|_| ())?;
     Ok(Nccl::of_devices(&tcp, device)?.unwrap_or(tcp))
 }
 

@@ -57,6 +57,8 @@ pub fn sample_key(record: &EvalRecord) -> (String, String, String, usize) {
 /// What happens in an evaluation.
 #[derive(Debug)]
 pub enum EvalEvent {
+    /// The prompt of a question is ready.
+    Asked,
     /// A token was sampled.
     Token,
     /// A sample is finished and judged.
@@ -126,7 +128,12 @@ impl Work<'_> {
         let left = questions.filter(|(benchmark, problem)| !self.is_done(benchmark, problem));
         for (benchmark, problem) in left.skip(rank).step_by(world) {
             match engine.submit(self.request(&prompting, benchmark, problem)?) {
-                Ok(_) => asked.push((benchmark, problem)),
+                Ok(_) => {
+                    asked.push((benchmark, problem));
+                    if !take(EvalEvent::Asked)? {
+                        return Ok(false);
+                    }
+                }
                 Err(error @ (RequestError::PromptTooLong { .. } | RequestError::EmptyPrompt)) => {
                     if !self.refuse(benchmark, problem, &error, take)? {
                         return Ok(false);

@@ -25,7 +25,7 @@ use crate::ranks::Solo;
 use crate::reward::Programs;
 use crate::rollout::Sampler;
 use crate::run::meter::Meter;
-use crate::run::{Counters, Reopening, Run, RunKind, is_due};
+use crate::run::{Abandon, Counters, Reopening, Run, RunKind, is_due};
 use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
 use sequence::TextSequence;
@@ -240,6 +240,7 @@ fn pretrain_steps(
                 policy_version: pretrainer.learner.counters.n_updates,
                 ranks: &Solo,
                 meter: &meter,
+                abandon: &Abandon::default(),
             };
             metrics.eval_accuracy = sampler.held_out_accuracy()?;
         }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::config::{BaseStorage, GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
+use crate::plan::host::HostMemory;
 use crate::policy::found::FoundModel;
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
@@ -153,14 +154,15 @@ pub fn resolve_for<'a>(
     MemoryPlan { held, sampling, updating: updating(recompute), kv_bytes, recompute, is_shared }
 }
 
-/// Refuses a run that does not fit the free memory of a GPU. Host memory is not checked, because the system may swap.
+/// Refuses a run that does not fit the free memory of a GPU, or the main memory and the swap that are left to this process.
 pub fn check(planned: &MemoryPlan, device: &Device) -> Result<()> {
-    let Some((free, _)) = device.memory() else { return Ok(()) };
+    let of_host = || HostMemory::find().map(|memory| memory.usable());
+    let Some(free) = device.memory().map(|(free, _)| free as u64).or_else(of_host) else { return Ok(()) };
     let needed = planned.peak_bytes();
-    if needed <= free as u64 {
+    if needed <= free {
         return Ok(());
     }
-    Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free as u64 >> 20 })
+    Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free >> 20 })
 }
 
 /// The configurations of the models beside the one in training, by their roles.
@@ -241,13 +243,26 @@ impl Needs<'_> {
 
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
-        let tokens = self.plan.config.update.microbatch_tokens;
+        let tokens = self.microbatch_tokens();
         let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
             MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(training, u64::max) },
         ]
+    }
+
+    /// Tokens of the largest micro-batch. A CPU takes memory for those that a mini-batch has, a GPU for all that the plan
+    /// allows.
+    fn microbatch_tokens(&self) -> usize {
+        let config = &self.plan.config;
+        let limit = config.update.microbatch_tokens;
+        if self.device != DeviceName::Cpu || config.rollout.source.is_some() {
+            return limit;
+        }
+        let longest = config.rollout.max_prompt_tokens.saturating_add(config.rollout.max_response_tokens);
+        let n_sequences = config.update.problems_per_minibatch.saturating_mul(config.rollout.group_size);
+        limit.min(n_sequences.saturating_mul(longest))
     }
 
     /// Numbers in all gradients and sums of gradients.

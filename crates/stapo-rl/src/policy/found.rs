@@ -145,6 +145,11 @@ impl FoundModel {
         self.checkpoint.as_ref().map(|checkpoint| checkpoint.counters.step)
     }
 
+    /// The folder of the run whose checkpoint this is; `None` for a model that is no run's.
+    pub fn run(&self) -> Option<&Path> {
+        self.checkpoint.as_ref()?.path.parent()?.parent()
+    }
+
     /// The base model by a name for other programs: that of the hub, or its path.
     pub fn base_name(&self) -> String {
         match &self.base {

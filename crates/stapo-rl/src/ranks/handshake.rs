@@ -5,7 +5,7 @@ use super::wire::{Malformed, Packer, Unpacker};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ const MAGIC: &[u8; 8] = b"STAPO-R1";
 const NONCE: usize = 32;
 /// Longer messages of a handshake are refused.
 const MAX_MESSAGE: usize = 512;
-/// A process that says nothing for so long is turned away.
+/// A process whose handshake takes longer is turned away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The proof that one side knows the secret: a hash over the secret, both nonces and what the side says.
@@ -60,12 +60,12 @@ pub fn random() -> io::Result<[u8; NONCE]> {
     Ok(bytes)
 }
 
-fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+fn send(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(&(bytes.len() as u32).to_le_bytes())?;
     stream.write_all(bytes)
 }
 
-fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut len = [0; 4];
     stream.read_exact(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
@@ -75,6 +75,51 @@ fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+/// A connection during its handshake. All reads and writes share one deadline.
+struct Timed<'a> {
+    stream: &'a mut TcpStream,
+    deadline: Instant,
+}
+
+impl<'a> Timed<'a> {
+    fn begin(stream: &'a mut TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, deadline: Instant::now() + PATIENCE })
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its handshake takes too long"));
+        }
+        Ok(left)
+    }
+
+    /// Lets the connection live on without a deadline.
+    fn end(self) -> io::Result<()> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(None)
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 impl Caller {
@@ -100,10 +145,8 @@ impl Caller {
 
 /// The side that connects. Fails where the other side is no rank, or does not know the secret.
 pub fn call(stream: &mut TcpStream, caller: Caller, secret: &[u8]) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_nodelay(true)?;
-    let theirs = receive(stream)?;
+    let mut timed = Timed::begin(stream)?;
+    let theirs = receive(&mut timed)?;
     let nonce: [u8; NONCE] = theirs
         .strip_prefix(MAGIC)
         .and_then(|nonce| nonce.try_into().ok())
@@ -111,24 +154,35 @@ pub fn call(stream: &mut TcpStream, caller: Caller, secret: &[u8]) -> io::Result
     let caller_nonce = random()?;
     let said = caller.to_bytes();
     let proof_of_caller = proof("caller", secret, [&nonce, &caller_nonce], &said);
-    send(stream, &[MAGIC, &caller_nonce[..], &proof_of_caller[..], &said[..]].concat())?;
-    let answer = receive(stream)?;
+    send(&mut timed, &[MAGIC, &caller_nonce[..], &proof_of_caller[..], &said[..]].concat())?;
+    let answer = receive(&mut timed)?;
     if !is_same(&answer, &proof("listener", secret, [&caller_nonce, &nonce], &said)) {
         return Err(refused("does not know the secret of this run"));
     }
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)
+    timed.end()
+}
+
+/// Who called, as far as the listener knows.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Called {
+    /// A rank of this run.
+    Known(Caller),
+    /// A process that says it is this rank of a run with another secret.
+    WrongSecret(usize),
 }
 
 /// The side that listens. Callers for control know the secret of the run, those for data that of the session, which rank 0
-/// gave them. Returns who called.
-pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::Result<Caller> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_nodelay(true)?;
+/// gave them. `settle` is called before the caller learns that it is known, and says whether the connection still stands.
+pub fn answer(
+    stream: &mut TcpStream,
+    run_secret: &[u8],
+    session: &[u8],
+    settle: impl FnOnce() -> bool,
+) -> io::Result<Called> {
+    let mut timed = Timed::begin(stream)?;
     let listener_nonce = random()?;
-    send(stream, &[&MAGIC[..], &listener_nonce[..]].concat())?;
-    let message = receive(stream)?;
+    send(&mut timed, &[&MAGIC[..], &listener_nonce[..]].concat())?;
+    let message = receive(&mut timed)?;
     let no_rank = || refused("is no rank of this program");
     let rest = message.strip_prefix(MAGIC).ok_or_else(no_rank)?;
     let (nonce, rest) = rest.split_first_chunk::<NONCE>().ok_or_else(no_rank)?;
@@ -140,11 +194,38 @@ pub fn answer(stream: &mut TcpStream, run_secret: &[u8], session: &[u8]) -> io::
     };
     if !is_same(theirs, &proof("caller", secret, [&listener_nonce, nonce], said)) {
         // A rank with another secret learns of it at once, and a stranger learns nothing.
-        send(stream, b"no")?;
-        return Err(refused("does not know the secret of this run"));
+        send(&mut timed, b"no")?;
+        return Ok(Called::WrongSecret(caller.rank));
     }
-    send(stream, &proof("listener", secret, [nonce, &listener_nonce], said))?;
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
-    Ok(caller)
+    if !settle() {
+        return Err(io::ErrorKind::ConnectionAborted.into());
+    }
+    send(&mut timed, &proof("listener", secret, [nonce, &listener_nonce], said))?;
+    timed.end()?;
+    Ok(Called::Known(caller))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_handshake_has_one_deadline_for_all_its_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut dripping = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let began = Instant::now();
+        let mut timed = Timed { stream: &mut stream, deadline: began + Duration::from_millis(300) };
+        let drip = std::thread::spawn(move || {
+            while dripping.write_all(&[0]).is_ok() && began.elapsed() < Duration::from_secs(3) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let error = timed.read_exact(&mut [0; 1000]).unwrap_err();
+        let is_late = matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+        assert!(is_late && began.elapsed() < Duration::from_secs(1), "{error} after {:?}", began.elapsed());
+        drop(stream);
+        drip.join().unwrap();
+    }
 }

@@ -2,14 +2,14 @@
 //! to every other. Nothing listens any more once all are connected.
 
 use super::environment::Membership;
-use super::handshake::{Caller, Purpose, answer, call, random};
+use super::handshake::{Called, Caller, Purpose, answer, call, random};
 use super::wire::{Packer, Unpacker};
 use stapo_model::ranks::RankError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// The connections of one rank.
@@ -26,16 +26,18 @@ const PATIENCE: &str = "STAPO_RANKS_START_TIMEOUT";
 const RETRY: Duration = Duration::from_millis(50);
 /// Connections whose handshake is under way at one time.
 const MAX_UNKNOWN: usize = 64;
+/// Processes with another secret that rank 0 reports, at most.
+const MAX_REPORTED: usize = 3;
 
 fn patience() -> Duration {
     let given = std::env::var(PATIENCE).ok().and_then(|text| text.parse::<f64>().ok());
     Duration::from_secs_f64(given.filter(|seconds| (0.1..=86_400.0).contains(seconds)).unwrap_or(300.0))
 }
 
-/// Connects this process with all others.
-pub fn meet(membership: &Membership) -> Result<Connections, RankError> {
+/// Connects this process with all others. `report` gets what the user should know before all have met.
+pub fn meet(membership: &Membership, report: &dyn Fn(&str)) -> Result<Connections, RankError> {
     let deadline = Instant::now() + patience();
-    if membership.rank == 0 { lead(membership, deadline) } else { join(membership, deadline) }
+    if membership.rank == 0 { lead(membership, deadline, report) } else { join(membership, deadline) }
 }
 
 fn error_of_rank(rank: usize, problem: String) -> RankError {
@@ -43,7 +45,7 @@ fn error_of_rank(rank: usize, problem: String) -> RankError {
 }
 
 /// Rank 0: takes the calls of all others, and tells each where the others listen.
-fn lead(membership: &Membership, deadline: Instant) -> Result<Connections, RankError> {
+fn lead(membership: &Membership, deadline: Instant, report: &dyn Fn(&str)) -> Result<Connections, RankError> {
     let failed = |problem: String| error_of_rank(0, problem);
     let shown = format!("{}:{}", membership.address, membership.port);
     let listener = listen(membership).map_err(|e| failed(format!("listening on {shown}: {e}\nhint: MASTER_ADDR is the address of rank 0's machine, and MASTER_PORT must be free there")))?;
@@ -53,7 +55,7 @@ fn lead(membership: &Membership, deadline: Instant) -> Result<Connections, RankE
     let mut control = BTreeMap::new();
     while control.len() + 1 < membership.world {
         let missing = || (1..membership.world).find(|rank| !control.contains_key(rank)).unwrap_or(0);
-        let Some((caller, stream)) = arrivals.next(deadline) else {
+        let Some((caller, stream)) = arrivals.next(deadline, report) else {
             return Err(error_of_rank(
                 missing(),
                 format!(
@@ -96,20 +98,19 @@ fn join(membership: &Membership, deadline: Instant) -> Result<Connections, RankE
             ),
         )
     };
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(fault)?;
-    let port = listener.local_addr().map_err(fault)?.port();
-    let caller = Caller { rank: membership.rank, world: membership.world, purpose: Purpose::Control, port };
-    let mut control = reach(membership, caller, deadline).map_err(unreached)?;
+    let (mut control, listener) = reach(membership, deadline).map_err(unreached)?;
     let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
     control.set_read_timeout(Some(left)).map_err(fault)?;
     let (session, addresses) = read_welcome(&mut control, membership.world).map_err(unreached)?;
     control.set_read_timeout(None).map_err(fault)?;
     let mut arrivals = Arrivals::open(listener, &session, &session).map_err(fault)?;
     let mut data: Vec<Option<TcpStream>> = (0..membership.world).map(|_| None).collect();
-    let caller = Caller { purpose: Purpose::Data, ..caller };
+    let (rank, world) = (membership.rank, membership.world);
+    let caller = Caller { rank, world, purpose: Purpose::Data, port: 0 };
     let to_master = control.peer_addr().map_err(fault)?;
     for (rank, address) in std::iter::once(to_master).chain(addresses).enumerate().take(membership.rank) {
-        let called = TcpStream::connect_timeout(&address, left).and_then(|mut stream| {
+        let called = until(deadline, || {
+            let mut stream = TcpStream::connect_timeout(&address, left)?;
             call(&mut stream, caller, &session)?;
             Ok(stream)
         });
@@ -149,24 +150,33 @@ fn listen(membership: &Membership) -> io::Result<TcpListener> {
     })
 }
 
-/// Calls rank 0 until it answers: it may not have started yet.
-fn reach(membership: &Membership, caller: Caller, deadline: Instant) -> io::Result<TcpStream> {
-    loop {
-        let attempt = || -> io::Result<TcpStream> {
-            let mut last = io::Error::other("the address names no machine");
-            for address in (membership.address.as_str(), membership.port).to_socket_addrs()? {
-                match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-                    Ok(mut stream) => {
-                        call(&mut stream, caller, membership.token.as_bytes())?;
-                        return Ok(stream);
-                    }
-                    Err(error) => last = error,
+/// Calls rank 0 until it answers: it may not have started yet. Returns the connection, and a listener for other ranks at the
+/// address by which this process reached rank 0: no other network of the machine is listened on.
+fn reach(membership: &Membership, deadline: Instant) -> io::Result<(TcpStream, TcpListener)> {
+    until(deadline, || {
+        let mut last = io::Error::other("the address names no machine");
+        for address in (membership.address.as_str(), membership.port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+                Ok(mut stream) => {
+                    let listener = TcpListener::bind((stream.local_addr()?.ip(), 0))?;
+                    let port = listener.local_addr()?.port();
+                    let (rank, world) = (membership.rank, membership.world);
+                    let caller = Caller { rank, world, purpose: Purpose::Control, port };
+                    call(&mut stream, caller, membership.token.as_bytes())?;
+                    return Ok((stream, listener));
                 }
+                Err(error) => last = error,
             }
-            Err(last)
-        };
+        }
+        Err(last)
+    })
+}
+
+/// Tries until it succeeds, another process is found to be no rank of this run, or the deadline has passed.
+fn until<T>(deadline: Instant, attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    loop {
         match attempt() {
-            Ok(stream) => return Ok(stream),
+            Ok(value) => return Ok(value),
             Err(error) if error.kind() == io::ErrorKind::InvalidData || Instant::now() >= deadline => {
                 return Err(error);
             }
@@ -207,12 +217,64 @@ fn read_welcome(stream: &mut TcpStream, world: usize) -> io::Result<(Vec<u8>, Ve
     Ok((session, addresses))
 }
 
+/// The handshakes under way. Where there are too many, the oldest gives way: that of a rank takes milliseconds, so the oldest
+/// is a stranger's.
+#[derive(Default)]
+struct Handshakes {
+    n_begun: u64,
+    /// By number, the oldest first.
+    open: VecDeque<(u64, TcpStream)>,
+}
+
+/// One of the handshakes under way, for as long as the value lives.
+struct Handshake {
+    number: u64,
+    all: Arc<Mutex<Handshakes>>,
+}
+
+impl Handshake {
+    fn begin(all: &Arc<Mutex<Handshakes>>, stream: &TcpStream) -> io::Result<Self> {
+        let stream = stream.try_clone()?;
+        let mut handshakes = lock(all);
+        if handshakes.open.len() >= MAX_UNKNOWN
+            && let Some((_, oldest)) = handshakes.open.pop_front()
+        {
+            // A connection that is gone needs no end.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        let number = handshakes.n_begun;
+        handshakes.n_begun += 1;
+        handshakes.open.push_back((number, stream));
+        Ok(Self { number, all: Arc::clone(all) })
+    }
+}
+
+impl Handshake {
+    /// Ends the handshake, after which it gives way to no other. False where it has given way already.
+    fn settle(&self) -> bool {
+        let open = &mut lock(&self.all).open;
+        let at = open.iter().position(|(number, _)| *number == self.number);
+        at.and_then(|at| open.remove(at)).is_some()
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
+    handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Connections to a listener whose handshake is done. Every handshake has a thread of its own, so that a stranger who says
 /// nothing holds nobody up.
 struct Arrivals {
-    arrived: mpsc::Receiver<(Caller, TcpStream)>,
+    arrived: mpsc::Receiver<(Called, TcpStream)>,
     address: SocketAddr,
-    is_open: Arc<std::sync::atomic::AtomicBool>,
+    is_open: Arc<AtomicBool>,
+    n_reported: usize,
 }
 
 impl Arrivals {
@@ -223,9 +285,9 @@ impl Arrivals {
         if address.ip().is_unspecified() {
             address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         }
-        let is_open = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let is_open = Arc::new(AtomicBool::new(true));
         let secrets: Arc<[Vec<u8>; 2]> = Arc::new([secret.to_vec(), session.to_vec()]);
-        let unknown = Arc::new(AtomicUsize::new(0));
+        let handshakes = Arc::<Mutex<Handshakes>>::default();
         let open = Arc::clone(&is_open);
         std::thread::Builder::new().name("rendezvous".into()).spawn(move || {
             for stream in listener.incoming() {
@@ -233,25 +295,38 @@ impl Arrivals {
                     return;
                 }
                 let Ok(mut stream) = stream else { continue };
-                if unknown.fetch_add(1, Ordering::SeqCst) >= MAX_UNKNOWN {
-                    unknown.fetch_sub(1, Ordering::SeqCst);
-                    continue;
-                }
-                let (send, secrets, unknown) = (send.clone(), Arc::clone(&secrets), Arc::clone(&unknown));
+                let Ok(handshake) = Handshake::begin(&handshakes, &stream) else { continue };
+                let (send, secrets) = (send.clone(), Arc::clone(&secrets));
                 let meet = move || {
-                    if let Ok(caller) = answer(&mut stream, &secrets[0], &secrets[1]) {
-                        let _ = send.send((caller, stream));
+                    if let Ok(called) = answer(&mut stream, &secrets[0], &secrets[1], || handshake.settle()) {
+                        let _ = send.send((called, stream));
                     }
-                    unknown.fetch_sub(1, Ordering::SeqCst);
                 };
+                // Without a thread the connection is closed, and a rank calls again.
                 let _ = std::thread::Builder::new().name("handshake".into()).spawn(meet);
             }
         })?;
-        Ok(Self { arrived, address, is_open })
+        Ok(Self { arrived, address, is_open, n_reported: 0 })
     }
 
-    fn next(&self, deadline: Instant) -> Option<(Caller, TcpStream)> {
-        self.arrived.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+    /// The next rank that calls; `None` after the deadline. Processes with another secret are reported and turned away.
+    fn next(&mut self, deadline: Instant, report: &dyn Fn(&str)) -> Option<(Caller, TcpStream)> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (called, stream) = self.arrived.recv_timeout(left).ok()?;
+            match called {
+                Called::Known(caller) => return Some((caller, stream)),
+                Called::WrongSecret(rank) if self.n_reported < MAX_REPORTED => {
+                    self.n_reported += 1;
+                    let peer = stream.peer_addr().map_or("unknown".to_string(), |peer| peer.to_string());
+                    report(&format!(
+                        "a process at {peer} called as rank {rank} with another {} and was turned away",
+                        super::TOKEN
+                    ));
+                }
+                Called::WrongSecret(_) => {}
+            }
+        }
     }
 
     /// Takes the data connections of all ranks after this one.
@@ -262,7 +337,7 @@ impl Arrivals {
         deadline: Instant,
     ) -> Result<(), RankError> {
         while let Some(missing) = (membership.rank + 1..membership.world).find(|&rank| data[rank].is_none()) {
-            let Some((caller, stream)) = self.next(deadline) else {
+            let Some((caller, stream)) = self.next(deadline, &|_| ()) else {
                 return Err(error_of_rank(
                     missing,
                     format!("did not connect to rank {} in time", membership.rank),
@@ -282,5 +357,21 @@ impl Drop for Arrivals {
     fn drop(&mut self) {
         self.is_open.store(false, Ordering::SeqCst);
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_listens_where_it_reached_rank_0_and_nowhere_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let _arrivals = Arrivals::open(listener, b"secret", b"session").unwrap();
+        let (address, token) = ("127.0.0.1".to_string(), "secret".to_string());
+        let membership = Membership { rank: 1, world: 2, local_rank: 1, n_local: 2, address, port, token };
+        let (_control, of_rank_1) = reach(&membership, Instant::now() + Duration::from_secs(10)).unwrap();
+        assert_eq!(of_rank_1.local_addr().unwrap().ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
 }

@@ -101,10 +101,10 @@ impl Peer {
 }
 
 impl Tcp {
-    /// Meets the other ranks of the run.
-    pub fn connect(membership: &Membership) -> Result<Arc<Self>, RankError> {
+    /// Meets the other ranks of the run. `report` gets what the user should know before all have met.
+    pub fn connect(membership: &Membership, report: &dyn Fn(&str)) -> Result<Arc<Self>, RankError> {
         let fault = |error: io::Error| RankError { rank: membership.rank, problem: error.to_string() };
-        let Connections { control, data } = meet(membership)?;
+        let Connections { control, data } = meet(membership, report)?;
         let shut =
             data.iter().flatten().map(TcpStream::try_clone).collect::<io::Result<_>>().map_err(fault)?;
         let control = Control::start(membership.rank, control, shut, Pace::from_env()).map_err(fault)?;

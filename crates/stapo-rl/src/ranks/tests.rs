@@ -13,12 +13,16 @@ fn membership(rank: usize, world: usize, port: u16, token: &str) -> Membership {
     Membership { rank, world, local_rank: rank, n_local: world, address, port, token: token.to_string() }
 }
 
+fn connected(rank: usize, world: usize, port: u16, token: &str) -> Result<Arc<Tcp>, RankError> {
+    Tcp::connect(&membership(rank, world, port, token), &|_| ())
+}
+
 /// Runs `work` as every rank, each on a thread of its own.
 fn as_ranks<T: Send>(world: usize, port: u16, work: impl Fn(Arc<Tcp>) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = |rank| {
             let work = &work;
-            scope.spawn(move || work(Tcp::connect(&membership(rank, world, port, "secret")).unwrap()))
+            scope.spawn(move || work(connected(rank, world, port, "secret").unwrap()))
         };
         let threads: Vec<_> = (0..world).map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -161,7 +165,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
     let (send, connections) = std::sync::mpsc::channel();
     let errors: Vec<RankError> = std::thread::scope(|scope| {
         let lead = scope.spawn(move || {
-            let ranks = Tcp::connect(&membership(0, 2, port, "")).unwrap();
+            let ranks = connected(0, 2, port, "").unwrap();
             until_cut(&ranks)
         });
         // Rank 0 has to listen before the relay calls it.
@@ -170,7 +174,7 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
         }
         relay(between, port, &send);
         let other = scope.spawn(move || {
-            let ranks = Tcp::connect(&membership(1, 2, through, "")).unwrap();
+            let ranks = connected(1, 2, through, "").unwrap();
             ranks.all_gather(b"together").unwrap();
             for connection in connections.try_iter() {
                 let _ = connection.shutdown(std::net::Shutdown::Both);
@@ -188,8 +192,11 @@ fn a_cut_network_stops_both_sides_with_the_same_error() {
 fn strangers_neither_join_nor_disturb() {
     let port = free_port();
     std::thread::scope(|scope| {
-        let lead =
-            scope.spawn(move || Tcp::connect(&membership(0, 2, port, "secret")).unwrap().all_gather(b"0"));
+        let (tell, told) = std::sync::mpsc::channel();
+        let lead = scope.spawn(move || {
+            let report = |text: &str| tell.send(text.to_string()).unwrap();
+            Tcp::connect(&membership(0, 2, port, "secret"), &report).unwrap().all_gather(b"0")
+        });
         let connect = || loop {
             if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
                 return stream;
@@ -199,13 +206,52 @@ fn strangers_neither_join_nor_disturb() {
         let silent = connect();
         connect().write_all(&[255; 5000]).unwrap();
         connect().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let refused = Tcp::connect(&membership(1, 2, port, "guessed")).err().unwrap().to_string();
+        let refused = connected(1, 2, port, "guessed").err().unwrap().to_string();
         assert!(refused.contains("does not know the secret"), "{refused}");
-        let other =
-            scope.spawn(move || Tcp::connect(&membership(1, 2, port, "secret")).unwrap().all_gather(b"1"));
+        let report = told.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+        assert!(report.contains("called as rank 1 with another STAPO_RANKS_TOKEN"), "{report}");
+        let other = scope.spawn(move || connected(1, 2, port, "secret").unwrap().all_gather(b"1"));
         assert_eq!(lead.join().unwrap().unwrap(), [b"0", b"1"]);
         assert_eq!(other.join().unwrap().unwrap(), [b"0", b"1"]);
         drop(silent);
     });
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nothing listens once all are there");
+}
+
+/// Twice as many connections as may shake hands at a time, each of which says a byte now and then.
+#[test]
+fn strangers_that_drip_bytes_hold_nobody_up() {
+    let port = free_port();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let lead = scope.spawn(move || connected(0, 2, port, "secret").unwrap().all_gather(b"0"));
+        let mut strangers: Vec<TcpStream> = Vec::new();
+        while strangers.len() < 128 {
+            match TcpStream::connect(("127.0.0.1", port)) {
+                Ok(mut stream) => {
+                    // The length of the longest message that is read.
+                    stream.write_all(&512_u32.to_le_bytes()).unwrap();
+                    strangers.push(stream);
+                }
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
+            }
+        }
+        let is_over = &is_over;
+        scope.spawn(move || {
+            while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                for stranger in &mut strangers {
+                    let _ = stranger.write_all(&[0]);
+                }
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        });
+        let began = std::time::Instant::now();
+        let other = connected(1, 2, port, "secret").unwrap().all_gather(b"1").unwrap();
+        is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(
+            (other, lead.join().unwrap().unwrap()),
+            (vec![b"0".to_vec(), b"1".to_vec()], vec![b"0".to_vec(), b"1".to_vec()])
+        );
+        assert!(began.elapsed() < std::time::Duration::from_secs(4), "{:?}", began.elapsed());
+    });
 }

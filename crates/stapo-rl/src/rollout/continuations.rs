@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::Plan;
 use crate::policy::loaded::LoadedModel;
+use crate::run::Abandon;
 use crate::run::meter::Meter;
 use stapo_core::random::Key;
 use stapo_model::generate::{Engine, EngineSettings, Filter, Request, SamplingRule};
@@ -59,7 +60,7 @@ pub fn continuations(
         engine.submit(request).map_err(refuse)?;
         going.push(idx);
     }
-    for response in generate(&mut engine, meter)? {
+    for response in generate(&mut engine, meter, &Abandon::default())? {
         let continued = &mut all[going[response.ticket.0 as usize]][response.sample as usize];
         continued.extend(response.tokens.iter().map(|sampled| sampled.token));
     }

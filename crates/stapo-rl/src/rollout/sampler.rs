@@ -8,6 +8,8 @@ use crate::plan::config::{LongPrompts, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{ExpectedLengths, Transport, deal};
+use crate::reward::Judged;
+use crate::run::Abandon;
 use crate::run::meter::{Meter, Phase};
 use crate::tasks::{Environment, Rewards, Split, Task};
 use stapo_core::random::Key;
@@ -25,10 +27,10 @@ pub struct PolicySource {
 
 impl RolloutSource for PolicySource {
     fn next(&mut self, training: &mut RolloutContext) -> Result<Sampled> {
-        let RolloutContext { model, task, plan, counters, ranks, meter, .. } = *training;
+        let RolloutContext { model, task, plan, counters, ranks, meter, abandon, .. } = *training;
         let policy_version = counters.n_updates;
         let memory = training.memory.sample();
-        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter };
+        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter, abandon };
         sampler.roll_out(&mut self.lengths, counters.step + 1, counters.position)
     }
 }
@@ -54,6 +56,7 @@ pub struct Sampler<'a> {
     pub policy_version: u64,
     pub ranks: &'a dyn Transport,
     pub meter: &'a Meter,
+    pub abandon: &'a Abandon,
 }
 
 impl Sampler<'_> {
@@ -111,7 +114,7 @@ impl Sampler<'_> {
         let environment = self.task.environment(Rewards::All);
         let rollouts = self.sample(&*environment, problems, &mine, sampling)?;
         self.meter.enter(Phase::Grade);
-        let judged = judge(&*environment, self.model, problems, &rollouts.iter().collect::<Vec<_>>())?;
+        let judged = self.judge(&*environment, problems, &rollouts)?;
         let judged = rollouts.into_iter().zip(judged);
         let mine: Vec<Scored> = judged.map(|(rollout, judged)| scored(self.plan, rollout, &judged)).collect();
         let mut groups: Vec<Group> =
@@ -123,7 +126,22 @@ impl Sampler<'_> {
         Ok(groups)
     }
 
-    /// Responses to the problems of the indices `mine`, ordered by problem and sample.
+    /// The judgements of all rollouts. Fails on all ranks where one of them has abandoned its sampling.
+    fn judge(
+        &self,
+        environment: &dyn Environment,
+        problems: &[Problem],
+        rollouts: &[Rollout],
+    ) -> Result<Vec<Vec<Judged>>> {
+        let judged = match self.abandon.signal() {
+            Some(_) => Vec::new(),
+            None => judge(environment, self.model, problems, &rollouts.iter().collect::<Vec<_>>())?,
+        };
+        self.abandon.agree(self.ranks)?;
+        Ok(judged)
+    }
+
+    /// Responses to the problems of the indices `mine`, ordered by problem and sample; fewer where the sampling was abandoned.
     fn sample(
         &mut self,
         environment: &dyn Environment,
@@ -131,7 +149,7 @@ impl Sampler<'_> {
         mine: &[usize],
         sampling: GroupSampling,
     ) -> Result<Vec<Rollout>> {
-        let Self { model, plan, policy_version, meter, .. } = *self;
+        let Self { model, plan, policy_version, meter, abandon, .. } = *self;
         meter.enter(sampling.phase);
         meter.expect(sampling.phase, mine.len() * sampling.n_samples);
         let limits = &plan.config.rollout;
@@ -146,6 +164,9 @@ impl Sampler<'_> {
         let prompting = model.prompting(&plan.style)?;
         let mut prompts = Vec::with_capacity(mine.len());
         for &idx in mine {
+            if abandon.signal().is_some() {
+                return Ok(Vec::new());
+            }
             let problem = &problems[idx];
             let prompt = prompting.conversation(&problem.id, &environment.begin(problem))?;
             if prompt.len() > limits.max_prompt_tokens {
@@ -174,7 +195,7 @@ impl Sampler<'_> {
             submitted.map_err(refused)?;
             prompts.push(prompt);
         }
-        let responses = generate(&mut engine, meter)?;
+        let responses = generate(&mut engine, meter, abandon)?;
         let rollout = |response: Completion| {
             let request_idx = response.ticket.0 as usize;
             let sampled: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
@@ -210,7 +231,7 @@ impl Sampler<'_> {
         let mine = self.problems_of_this_rank(&vec![1.0; problems.len()]);
         let environment = self.task.environment(Rewards::First);
         let rollouts = self.sample(&*environment, &problems, &mine, sampling)?;
-        let judged = judge(&*environment, self.model, &problems, &rollouts.iter().collect::<Vec<_>>())?;
+        let judged = self.judge(&*environment, &problems, &rollouts)?;
         let right = judged.iter().filter(|judged| judged[0].verdict == Verdict::Right).count();
         let mut packer = Packer::default();
         packer.number(right);
@@ -262,8 +283,8 @@ fn draw_problems(
     Ok((problems, n_drawn))
 }
 
-/// Every response, ordered by problem and sample.
-pub(super) fn generate(engine: &mut Engine, meter: &Meter) -> Result<Vec<Completion>> {
+/// Every response, ordered by problem and sample; those that are finished where the sampling is abandoned.
+pub(super) fn generate(engine: &mut Engine, meter: &Meter, abandon: &Abandon) -> Result<Vec<Completion>> {
     let mut responses = Vec::new();
     engine.run(|event| {
         match event {
@@ -273,7 +294,7 @@ pub(super) fn generate(engine: &mut Engine, meter: &Meter) -> Result<Vec<Complet
                 responses.push(response);
             }
         }
-        true
+        abandon.signal().is_none()
     })?;
     responses.sort_by_key(|response| (response.ticket, response.sample));
     Ok(responses)

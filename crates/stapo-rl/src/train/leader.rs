@@ -150,6 +150,12 @@ impl Role for Leader<'_> {
         Ok(Some(Decision { saving, outcome: self.early_end(step) }))
     }
 
+    fn abandoned(&mut self, trainer: &Trainer, signal: i32) -> Option<Decision> {
+        self.watch.asked_elsewhere(signal);
+        let saving = Some(Saving::needed(self.run, trainer.learner.counters.step));
+        Some(Decision { saving, outcome: Some(Outcome::Stopped) })
+    }
+
     fn write(&mut self, trainer: &Trainer, result: StepResult) -> Result<Metrics> {
         let StepResult { rolled, learned, state_sha256, evaluation } = result;
         let (plan, step, model) = (self.plan, trainer.learner.counters.step, &trainer.learner.model);

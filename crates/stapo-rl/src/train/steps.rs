@@ -3,7 +3,7 @@
 
 use super::report::{Decision, StepReport};
 use super::{Outcome, Trainer};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lab::evaluation::Evaluated;
 use crate::learn::constants::RolledOut;
 use crate::learn::update::Learned;
@@ -31,6 +31,8 @@ pub(super) trait Role {
 
     /// Takes the evaluation of a run that has made no step, and says how the run goes on.
     fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>>;
+    /// Takes the signal for which a rollout was abandoned, and says what is saved.
+    fn abandoned(&mut self, trainer: &Trainer, signal: i32) -> Option<Decision>;
     fn write(&mut self, trainer: &Trainer, result: StepResult) -> Result<Self::Written>;
     /// The number of the signal that asked this rank to stop.
     fn signal(&self) -> Option<i32>;
@@ -51,7 +53,13 @@ pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut
     trainer.open_benchmarks(plan)?;
     let before = if trainer.learner.counters.step == 0 {
         trainer.learner.check_finite()?;
-        Some(trainer.evaluate(plan)?)
+        match trainer.evaluate(plan) {
+            Err(Error::Abandoned { signal }) => {
+                role.abandoned(trainer, signal);
+                return Ok(Outcome::Stopped);
+            }
+            evaluation => Some(evaluation?),
+        }
     } else {
         None
     };
@@ -66,7 +74,13 @@ pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut
 /// Makes one step. Returns how the run ended, where this step ends it before the last.
 fn step<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut R) -> Result<Option<Outcome>> {
     trainer.meter.set_step(trainer.learner.counters.step + 1);
-    let rolled = trainer.roll_out(plan)?;
+    let rolled = match trainer.roll_out(plan) {
+        Err(Error::Abandoned { signal }) => {
+            let decision = role.abandoned(trainer, signal);
+            return carry_out(trainer, role, decision);
+        }
+        rolled => rolled?,
+    };
     let learned = trainer.learn(plan, &rolled)?;
     trainer.meter.enter(Phase::Record);
     let (state_sha256, evaluation) = measure(plan, trainer)?;
@@ -119,6 +133,10 @@ impl Role for Follower<'_> {
 
     fn begin(&mut self, _: &Trainer, _: Option<Evaluation>) -> Result<Option<Decision>> {
         Ok(None)
+    }
+
+    fn abandoned(&mut self, _: &Trainer, _: i32) -> Option<Decision> {
+        None
     }
 
     fn write(&mut self, _: &Trainer, _: StepResult) -> Result<()> {

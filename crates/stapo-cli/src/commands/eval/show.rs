@@ -1,10 +1,31 @@
 //! The tables of `stapo eval` and `stapo compare` on a terminal.
 
-use crate::shared::units::percent;
+use crate::shared::units::{grouped, percent};
+use serde_json::Value;
 use stapo_core::record::EvalRecord;
-use stapo_rl::lab::evaluation::{Compared, EvalRow, SIX, average, is_disputed, second_verdict};
+use stapo_rl::lab::evaluation::{Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict};
 use stapo_rl::run::receipt::short_of;
 use std::path::Path;
+
+/// How the questions were asked.
+pub fn prompting(plan: &EvalPlan) {
+    let from = plan.prompting_of.as_ref().map_or(String::new(), |run| format!(" as in the run {run}"));
+    println!("\nasked{from}: {}", prompting_text(plan));
+}
+
+fn prompting_text(plan: &EvalPlan) -> String {
+    let mut parts = vec![if plan.chat { "chat template" } else { "plain text" }.to_string()];
+    if !plan.chat_arguments.is_empty() {
+        parts.push(format!("with {}", Value::Object(plan.chat_arguments.clone())));
+    }
+    parts.extend(plan.system.as_ref().map(|text| format!("system message {text:?}")));
+    parts.extend(plan.template.as_ref().map(|text| format!("prompt {text:?}")));
+    if !plan.stop.is_empty() {
+        parts.push(format!("responses end at {}", Value::from(plan.stop.clone())));
+    }
+    parts.push(format!("up to {} tokens", grouped(plan.max_tokens as u64)));
+    parts.join(", ")
+}
 
 /// One table per decoding, one row per benchmark.
 pub fn table(rows: &[EvalRow]) {

@@ -1,10 +1,10 @@
 //! The values of a config that fit what was found.
 
 use super::found::Found;
-use crate::shared::machine;
 use anyhow::{Result, bail};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::plan::config::Recompute;
+use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory;
 use stapo_rl::{Config, Plan};
 
@@ -153,7 +153,7 @@ fn power_of_two_up_to(n: usize) -> usize {
 /// Available main memory, or all memory of the GPU, in bytes.
 fn available(device: DeviceName) -> Option<u64> {
     match device {
-        DeviceName::Cpu => machine::memory().map(|memory| memory.available),
+        DeviceName::Cpu => HostMemory::find().map(|memory| memory.available),
         DeviceName::Cuda { ordinal } => cuda::probe().gpus.get(ordinal).map(|gpu| gpu.memory_bytes as u64),
     }
 }

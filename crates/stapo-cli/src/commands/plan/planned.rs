@@ -1,6 +1,5 @@
 //! What a plan is made of: the models' shapes, this machine, and what had to be assumed.
 
-use crate::shared::machine;
 use crate::shared::units::grouped;
 use anyhow::{Result, bail};
 use stapo_rl::Plan;
@@ -8,6 +7,7 @@ use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::model_files::{ModelConfig, Pretrained, QuantisedBase};
 use stapo_rl::plan::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
 use stapo_rl::plan::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
+use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory::{MemoryPart, MemoryPlan};
 use stapo_rl::tasks::TaskSpec;
 use std::path::Path;
@@ -198,7 +198,7 @@ fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
 pub struct Here {
     /// The name of the GPU in the driver's words.
     gpu: Option<String>,
-    /// Available main memory, or all memory of the plan's GPU.
+    /// Main memory and swap that are left, or all memory of the plan's GPU.
     pub memory_bytes: Option<u64>,
     /// What keeps this machine from computing on the plan's device.
     missing: Option<String>,
@@ -208,7 +208,7 @@ impl Here {
     pub fn look(plan: &Plan) -> Self {
         match plan.device() {
             DeviceName::Cpu => {
-                let memory_bytes = machine::memory().map(|memory| memory.available);
+                let memory_bytes = HostMemory::find().map(|memory| memory.usable());
                 Self { gpu: None, memory_bytes, missing: None }
             }
             DeviceName::Cuda { ordinal } => {

@@ -13,12 +13,17 @@ const NAME_COLUMNS: usize = 9;
 pub fn print(planned: &Planned) {
     print_run(planned);
     print_memory(planned);
+    print_times(planned);
+    for note in planned.plan.notes() {
+        line("note", &note);
+    }
+}
+
+/// The times of a plan and what was assumed for them.
+pub fn print_times(planned: &Planned) {
     print_time(planned);
     for (idx, text) in planned.assumed.iter().enumerate() {
         line(if idx == 0 { "assumed" } else { "" }, text);
-    }
-    for note in planned.plan.notes() {
-        line("note", &note);
     }
 }
 

@@ -1,26 +1,65 @@
 //! Who may ask: the names under which the server may be reached, where a request may come from, and the token.
 
 use super::http::{Refusal, Request, Response};
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use sha2::{Digest, Sha256};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 
-const COOKIE: &str = "stapo_token";
+/// Whether requests need a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    Demanded,
+    Dropped,
+}
 
 /// The rules of one server.
 #[derive(Debug)]
 pub struct Access {
-    /// Absent on loopback, where every process of the machine's users may read what it could read from disk.
+    /// Absent where the user dropped it: then every user of the machine can read the runs.
     token: Option<String>,
+    /// A token for one use, for the command line of a browser, which other users of the machine can read.
+    once: Mutex<Option<String>>,
+    /// Cookies are shared by all ports of a host, so that of each server has a name of its own.
+    cookie: String,
+    is_loopback: bool,
     /// The name of the machine, by which others may reach it.
     host_name: String,
 }
 
 impl Access {
-    /// The rules for an address: other than loopback ones demand a token.
-    pub fn new(address: IpAddr, host_name: String) -> Result<Self> {
-        let token = (!address.is_loopback()).then(new_token).transpose()?;
-        Ok(Self { token, host_name })
+    /// The rules of a server at an address. Only on loopback may the token be dropped.
+    pub fn new(address: SocketAddr, host_name: String, token: Token) -> Result<Self> {
+        let is_loopback = address.ip().is_loopback();
+        if token == Token::Dropped && !is_loopback {
+            bail!(
+                "--no-token: {} can be reached from other machines, which could read the runs\nhint: leave --no-token or --listen out",
+                address.ip()
+            );
+        }
+        let token = (token == Token::Demanded).then(new_token).transpose()?;
+        let cookie = format!("stapo_token_{}", address.port());
+        Ok(Self { token, once: Mutex::default(), cookie, is_loopback, host_name })
+    }
+
+    /// A token that opens the page once.
+    pub fn token_for_once(&self) -> Result<Option<String>> {
+        if self.token.is_none() {
+            return Ok(None);
+        }
+        let token = new_token()?;
+        self.once().clone_from(&Some(token.clone()));
+        Ok(Some(token))
+    }
+
+    fn once(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.once.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a token opens the page. A token for one use is used up.
+    fn opens(&self, given: &str, token: &str) -> bool {
+        let is_once = self.once().take_if(|once| is_same(given, once)).is_some();
+        is_once || is_same(given, token)
     }
 
     pub fn token(&self) -> Option<&str> {
@@ -47,7 +86,7 @@ impl Access {
         }
         let Some(token) = &self.token else { return Ok(None) };
         if let Some(given) = request.value("token") {
-            if !is_same(given, token) {
+            if !self.opens(given, token) {
                 return Err(Refusal::new(401, "the token is not that of this server"));
             }
             let mut response = Response::new("text/plain; charset=utf-8", "");
@@ -55,11 +94,11 @@ impl Access {
             response.headers.push(("Location", "/".into()));
             response.headers.push((
                 "Set-Cookie",
-                format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000"),
+                format!("{}={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000", self.cookie),
             ));
             return Ok(Some(response));
         }
-        match request.cookie(COOKIE) {
+        match request.cookie(&self.cookie) {
             Some(given) if is_same(given, token) => Ok(None),
             _ => Err(Refusal::new(
                 401,
@@ -68,7 +107,7 @@ impl Access {
         }
     }
 
-    /// Loopback names and, where a token protects the server, every IP address and the machine's name: a DNS rebinding
+    /// Loopback names and, for a server that other machines reach, every IP address and the machine's name: a DNS rebinding
     /// attack needs a DNS name of the attacker. The port may be that of a tunnel.
     fn is_own_name(&self, host: &str) -> bool {
         let name = match host.rsplit_once(':') {
@@ -80,7 +119,7 @@ impl Access {
         if name.eq_ignore_ascii_case("localhost") || address.is_some_and(|address| address.is_loopback()) {
             return true;
         }
-        self.token.is_some() && (address.is_some() || name.eq_ignore_ascii_case(&self.host_name))
+        !self.is_loopback && (address.is_some() || name.eq_ignore_ascii_case(&self.host_name))
     }
 }
 
@@ -113,8 +152,8 @@ mod tests {
 
     #[test]
     fn loopback_answers_to_its_own_names_only() {
-        let access = Access::new([127, 0, 0, 1].into(), "box".into()).unwrap();
-        assert_eq!(access.token(), None);
+        let access = Access::new(([127, 0, 0, 1], 80).into(), "box".into(), Token::Dropped).unwrap();
+        assert_eq!((access.token(), access.token_for_once().unwrap()), (None, None));
         for host in ["localhost", "LocalHost:9", "127.0.0.1:80", "127.9.9.9", "[::1]:80"] {
             assert_eq!(status(&access, &format!("GET / HTTP/1.1\r\nHost: {host}")), 200, "{host}");
         }
@@ -131,21 +170,42 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_need_the_token() {
-        let access = Access::new([0, 0, 0, 0].into(), "box".into()).unwrap();
+    fn other_users_of_the_machine_need_the_token() {
+        let access = Access::new(([127, 0, 0, 1], 7860).into(), "box".into(), Token::Demanded).unwrap();
+        let token = access.token().unwrap().to_string();
+        let ask = |target: &str, cookie: &str| {
+            status(&access, &format!("GET {target} HTTP/1.1\r\nHost: localhost:7860\r\nCookie: {cookie}"))
+        };
+        assert_eq!((ask("/", ""), ask("/api/runs", ""), ask("/stream", "")), (401, 401, 401));
+        assert_eq!(ask(&format!("/?token={token}"), ""), 303);
+        assert_eq!(ask("/api/runs", &format!("stapo_token_7860={token}")), 200);
+        assert_eq!(ask("/api/runs", &format!("stapo_token_7861={token}")), 401, "that of another server");
+        let once = access.token_for_once().unwrap().unwrap();
+        assert_ne!(once, token);
+        assert_eq!((ask(&format!("/?token={once}"), ""), ask(&format!("/?token={once}"), "")), (303, 401));
+        assert_eq!(status(&access, "GET / HTTP/1.1\r\nHost: box:7860"), 403);
+    }
+
+    #[test]
+    fn other_machines_need_the_token() {
+        let everywhere = ([0, 0, 0, 0], 80).into();
+        let access = Access::new(everywhere, "box".into(), Token::Demanded).unwrap();
         let token = access.token().unwrap().to_string();
         assert_eq!(token.len(), 32);
-        assert_ne!(token, Access::new([0, 0, 0, 0].into(), String::new()).unwrap().token().unwrap());
+        let other = Access::new(everywhere, String::new(), Token::Demanded).unwrap();
+        assert_ne!(Some(token.as_str()), other.token());
+        let refused = Access::new(everywhere, String::new(), Token::Dropped).unwrap_err().to_string();
+        assert!(refused.contains("--no-token: 0.0.0.0 can be reached"), "{refused}");
         let ask = |target: &str, cookie: &str| {
             status(&access, &format!("GET {target} HTTP/1.1\r\nHost: 10.0.0.5:80\r\nCookie: {cookie}"))
         };
         assert_eq!(ask("/", ""), 401);
-        assert_eq!(ask("/", "stapo_token=0"), 401);
+        assert_eq!(ask("/", "stapo_token_80=0"), 401);
         assert_eq!(ask(&format!("/?token={}", &token[1..]), ""), 401);
         assert_eq!(ask(&format!("/?token={token}"), ""), 303);
-        assert_eq!(ask("/api/runs", &format!("a=b; stapo_token={token}")), 200);
+        assert_eq!(ask("/api/runs", &format!("a=b; stapo_token_80={token}")), 200);
         let named = |host: &str| {
-            status(&access, &format!("GET / HTTP/1.1\r\nHost: {host}\r\nCookie: stapo_token={token}"))
+            status(&access, &format!("GET / HTTP/1.1\r\nHost: {host}\r\nCookie: stapo_token_80={token}"))
         };
         assert_eq!((named("box:80"), named("evil.example")), (200, 403));
     }

@@ -2,7 +2,7 @@
 
 use super::progress::{Heartbeat, bar, left_text};
 use crate::shared::clock::span;
-use crate::shared::stop::{Asked, FINISHING, Stop};
+use crate::shared::stop::{Asked, Stop};
 use crate::shared::terminal::{is_quiet, plain};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
@@ -194,6 +194,7 @@ impl Screen {
             (Outcome::NothingLearned, _) => {
                 format!("ended after {n_steps} steps in {time}: every group has equal rewards")
             }
+            (Outcome::Stopped, _) if n_steps == 0 => "stopped before the first step".to_string(),
             (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
         };
         let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
@@ -208,11 +209,9 @@ impl Screen {
             row(ENTROPY_MEAN.label, &curve(&self.entropy, &nats)),
             row(N_SILENCED.label, &format!("{} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens)),
         ];
-        rows.extend(best.map(|best| {
-            format!("best checkpoint    step {}, {} {}", best.step, best.metric, percent(best.value))
-        }));
+        rows.extend(best.map(best_row));
         rows.push(format!("run folder         {}", self.folder.display()));
-        rows.extend(next_commands(&self.folder, outcome, best.is_some()));
+        rows.extend(next_commands(&self.folder, outcome, n_steps, best));
         let said = plain(&format!("{headline}\n  {}\n", rows.join("\n  ")));
         match self.mode {
             ScreenMode::Quiet => {
@@ -227,15 +226,25 @@ impl Screen {
     }
 }
 
-/// The commands that one may want next, with the paths of this run.
-fn next_commands(folder: &Path, outcome: Outcome, has_best: bool) -> Vec<String> {
+/// The best checkpoint, or that no evaluation was better than the one before training.
+fn best_row(best: &Best) -> String {
+    let row = format!("best checkpoint    step {}, {} {}", best.step, best.metric, percent(best.value));
+    if best.step > 0 { row } else { row + ": no evaluation was better than before training" }
+}
+
+/// The commands that one may want next, with the paths of this run. The untrained model is never worth an export: where it is the
+/// best, the last checkpoint is named, and where there is no other, none.
+fn next_commands(folder: &Path, outcome: Outcome, n_steps: usize, best: Option<&Best>) -> Vec<String> {
     let run = shell_word(folder);
     // Beside the run: a folder inside that has no receipt is an extra file to stapo verify.
     let model = folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy() + "-model");
-    let step = if has_best { " --step best" } else { "" };
+    let step = if best.is_some_and(|best| best.step > 0) { " --step best" } else { "" };
     let mut commands = Vec::new();
     if outcome == Outcome::Stopped {
         commands.push(format!("go on with         stapo train --resume {run}"));
+    }
+    if n_steps == 0 {
+        return commands;
     }
     commands.extend([
         format!("see the report     stapo report {run}"),
@@ -264,9 +273,9 @@ fn shell_word(path: &Path) -> String {
 fn live(steps: u64, done: u64, meter: Arc<Meter>, stop: &Stop) -> ProgressBar {
     let bar = bar(steps, done, meter);
     let shown = bar.clone();
-    stop.show_by(move |asked| match asked {
-        Asked::Once => shown.println(FINISHING),
-        Asked::Again => shown.finish_and_clear(),
+    stop.show_by(move |asked, text| match asked {
+        Asked::Once | Asked::Urgently => shown.println(text),
+        Asked::AtOnce => shown.finish_and_clear(),
     });
     bar
 }
@@ -355,14 +364,23 @@ fn curve(values: &[f64], shown: &dyn Fn(f64) -> String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stapo_core::record::Extra;
 
     #[test]
     fn commands_name_the_run_in_a_form_that_a_shell_takes() {
-        let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, true);
+        let mut best =
+            Best { schema: 1, step: 7, metric: "held_out".into(), value: 0.5, extra: Extra::new() };
+        let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, 9, Some(&best));
         assert_eq!(commands[0], "go on with         stapo train --resume 'runs/my run'");
         assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --out 'runs/my run-model'"));
         assert_eq!(shell_word(Path::new("it's")), r"'it'\''s'");
-        assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, false).len(), 4);
+        assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, 9, None).len(), 4);
+        best.step = 0;
+        let after_training = next_commands(Path::new("runs/a"), Outcome::Done, 9, Some(&best));
+        assert_eq!(after_training[3], "export             stapo export runs/a --out runs/a-model");
+        assert!(best_row(&best).ends_with("no evaluation was better than before training"));
+        let untrained = next_commands(Path::new("runs/a"), Outcome::Stopped, 0, Some(&best));
+        assert_eq!(untrained, ["go on with         stapo train --resume runs/a"]);
     }
 
     #[test]
@@ -370,6 +388,5 @@ mod tests {
         let long: Vec<f64> = (0..500).map(|n| f64::from(n) / 500.0).collect();
         assert!(curve(&long, &percent).chars().count() + "accuracy ".len() <= 80);
         assert!(curve(&long, &nats).chars().count() + "entropy  ".len() <= 80);
-        assert!(FINISHING.len() <= 80);
     }
 }

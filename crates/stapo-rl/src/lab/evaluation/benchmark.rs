@@ -50,17 +50,19 @@ pub struct Benchmark {
 
 impl Benchmark {
     /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
-    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
-    pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
+    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction, and `system` is
+    /// the system message of conversations that have none.
+    pub fn open(name: &str, data: &Path, template: Option<&str>, system: Option<&str>) -> Result<Self> {
         let known = KNOWN.iter().find(|known| known.name == name);
         let rows = |path: PathBuf| RowsSpec {
             held_out_share: 1.0,
             template: template.map(str::to_owned),
+            system: system.map(str::to_owned),
             ..RowsSpec::new(path)
         };
         let is = |extension: &str| Path::new(name).extension().is_some_and(|e| e == extension);
         let spec = match (name, known) {
-            ("arithmetic" | "countdown", _) => generated(name, template),
+            ("arithmetic" | "countdown", _) => generated(name, template, system),
             (_, Some(_)) => {
                 let path = find(name, data)?;
                 let is_parquet = path.extension().is_some_and(|e| e == "parquet");
@@ -99,8 +101,13 @@ impl Benchmark {
     }
 
     /// Opens several benchmarks. A name that is there twice is refused.
-    pub fn open_all(names: &[String], data: &Path, template: Option<&str>) -> Result<Vec<Self>> {
-        let open = |name: &String| Self::open(name, data, template);
+    pub fn open_all(
+        names: &[String],
+        data: &Path,
+        template: Option<&str>,
+        system: Option<&str>,
+    ) -> Result<Vec<Self>> {
+        let open = |name: &String| Self::open(name, data, template, system);
         let benchmarks: Vec<Self> = names.iter().map(open).collect::<Result<_>>()?;
         let mut seen = HashSet::new();
         if let Some(twice) = benchmarks.iter().find(|benchmark| !seen.insert(&benchmark.name)) {
@@ -141,12 +148,12 @@ impl Benchmark {
     }
 }
 
-fn generated(name: &str, template: Option<&str>) -> TaskSpec {
-    let template = template.map(str::to_owned);
+fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSpec {
+    let (template, system) = (template.map(str::to_owned), system.map(str::to_owned));
     if name == "countdown" {
-        TaskSpec::Countdown(crate::tasks::CountdownSpec { template, ..Default::default() })
+        TaskSpec::Countdown(crate::tasks::CountdownSpec { template, system, ..Default::default() })
     } else {
-        TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, ..Default::default() })
+        TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, system, ..Default::default() })
     }
 }
 

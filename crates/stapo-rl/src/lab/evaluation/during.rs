@@ -33,7 +33,7 @@ pub(crate) fn open_benchmarks(plan: &Plan) -> Result<Vec<Benchmark>> {
     let evaluation = &plan.config.evaluation;
     let names: Vec<String> = evaluation.benchmarks.iter().flat_map(|name| expanded(name)).collect();
     let template = evaluation.benchmark_template.as_deref();
-    let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, template)?;
+    let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, template, None)?;
     for benchmark in &mut benchmarks {
         benchmark.limit(evaluation.benchmark_limit, evaluation.benchmark_samples)?;
     }
@@ -65,7 +65,7 @@ pub(crate) fn evaluate_benchmarks(
     if benchmarks.is_empty() {
         return Ok((BTreeMap::new(), Vec::new()));
     }
-    let Sampler { model, memory, plan, ranks, meter, .. } = sampler;
+    let Sampler { model, memory, plan, ranks, meter, abandon, .. } = sampler;
     let rollout = &plan.config.rollout;
     let sampling = EvalSampling {
         seed: plan.config.seed,
@@ -80,14 +80,16 @@ pub(crate) fn evaluate_benchmarks(
     let evaluation = Evaluation { model, benchmarks, decodings, sampling, done: &Done::new() };
     evaluation.run(&mut memory.engine, |event| {
         match event {
+            EvalEvent::Asked => {}
             EvalEvent::Token => meter.add(0, 1),
             EvalEvent::Finished(sample) => {
                 meter.add(1, 0);
                 samples.push(*sample);
             }
         }
-        Ok(true)
+        Ok(abandon.signal().is_none())
     })?;
+    abandon.agree(*ranks)?;
     if ranks.world() > 1 {
         samples = all_samples(*ranks, &samples)?;
     }

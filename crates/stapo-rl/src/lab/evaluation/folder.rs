@@ -33,6 +33,9 @@ pub struct EvalPlan {
     pub limit: Option<usize>,
     pub max_tokens: usize,
     pub template: Option<String>,
+    /// The system message of conversations that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
     pub chat: bool,
     /// Further variables of the chat template.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -40,6 +43,9 @@ pub struct EvalPlan {
     /// Texts that end a response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
+    /// The run whose settings of prompts and responses apply where the command line gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompting_of: Option<String>,
     /// A second verifier beside the rules of the benchmarks, as named on the command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<String>,

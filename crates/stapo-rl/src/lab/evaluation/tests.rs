@@ -7,7 +7,7 @@ fn builtin() -> LoadedModel {
 }
 
 fn slice(name: &str, n_questions: usize, n_samples: usize) -> Benchmark {
-    let mut benchmark = Benchmark::open(name, std::path::Path::new("nowhere"), None).unwrap();
+    let mut benchmark = Benchmark::open(name, std::path::Path::new("nowhere"), None, None).unwrap();
     benchmark.problems.truncate(n_questions);
     benchmark.n_samples = n_samples;
     benchmark
@@ -131,7 +131,7 @@ fn decodings_are_read_and_refused() {
 
 #[test]
 fn unknown_and_absent_benchmarks_name_the_remedy() {
-    let open = |name: &str| match Benchmark::open(name, std::path::Path::new("nowhere"), None) {
+    let open = |name: &str| match Benchmark::open(name, std::path::Path::new("nowhere"), None, None) {
         Ok(_) => panic!("{name}"),
         Err(error) => error.to_string(),
     };

@@ -33,8 +33,9 @@ const LONGEST_SECONDS: f64 = 30.0;
 
 /// Measures steps of growing size, up to a step of full size, as long as the next is expected to take less than
 /// [`LONGEST_SECONDS`]. Every size runs twice and the second time counts: the first compiles kernels, chooses algorithms
-/// and touches memory. `shape` says how a step's time grows with its size. Measuring trains, so the trainer is consumed.
-pub fn measure(shape: &RunShape, mut trainer: Trainer) -> Result<Measurement> {
+/// and touches memory. `shape` says how a step's time grows with its size, and `begins` gets each step before it is measured.
+/// Measuring trains, so the trainer is consumed.
+pub fn measure(shape: &RunShape, mut trainer: Trainer, mut begins: impl FnMut(&Plan)) -> Result<Measurement> {
     let sizes = sizes(&shape.plan.config.rollout);
     let mut last: Option<Measurement> = None;
     for (n_problems, response_limit) in sizes {
@@ -44,6 +45,7 @@ pub fn measure(shape: &RunShape, mut trainer: Trainer) -> Result<Measurement> {
         {
             break;
         }
+        begins(&plan);
         measure_step(&plan, &mut trainer)?;
         last = Some(measure_step(&plan, &mut trainer)?);
     }
