@@ -38,6 +38,8 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("main-quick", 8),
         ("math", 10),
         ("math-short", 10),
+        ("rising", 27),
+        ("rising-probe", 6),
         ("scale", 40),
         ("stability", 24),
         ("stability-arms", 100),
