@@ -14,6 +14,7 @@ mod docs;
 mod eval;
 mod fetch;
 mod first_hour;
+mod forgery;
 mod grade;
 mod hostile_input;
 mod house;

@@ -179,21 +179,18 @@ impl Difference {
         }
     }
 
-    /// The difference as a change that a resume refuses or records.
+    /// The difference as a change that a resume refuses or records, with both hashes.
     fn into_change(self, folder: &Path, sealed: &Sealed) -> Result<Change> {
-        Ok(match self {
-            Self::Changed { name, before, after } => Change::of_file(&name, before, after),
-            Self::Missing { name } => {
-                let before = sealed.files.get(&name).map_or(ABSENT, |file| &file.sha256);
-                Change::of_file(&name, before, ABSENT)
-            }
-            Self::State { name, problem } => Change::of_file(&name, "the recorded state", problem),
-            Self::Extra { name } => {
-                let path = folder.join(&name);
-                let after = if path.is_file() { hash_file(&name, &path)?.sha256 } else { "a folder".into() };
-                Change::of_file(&name, ABSENT, after)
-            }
-        })
+        let name = self.name();
+        let path = folder.join(name);
+        let before = sealed.files.get(name).map_or(ABSENT, |file| &file.sha256);
+        let after = match &self {
+            Self::State { problem, .. } => problem.clone(),
+            _ if path.is_file() => hash_file(name, &path)?.sha256,
+            _ if path.exists() => "a folder".to_string(),
+            _ => ABSENT.to_string(),
+        };
+        Ok(Change::of_file(name, before, after))
     }
 
     /// Whether a checkpoint is missing, as in a copy that left the large files out.

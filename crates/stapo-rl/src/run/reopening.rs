@@ -17,7 +17,6 @@ use stapo_core::record::{
     changed_inputs,
 };
 use stapo_core::settings;
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -124,13 +123,12 @@ impl Reopening {
             let (sealed, last) = (&provenance.records, provenance.metrics.as_deref());
             self.records = journal::changes(&self.folder, self.step(), sealed, last)?;
         }
-        let is_accepted = |change: &&Change| accepted.iter().any(|known| known.change == **change);
         let mut changes = receipt::changes(&self.folder)?;
         changes.retain(|change| change.file() != Some("plan.toml"));
-        let named: BTreeSet<String> = changes.iter().map(|change| change.name.clone()).collect();
-        let sealed =
-            self.records.iter().filter(|change| !named.contains(&change.name) && !is_accepted(change));
-        changes.extend(sealed.cloned());
+        for change in &self.records {
+            let is_known = changes.contains(change) || accepted.iter().any(|known| known.change == *change);
+            changes.extend((!is_known).then(|| change.clone()));
+        }
         self.changes.extend(changes);
         Ok(())
     }
