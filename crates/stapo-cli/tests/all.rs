@@ -25,6 +25,7 @@ mod model;
 mod mutated_runs;
 mod objective;
 mod pages;
+mod permission;
 mod plan;
 mod python_reward;
 mod ranks;
