@@ -216,6 +216,13 @@ fn replayed_without_receipt(at: &Path, run: &str) -> String {
     String::from_utf8_lossy(&verified.stdout).into_owned()
 }
 
+/// Keeps the first lines of a run's metrics.
+fn cut(run: &Path, n_lines: usize) {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let kept: String = text.split_inclusive('\n').take(n_lines).collect();
+    fs::write(run.join("metrics.jsonl"), kept).unwrap();
+}
+
 #[test]
 fn damage_is_repaired_from_the_checkpoint_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -231,11 +238,6 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
         without_receipt(&at.join(&run));
         damage(&at.join(&run));
         run
-    };
-    let cut = |run: &Path, n_lines: usize| {
-        let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let kept: String = text.split_inclusive('\n').take(n_lines).collect();
-        fs::write(run.join("metrics.jsonl"), kept).unwrap();
     };
     let metrics = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
     let repairs: [Damage; 4] = [

@@ -85,14 +85,13 @@ fn permission(command: &CommandSpec) -> io::Result<String> {
     all.update(fingerprint(command)?);
     let program = located(&command.program)?;
     let mut folders = Vec::new();
+    let folder = update_path(&mut all, &program)?;
     // A program on the PATH is no file of a run's author, and Python does not import what lies beside an interpreter.
     if !is_name(&command.program) {
-        folders.push(update_place(&mut all, &program)?);
-    } else {
-        update_place(&mut all, &program)?;
+        folders.push(folder);
     }
     for file in command.args.iter().filter_map(|argument| named_file(argument)) {
-        folders.push(update_place(&mut all, file)?);
+        folders.push(update_path(&mut all, file)?);
     }
     let packages = command.args.iter().map(PathBuf::from);
     folders.extend(packages.filter(|path| path.join("__main__.py").is_file()));
@@ -102,11 +101,11 @@ fn permission(command: &CommandSpec) -> io::Result<String> {
 
 /// Hashes where a file lies and where links lead from there: an interpreter finds its packages by the first, a script its
 /// modules by the second. Returns the folder of the second.
-fn update_place(all: &mut Sha256, file: &Path) -> io::Result<PathBuf> {
+fn update_path(all: &mut Sha256, file: &Path) -> io::Result<PathBuf> {
     let target = file.canonicalize()?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let place = folder.canonicalize()?.join(file.file_name().unwrap_or_default());
-    for path in [&place, &target] {
+    let link = folder.canonicalize()?.join(file.file_name().unwrap_or_default());
+    for path in [&link, &target] {
         let bytes = path.as_os_str().as_encoded_bytes();
         all.update((bytes.len() as u64).to_le_bytes());
         all.update(bytes);

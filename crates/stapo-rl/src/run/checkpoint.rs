@@ -231,6 +231,13 @@ impl Checkpoint {
         Ok((hashes.file, problem))
     }
 
+    /// As [`Checkpoint::check_state`], of a checkpoint that has been read; `None` where it recorded no state.
+    pub(super) fn checked_state(&self, known: Option<&str>) -> Option<(String, Option<String>)> {
+        let found = &self.provenance.as_ref()?.state_hash;
+        let other = known.filter(|known| known != found).map(|known| other_state(known, found));
+        Some((self.state_sha256.clone(), other))
+    }
+
     /// Reads a checkpoint, and checks the hashes of the file and of the state in it, and that every number is finite.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };

@@ -2,14 +2,15 @@
 
 use super::checkpoint::{Checkpoint, Provenance, Snapshot};
 use super::events::{self, EventLog};
-use super::journal::{self, BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
+use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
 use super::receipt;
 use crate::error::{Error, Result};
 use crate::run::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use stapo_core::record::{
-    self, Best, EventKind, Identity, Manifest, Record, SCHEMA, StepHash, Stepped, StopReason, Writer,
+    self, Best, EventKind, FileHash, Identity, Manifest, Record, SCHEMA, StepHash, Stepped, StopReason,
+    Writer,
 };
 use stapo_model::Simd;
 use std::fs;
@@ -245,8 +246,8 @@ impl Run {
     /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the run. Metrics, records
     /// and events that are not as this run wrote them are refused.
     pub fn seal(&self) -> Result<String> {
-        let mut written = journal::recorded(&self.folder)?;
-        written.extend([self.metrics.written(), self.journal.written(), self.events.written()]);
+        let written = self.journal.written().chain([self.metrics.written(), self.events.written()]);
+        let written: Vec<FileHash> = written.collect();
         receipt::seal(&self.folder, &self.manifest, &[], &written)
     }
 

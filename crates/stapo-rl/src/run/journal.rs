@@ -27,18 +27,27 @@ pub(super) const METRICS: &str = "metrics.jsonl";
 #[derive(Debug)]
 pub struct Journal {
     lines: Appended,
+    /// What the lines list.
+    listed: BTreeMap<String, FileHash>,
     /// What was written since the last line.
     pending: Vec<FileHash>,
 }
 
 impl Journal {
     pub fn open(folder: &Path) -> Result<Self> {
-        Ok(Self { lines: Appended::open(&folder.join(JOURNAL))?, pending: Vec::new() })
+        let path = folder.join(JOURNAL);
+        let lines = Appended::open(&path)?;
+        let listed = listed(&path)?;
+        Ok(Self { lines, listed, pending: Vec::new() })
     }
 
-    /// Takes note of a file that was written.
+    /// Takes note of a file that was written. The evaluation before the first step may be made again, to the same samples.
     pub fn note(&mut self, name: &str, content: &[u8]) {
-        self.pending.push(hash_bytes(name, content));
+        let file = hash_bytes(name, content);
+        if self.listed.get(name) != Some(&file) {
+            self.pending.push(file.clone());
+            self.listed.insert(name.to_string(), file);
+        }
     }
 
     /// Adds the line of a step, where the step wrote a file.
@@ -56,9 +65,10 @@ impl Journal {
         Ok(self.lines.written())
     }
 
-    /// As [`Journal::synced`], without waiting for the disk.
-    pub fn written(&self) -> FileHash {
-        self.lines.written()
+    /// Every file that was written, and this one.
+    pub fn written(&self) -> impl Iterator<Item = FileHash> {
+        let files = self.listed.values().filter(|file| file.sha256 != ABSENT).cloned();
+        files.chain([self.lines.written()])
     }
 }
 
@@ -66,28 +76,28 @@ fn line(step: u64, files: Vec<FileHash>) -> String {
     StepFiles { schema: SCHEMA, step, files, extra: Extra::new() }.to_line()
 }
 
+/// The files that the journal at a path lists, by name.
+fn listed(path: &Path) -> Result<BTreeMap<String, FileHash>> {
+    let text = fs::read(path).map_err(|e| Error::io(path, e))?;
+    listed_in(&text).map_err(|e| Error::record(path, &e))
+}
+
 /// The files that a text of `records.jsonl` lists, by name.
-fn listed(text: &[u8]) -> std::result::Result<BTreeMap<String, FileHash>, record::RecordError> {
+fn listed_in(text: &[u8]) -> std::result::Result<BTreeMap<String, FileHash>, record::RecordError> {
     let lines: Vec<StepFiles> = record::parse_lines(&String::from_utf8_lossy(text))?.records;
     let files = lines.into_iter().flat_map(|line| line.files);
     Ok(files.map(|file| (file.name.clone(), file)).collect())
 }
 
-/// The files that the journal of a folder lists and that are there.
-pub(super) fn recorded(folder: &Path) -> Result<Vec<FileHash>> {
-    let path = folder.join(JOURNAL);
-    let text = fs::read(&path).map_err(|e| Error::io(&path, e))?;
-    let files = listed(&text).map_err(|e| Error::record(&path, &e))?;
-    Ok(files.into_values().filter(|file| file.sha256 != ABSENT).collect())
-}
-
 /// What of the records up to a checkpoint is not as the checkpoint has sealed them. `last` is the checkpoint's line of
-/// metrics, with which a missing or changed last line is repaired and which therefore counts as there.
+/// metrics, with which a missing or changed last line is repaired and which therefore counts as there. Files that are the
+/// `same` as in the folder's receipt have been hashed.
 pub(super) fn changes(
     folder: &Path,
     step: u64,
     sealed: &[FileHash],
     last: Option<&str>,
+    same: &BTreeMap<String, FileHash>,
 ) -> Result<Vec<Change>> {
     let mut found = Vec::new();
     let with_name = |name: &str| sealed.iter().find(|file| file.name == name);
@@ -105,8 +115,8 @@ pub(super) fn changes(
     let text = fs::read(folder.join(JOURNAL)).unwrap_or_default();
     let text = text.get(..journal.n_bytes as usize).unwrap_or(&text);
     found.push(Change::of_file(JOURNAL, &journal.sha256, sha256_hex(text)));
-    let mut recorded = listed(text).unwrap_or_default();
-    for (name, found_hash) in records_up_to(folder, step)? {
+    let mut recorded = listed_in(text).unwrap_or_default();
+    for (name, found_hash) in records_up_to(folder, step, same)? {
         let before = recorded.remove(&name).map_or(ABSENT.to_string(), |file| file.sha256);
         found.push(Change::of_file(&name, before, found_hash.sha256));
     }
@@ -116,7 +126,11 @@ pub(super) fn changes(
 }
 
 /// The hashes of the records of all steps up to one, by name.
-fn records_up_to(folder: &Path, step: u64) -> Result<BTreeMap<String, FileHash>> {
+fn records_up_to(
+    folder: &Path,
+    step: u64,
+    same: &BTreeMap<String, FileHash>,
+) -> Result<BTreeMap<String, FileHash>> {
     let mut found = BTreeMap::new();
     for part in parts() {
         let Ok(entries) = fs::read_dir(folder.join(part)) else { continue };
@@ -126,7 +140,8 @@ fn records_up_to(folder: &Path, step: u64) -> Result<BTreeMap<String, FileHash>>
                 file.strip_prefix("step-").and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
             if number.is_some_and(|number: u64| number <= step) {
                 let name = format!("{part}/{file}");
-                found.insert(name.clone(), hash_file(&name, &path)?);
+                let hash = same.get(&name).cloned().map_or_else(|| hash_file(&name, &path), Ok)?;
+                found.insert(name, hash);
             }
         }
     }
@@ -141,13 +156,18 @@ pub(super) fn cut(folder: &Path, step: u64, sealed: &[FileHash], changes: &[Chan
     let journal = sealed.iter().find(|file| file.name == JOURNAL);
     let kept = journal.and_then(|journal| text.get(..journal.n_bytes as usize));
     let kept = kept.filter(|kept| journal.is_some_and(|journal| sha256_hex(kept) == journal.sha256));
-    let mut there = records_up_to(folder, step)?;
     let files: Vec<FileHash> = match kept {
-        None => there.into_values().collect(),
+        // The evaluation before the first step is made again.
+        None if step == 0 => Vec::new(),
+        None => records_up_to(folder, step, &BTreeMap::new())?.into_values().collect(),
         Some(_) => {
             let names = changes.iter().filter_map(Change::file).filter(|name| name.contains('/'));
             let absent = |name: &str| FileHash { name: name.into(), n_bytes: 0, sha256: ABSENT.into() };
-            names.map(|name| there.remove(name).unwrap_or_else(|| absent(name))).collect()
+            let found = |name: &str| match folder.join(name) {
+                path if path.exists() => hash_file(name, &path),
+                _ => Ok(absent(name)),
+            };
+            names.map(found).collect::<Result<_>>()?
         }
     };
     let mut content = kept.unwrap_or_default().to_vec();

@@ -1,6 +1,8 @@
 //! The receipt of a folder: the SHA-256 of its `manifest.json`, which lists every file with its hash. A run, an evaluation
 //! and an experiment get one when their work ends or is stopped; going on withdraws it.
 
+mod sealed;
+
 use super::checkpoint::{Checkpoint, STATE};
 use super::hashes::hash_file;
 use super::lock::{describe, holder};
@@ -9,6 +11,7 @@ use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::run::disk::{remove_file, sha256_hex, write_whole};
 use rayon::prelude::*;
+use sealed::Sealed;
 use stapo_core::record::{self, ABSENT, AcceptedChange, Change, FileHash, Manifest, Record, StepHash};
 use stapo_model::files::read_text;
 use std::collections::{BTreeMap, BTreeSet};
@@ -180,11 +183,11 @@ impl Difference {
     }
 
     /// The difference as a change that a resume refuses or records, with both hashes.
-    fn into_change(self, folder: &Path, sealed: &Sealed) -> Result<Change> {
+    fn to_change(&self, folder: &Path, sealed: &Sealed) -> Result<Change> {
         let name = self.name();
         let path = folder.join(name);
         let before = sealed.files.get(name).map_or(ABSENT, |file| &file.sha256);
-        let after = match &self {
+        let after = match self {
             Self::State { problem, .. } => problem.clone(),
             _ if path.is_file() => hash_file(name, &path)?.sha256,
             _ if path.exists() => "a folder".to_string(),
@@ -233,7 +236,7 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     }
     let sealed = Sealed::read(folder)?;
     let contents = contents(folder)?;
-    let mut verified = Verified::compare_files(folder, &sealed, &contents)?;
+    let mut verified = Verified::compare_files(folder, &sealed, &contents, None)?;
     // Where the work put files of its own, nothing was made later: a receipt is easily made.
     let first = |name: &str| name.split('/').next().unwrap_or_default().to_string();
     let own_folders: BTreeSet<String> =
@@ -253,29 +256,51 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     Ok(verified)
 }
 
-/// What differs from the receipt of a folder that is about to be written again, by the process that has its lock. None where
-/// there is no receipt: the work was killed, or going on was interrupted after the receipt was withdrawn.
-pub(crate) fn changes(folder: &Path) -> Result<Vec<Change>> {
-    let Ok(noted) = read_text(&folder.join(RECEIPT)) else { return Ok(Vec::new()) };
+/// How a folder that is about to be written again stands beside its receipt.
+#[derive(Default)]
+pub(crate) struct Reviewed {
+    /// What differs.
+    pub changes: Vec<Change>,
+    /// The files that do not, by name.
+    pub same: BTreeMap<String, FileHash>,
+}
+
+/// Compares a folder with its receipt, for the process that has the folder's lock. Where there is no receipt, nothing is compared: the work
+/// was killed, or going on was interrupted after the receipt was withdrawn. The state file of the checkpoint that is `opened`
+/// has been read.
+pub(crate) fn review(folder: &Path, opened: Option<&Checkpoint>) -> Result<Reviewed> {
+    let Ok(noted) = read_text(&folder.join(RECEIPT)) else { return Ok(Reviewed::default()) };
     let bytes = fs::read(folder.join(MANIFEST)).ok();
     let manifest = bytes.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok());
     let manifest = manifest.and_then(|text| record::parse::<Manifest>(text).ok());
     if manifest.is_some_and(|manifest| manifest.files.is_none()) {
-        return Ok(Vec::new());
+        return Ok(Reviewed::default());
     }
     let found = bytes.map_or(ABSENT.to_string(), |bytes| sha256_hex(&bytes));
     if noted != noted_as(&found) {
         let before = noted.split_whitespace().next().unwrap_or("a receipt that cannot be read");
-        return Ok(vec![Change::of_file(MANIFEST, before, found)]);
+        let changes = vec![Change::of_file(MANIFEST, before, found)];
+        return Ok(Reviewed { changes, ..Reviewed::default() });
     }
-    let sealed = Sealed::read(folder)?;
-    let verified = Verified::compare_files(folder, &sealed, &contents(folder)?)?;
-    verified.differences.into_iter().map(|difference| difference.into_change(folder, &sealed)).collect()
+    let mut sealed = Sealed::read(folder)?;
+    let verified = Verified::compare_files(folder, &sealed, &contents(folder)?, opened)?;
+    let differences = verified.differences.iter();
+    let changes =
+        differences.map(|difference| difference.to_change(folder, &sealed)).collect::<Result<_>>()?;
+    for difference in &verified.differences {
+        sealed.files.remove(difference.name());
+    }
+    Ok(Reviewed { changes, same: sealed.files })
 }
 
 impl Verified {
     /// Compares the files of a folder itself, of which parts are represented by their manifests.
-    fn compare_files(folder: &Path, sealed: &Sealed, contents: &Contents) -> Result<Self> {
+    fn compare_files(
+        folder: &Path,
+        sealed: &Sealed,
+        contents: &Contents,
+        opened: Option<&Checkpoint>,
+    ) -> Result<Self> {
         let parts = contents.sealed.iter().map(|part| format!("{part}/{MANIFEST}"));
         let mut found: Vec<String> = parts.filter(|name| sealed.files.contains_key(name)).collect();
         found.extend(contents.files.iter().cloned());
@@ -283,7 +308,7 @@ impl Verified {
         let compared = found.par_iter().map(|name| match sealed.files.get(name) {
             None => Ok((0, 0, vec![Difference::Extra { name: name.clone() }])),
             Some(before) => {
-                compare(folder, before, &sealed.steps).map(|(n_bytes, found)| (1, n_bytes, found))
+                compare(folder, before, &sealed.steps, opened).map(|(n_bytes, found)| (1, n_bytes, found))
             }
         });
         let mut verified = Self {
@@ -330,7 +355,12 @@ impl Verified {
 }
 
 /// The length of a file, and how it differs. A state file is read once for its hash and for that of the state in it.
-fn compare(folder: &Path, before: &FileHash, steps: &[StepHash]) -> Result<(u64, Vec<Difference>)> {
+fn compare(
+    folder: &Path,
+    before: &FileHash,
+    steps: &[StepHash],
+    opened: Option<&Checkpoint>,
+) -> Result<(u64, Vec<Difference>)> {
     let FileHash { name, sha256, .. } = before;
     let path = folder.join(name);
     let n_bytes = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
@@ -341,12 +371,16 @@ fn compare(folder: &Path, before: &FileHash, steps: &[StepHash]) -> Result<(u64,
     if n_bytes != before.n_bytes {
         return Ok(changed(format!("{} bytes", before.n_bytes), format!("{n_bytes} bytes")));
     }
-    let checkpoint = path.parent().filter(|_| path.file_name().is_some_and(|file| file == STATE));
+    let checkpoint = path.parent().filter(|_| path.ends_with(STATE) && is_of_checkpoint(name));
     let (after, problem) = match checkpoint {
         Some(checkpoint) => {
             let step = step_of(checkpoint);
             let known = steps.iter().find(|hash| Some(hash.step) == step).map(|hash| hash.sha256.as_str());
-            Checkpoint::check_state(checkpoint, known)?
+            let opened = opened.filter(|opened| opened.path == checkpoint);
+            match opened.and_then(|opened| opened.checked_state(known)) {
+                Some(checked) => checked,
+                None => Checkpoint::check_state(checkpoint, known)?,
+            }
         }
         None => (hash_file(name, &path)?.sha256, None),
     };
@@ -371,63 +405,6 @@ fn check_is_work(folder: &Path) -> Result<()> {
     };
     let remedy = "name the folder of a run, an evaluation or an experiment; stapo runs lists the runs here";
     Err(Error::NoRun { folder: folder.to_owned(), problem: problem.into(), remedy: remedy.into() })
-}
-
-/// A manifest as `seal` writes it.
-struct Sealed {
-    receipt: String,
-    /// By name.
-    files: BTreeMap<String, FileHash>,
-    steps: Vec<StepHash>,
-    accepted: Vec<AcceptedChange>,
-}
-
-impl Sealed {
-    /// The manifest and the receipt of a folder, where both are as `seal` writes them.
-    fn read(folder: &Path) -> Result<Self> {
-        let refuse = |problem: String, remedy: &str| Error::NoRun {
-            folder: folder.to_owned(),
-            problem,
-            remedy: remedy.to_string(),
-        };
-        let unended = "a run goes on with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
-        let path = folder.join(MANIFEST);
-        if !path.exists() {
-            let problem = format!("no {MANIFEST}: its work has not ended, or an earlier program made it");
-            return Err(refuse(problem, unended));
-        }
-        let text = read_text(&path).map_err(|e| Error::io(&path, e))?;
-        let manifest: Manifest = record::parse(&text).map_err(|e| Error::record(&path, &e))?;
-        let back = "put back the copy that the work wrote";
-        let Some(files) = &manifest.files else {
-            let problem = "no receipt: its work was killed or has not ended, or an earlier program made it";
-            return Err(refuse(problem.to_string(), unended));
-        };
-        if manifest.to_line() != text {
-            return Err(refuse(format!("{MANIFEST} was changed: it is not in canonical form"), back));
-        }
-        let receipt = sha256_hex(text.as_bytes());
-        if !folder.join(RECEIPT).exists() {
-            return Err(refuse(format!("no receipt: {RECEIPT} is missing"), unended));
-        }
-        let noted = read_text(&folder.join(RECEIPT)).unwrap_or_default();
-        if noted != noted_as(&receipt) {
-            let problem = format!("{MANIFEST} or {RECEIPT} was changed: the first has the hash {receipt}");
-            return Err(refuse(problem, back));
-        }
-        let mut by_name = BTreeMap::new();
-        for file in files {
-            let is_inside = file.name.split('/').all(|part| !["", ".", ".."].contains(&part));
-            if !is_inside || file.name.contains('\\') {
-                let problem = format!("{MANIFEST} names {:?}, which is no file of this folder", file.name);
-                return Err(refuse(problem, back));
-            }
-            if by_name.insert(file.name.clone(), file.clone()).is_some() {
-                return Err(refuse(format!("{MANIFEST} names {:?} twice", file.name), back));
-            }
-        }
-        Ok(Self { receipt, files: by_name, steps: manifest.steps, accepted: manifest.accepted })
-    }
 }
 
 /// Walks a folder. Pages, which other commands make from the records at any time, are left out, and so are files of

@@ -7,7 +7,7 @@ use super::journal::{self, Journal, parts};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
-use super::receipt;
+use super::receipt::{self, Reviewed};
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::plan::config::Schedule;
@@ -118,12 +118,12 @@ impl Reopening {
     /// that a killed run has. The plan is compared key by key.
     fn compare_files(&mut self) -> Result<()> {
         let accepted = manifest::accepted(&self.folder)?;
+        let Reviewed { mut changes, same } = receipt::review(&self.folder, self.checkpoint.as_ref())?;
         let provenance = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.provenance.as_ref());
         if let Some(provenance) = provenance {
             let (sealed, last) = (&provenance.records, provenance.metrics.as_deref());
-            self.records = journal::changes(&self.folder, self.step(), sealed, last)?;
+            self.records = journal::changes(&self.folder, self.step(), sealed, last, &same)?;
         }
-        let mut changes = receipt::changes(&self.folder)?;
         changes.retain(|change| change.file() != Some("plan.toml"));
         for change in &self.records {
             let is_known = changes.contains(change) || accepted.iter().any(|known| known.change == *change);

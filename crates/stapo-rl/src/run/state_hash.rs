@@ -162,16 +162,16 @@ fn lists(file: &[u8]) -> Result<Vec<List>, String> {
 
 fn list(metadata: &Metadata, first: usize, part: &str, tensors: &[&str]) -> Result<List, String> {
     let find = |name: String| metadata.info(&name).ok_or(format!("{name}: no such tensor"));
-    let place = |info: &TensorInfo| first + info.data_offsets.0..first + info.data_offsets.1;
+    let bytes = |info: &TensorInfo| first + info.data_offsets.0..first + info.data_offsets.1;
     let mut found = List { form: Form::F32, elements: Vec::new(), scales: Vec::new() };
     for tensor in tensors {
         let name = format!("{part}.{tensor}");
         let info = find(name.clone())?;
         found.form = form(part, info.dtype)
             .ok_or_else(|| format!("{name}: {:?} is no type of such a tensor", info.dtype))?;
-        found.elements.push(place(info));
+        found.elements.push(bytes(info));
         if found.form.n_scales(1) > 0 {
-            found.scales.push(place(find(format!("{name}.{SCALES}"))?));
+            found.scales.push(bytes(find(format!("{name}.{SCALES}"))?));
         }
     }
     Ok(found)

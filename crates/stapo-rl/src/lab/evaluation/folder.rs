@@ -230,7 +230,7 @@ impl InterruptedEval {
     ) -> Result<(EvalFolder, EvalPlan, Done, Vec<String>)> {
         let Self { mut plan, folder, mut lock, samples } = self;
         let mut changes = plan.changes(inputs);
-        changes.extend(receipt::changes(&folder)?);
+        changes.extend(receipt::review(&folder, None)?.changes);
         if !plan.device.is_empty() && plan.device != device {
             let before = plan.device.clone();
             changes.push(Change { name: "device".into(), before, after: device.to_string() });
