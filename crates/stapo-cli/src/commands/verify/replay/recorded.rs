@@ -116,14 +116,15 @@ impl RecordedRun {
         let again: Map<String, Value> = serde_json::from_str(&again.to_line()).unwrap_or_default();
         let has_other_evaluation = self.was_changed_after(step, "evaluation.");
         let has_other_canaries = self.was_changed_after(step, "canaries.");
-        let is_compared = |key: &str| {
-            !UNREPEATED.contains(&key)
-                && !(has_other_evaluation && EVALUATED.contains(&key))
-                && !(has_other_canaries && key == "warnings")
+        let is_left_out = |key: &str| {
+            UNREPEATED.contains(&key)
+                || has_other_evaluation && EVALUATED.contains(&key)
+                || has_other_canaries && key == "warnings"
                 // Another program may know other numbers.
-                && (line.contains_key(key) || self.manifest.program == PROGRAM)
+                || !line.contains_key(key) && self.manifest.program != PROGRAM
         };
-        let mut keys: Vec<&String> = line.keys().chain(again.keys()).filter(|key| is_compared(key)).collect();
+        let mut keys: Vec<&String> =
+            line.keys().chain(again.keys()).filter(|key| !is_left_out(key)).collect();
         keys.sort();
         keys.dedup();
         let different: Vec<&String> =
