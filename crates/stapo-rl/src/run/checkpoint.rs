@@ -254,7 +254,10 @@ impl Checkpoint {
         }
         let found = hashes.state.map_err(|problem| refuse(format!("{STATE}: {problem}")))?;
         if let Some(recorded) = sealed.recorded_states().into_iter().find(|recorded| *recorded != found) {
-            return Err(refuse(format!("{STATE}: {}", other_state(&recorded, &found))));
+            let may_be_older = sealed.schema < CHECKPOINT_SCHEMA;
+            let hint = "; if an earlier program wrote it, which hashed states in another way, use the one that build.json names";
+            let hint = if may_be_older { hint } else { "" };
+            return Err(refuse(format!("{STATE}: {}{hint}", other_state(&recorded, &found))));
         }
         if let Some(problem) = state::first_not_finite_in(&state) {
             return Err(refuse(format!("{STATE}: {problem}")));

@@ -176,3 +176,76 @@ fn list(metadata: &Metadata, first: usize, part: &str, tensors: &[&str]) -> Resu
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, json};
+
+    /// A file of tensors, in order: name, type, and content.
+    fn state_file(tensors: &[(String, &str, Vec<u8>)]) -> Vec<u8> {
+        let (mut header, mut data) = (Map::new(), Vec::new());
+        for (name, dtype, bytes) in tensors {
+            let n = if dtype.ends_with("32") { bytes.len() / 4 } else { bytes.len() };
+            let offsets = [data.len(), data.len() + bytes.len()];
+            header.insert(name.clone(), json!({"dtype": dtype, "shape": [n], "data_offsets": offsets}));
+            data.extend(bytes);
+        }
+        let mut header = serde_json::Value::Object(header).to_string();
+        header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
+    }
+
+    /// Three stacked tensors of which the first ends inside a leaf, and one that stands alone, with moments of 8 bits: as a GPU
+    /// hashes them, by the definition of leaves.
+    #[test]
+    fn stacked_tensors_and_scales_are_hashed_as_a_device_hashes_them() {
+        let bytes =
+            |seed: usize, n: usize| -> Vec<u8> { (0..n).map(|i| ((i * 7 + seed) % 251) as u8).collect() };
+        let lengths = [("q_proj", 20_480), ("k_proj", 256), ("v_proj", 512)]
+            .map(|(name, n)| (format!("model.layers.0.self_attn.{name}.weight"), n));
+        let alone = ("model.norm.weight".to_string(), 300);
+        let parameters = [lengths.to_vec(), vec![alone]];
+        let mut tensors = Vec::new();
+        for (idx, (name, n)) in parameters.iter().flatten().enumerate() {
+            tensors.push((format!("weight.{name}"), "F32", bytes(idx, 4 * n)));
+        }
+        for (idx, (name, n)) in parameters.iter().flatten().enumerate() {
+            for (part, dtype, seed) in [("moment1", "I8", 40), ("moment2", "U8", 80)] {
+                tensors.push((format!("{part}.{name}"), dtype, bytes(seed + idx, *n)));
+                let scales = bytes(seed + 20 + idx, 4 * n.div_ceil(Form::SCALED));
+                tensors.push((format!("{part}.{name}.scales"), "F32", scales));
+            }
+        }
+        let content = |name: &str| {
+            tensors.iter().find(|(found, ..)| found == name).map_or(Vec::new(), |(_, _, bytes)| bytes.clone())
+        };
+        let mut expected = Vec::new();
+        for parameter in &parameters {
+            for (part, n_bytes) in [("weight", 4), ("moment1", 1), ("moment2", 1)] {
+                let joined = |ending: &str| -> Vec<u8> {
+                    parameter
+                        .iter()
+                        .flat_map(|(name, _)| content(&format!("{part}.{name}{ending}")))
+                        .collect()
+                };
+                let (elements, scales) = (joined(""), joined(".scales"));
+                let mut scales = scales.chunks(4 * LEAF / Form::SCALED);
+                let mut digests: Vec<Digest> = Vec::new();
+                for leaf in elements.chunks(LEAF * n_bytes) {
+                    digests.push(Sha256::digest(leaf).into());
+                    digests.extend(scales.next().map(|scales| Digest::from(Sha256::digest(scales))));
+                }
+                expected.push(digests);
+            }
+        }
+        let counters = Counters { step: 3, position: 2, n_updates: 1 };
+        let loop_state = LoopState::from([("key".to_string(), "value".to_string())]);
+        let file = state_file(&tensors);
+        let hashes = StateFileHashes::compute(&file, counters, &loop_state);
+        assert_eq!(hashes.file, sha256_hex(&file));
+        assert_eq!(hashes.state.unwrap(), combined(&expected, counters, &loop_state));
+        let problem = StateFileHashes::compute(&file[..file.len() - 1], counters, &loop_state).state;
+        assert!(problem.is_err());
+    }
+}
