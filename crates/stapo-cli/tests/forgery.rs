@@ -55,6 +55,11 @@ fn append(path: &Path, text: &str) {
     fs::write(path, before + text).unwrap();
 }
 
+/// Makes a file a tebibyte long, which nobody should read.
+fn stretch(path: &Path) {
+    fs::File::options().write(true).open(path).unwrap().set_len(1 << 40).unwrap();
+}
+
 fn flip_last_byte(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -128,7 +133,8 @@ fn a_resume_refuses_what_differs_from_the_receipt_and_records_what_is_accepted_f
     let at = folder.path();
     let whole = at.join("whole");
     copy_folder(&run, &whole);
-    let attacks: [(&str, &dyn Fn()); 8] = [
+    let attacks: [(&str, &dyn Fn()); 9] = [
+        ("is 1099511627776 bytes", &|| stretch(&run.join("rollouts/step-000001.jsonl"))),
         ("file rollouts/step-000001.jsonl: was ", &|| {
             append(&run.join("rollouts/step-000001.jsonl"), "{}\n")
         }),
@@ -210,6 +216,10 @@ fn a_killed_run_goes_on_only_with_the_records_that_it_wrote() {
         fs::remove_dir_all(&run).unwrap();
         copy_folder(&whole, &run);
     }
+    stretch(&record("rollouts"));
+    assert!(complaint(at, &["train", "--resume", "run"]).contains("is 1099511627776 bytes"));
+    fs::remove_dir_all(&run).unwrap();
+    copy_folder(&whole, &run);
     ok(&stapo(at, &["train", "--resume", "run", "--set", "steps=4"]));
     ok(&stapo(at, &["verify", "run"]));
 }
@@ -265,7 +275,13 @@ fn other_weights_are_found_wherever_weights_are_used() {
     let at = folder.path();
     transplant(&run, 0, 2);
     assert!(differs(at, &["verify", "run"]).contains("checkpoints/step-000002/state.safetensors: DIFFERENT"));
-    assert!(differs(at, &["verify", "run", "--replay", "--steps", "1"]).contains("replaying from step 1"));
+    let replay = ["verify", "run", "--replay", "--steps", "1"];
+    assert!(differs(at, &replay).contains("replaying from step 1"));
+    without_receipt(&run);
+    let output = stapo(at, &replay);
+    assert_eq!(output.status.code(), Some(2), "there is no receipt");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("DIFFERENT, checkpoint run/checkpoints/step-000002: "), "{said}");
 }
 
 /// A forger who also writes the hash of the other weights wherever it stands has a whole folder, and a replay finds it.

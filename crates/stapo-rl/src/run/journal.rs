@@ -1,13 +1,13 @@
 //! `records.jsonl`: the hashes of the files that each step wrote besides its line of `metrics.jsonl`. A checkpoint seals both
 //! files up to its step, so that a run that was killed, and has no receipt, goes on only with the records that it wrote.
 
-use super::hashes::{hash_bytes, hash_file};
+use super::hashes::{hash_bytes, hash_file, hash_or_length};
 use crate::error::{Error, Result};
 use crate::run::disk::{Appended, sha256_hex, write_whole};
 use stapo_core::record::{self, ABSENT, Change, Extra, FileHash, Record, SCHEMA, StepFiles};
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The parts of a run folder that hold one file per recorded step.
 pub(super) const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
@@ -116,21 +116,23 @@ pub(super) fn changes(
     let text = text.get(..journal.n_bytes as usize).unwrap_or(&text);
     found.push(Change::of_file(JOURNAL, &journal.sha256, sha256_hex(text)));
     let mut recorded = listed_in(text).unwrap_or_default();
-    for (name, found_hash) in records_up_to(folder, step, same)? {
-        let before = recorded.remove(&name).map_or(ABSENT.to_string(), |file| file.sha256);
-        found.push(Change::of_file(&name, before, found_hash.sha256));
+    for (name, path) in records_up_to(folder, step) {
+        let before = recorded.remove(&name);
+        let has_length = |file: &FileHash| fs::metadata(&path).is_ok_and(|found| found.len() == file.n_bytes);
+        let after = match (same.get(&name), &before) {
+            (Some(hashed), _) => hashed.clone(),
+            (None, Some(file)) if has_length(file) => hash_file(&name, &path)?,
+            (None, _) => hash_or_length(&name, &path)?,
+        };
+        found.push(Change::of_file(&name, before.map_or(ABSENT.into(), |file| file.sha256), after.sha256));
     }
     found.extend(recorded.into_values().map(|file| Change::of_file(&file.name, file.sha256, ABSENT)));
     found.retain(|change| change.before != change.after);
     Ok(found)
 }
 
-/// The hashes of the records of all steps up to one, by name.
-fn records_up_to(
-    folder: &Path,
-    step: u64,
-    same: &BTreeMap<String, FileHash>,
-) -> Result<BTreeMap<String, FileHash>> {
+/// The records of all steps up to one, by their names in the folder.
+fn records_up_to(folder: &Path, step: u64) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for part in parts() {
         let Ok(entries) = fs::read_dir(folder.join(part)) else { continue };
@@ -139,13 +141,11 @@ fn records_up_to(
             let number =
                 file.strip_prefix("step-").and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
             if number.is_some_and(|number: u64| number <= step) {
-                let name = format!("{part}/{file}");
-                let hash = same.get(&name).cloned().map_or_else(|| hash_file(&name, &path), Ok)?;
-                found.insert(name, hash);
+                found.insert(format!("{part}/{file}"), path);
             }
         }
     }
-    Ok(found)
+    found
 }
 
 /// Cuts the journal to what a checkpoint has sealed, and adds what is there instead of it: the files that differ, or all
@@ -159,7 +159,10 @@ pub(super) fn cut(folder: &Path, step: u64, sealed: &[FileHash], changes: &[Chan
     let files: Vec<FileHash> = match kept {
         // The evaluation before the first step is made again.
         None if step == 0 => Vec::new(),
-        None => records_up_to(folder, step, &BTreeMap::new())?.into_values().collect(),
+        None => {
+            let there = records_up_to(folder, step).into_iter();
+            there.map(|(name, path)| hash_file(&name, &path)).collect::<Result<_>>()?
+        }
         Some(_) => {
             let names = changes.iter().filter_map(Change::file).filter(|name| name.contains('/'));
             let absent = |name: &str| FileHash { name: name.into(), n_bytes: 0, sha256: ABSENT.into() };

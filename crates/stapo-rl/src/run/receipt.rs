@@ -4,7 +4,7 @@
 mod sealed;
 
 use super::checkpoint::{Checkpoint, STATE};
-use super::hashes::hash_file;
+use super::hashes::{hash_file, hash_or_length};
 use super::lock::{describe, holder};
 use super::reading::step_of;
 use super::tree::check_tree;
@@ -189,7 +189,7 @@ impl Difference {
         let before = sealed.files.get(name).map_or(ABSENT, |file| &file.sha256);
         let after = match self {
             Self::State { problem, .. } => problem.clone(),
-            _ if path.is_file() => hash_file(name, &path)?.sha256,
+            _ if path.is_file() => hash_or_length(name, &path)?.sha256,
             _ if path.exists() => "a folder".to_string(),
             _ => ABSENT.to_string(),
         };

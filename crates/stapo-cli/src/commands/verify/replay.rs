@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use recorded::RecordedRun;
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
 use stapo_rl::policy::identity;
+use stapo_rl::run::receipt;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text, step_of};
 use stapo_rl::train::{Recorder, Trainer};
 use stapo_rl::{Config, Plan};
@@ -77,6 +78,9 @@ pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joi
     }
     joined.ranks.broadcast(END)?;
     n_different += recorded.compare_best(&plan)?;
+    if receipt::of_folder(run).is_none() {
+        n_different += recorded.open_checkpoints()?;
+    }
     if n_made < n_steps {
         println!(
             "replayed {n_made} of {n_steps} steps: the run has no checkpoint between step {} and step {first} to replay from",

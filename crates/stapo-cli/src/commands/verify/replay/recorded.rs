@@ -165,6 +165,17 @@ impl RecordedRun {
         Ok(n_different)
     }
 
+    /// Reads every kept checkpoint of a run that has no receipt to compare them with. Returns how many are bad.
+    pub fn open_checkpoints(&self) -> Result<usize> {
+        let refused =
+            Checkpoint::list(&self.folder)?.into_iter().filter_map(|path| Checkpoint::open(&path).err());
+        let refused: Vec<String> = refused.map(|error| error.to_string()).collect();
+        for error in &refused {
+            println!("DIFFERENT, {error}");
+        }
+        Ok(refused.len())
+    }
+
     /// Compares `best.json` with the best evaluation of the metrics. A run that was killed may have metrics of later steps.
     pub fn compare_best(&self, plan: &Plan) -> Result<usize> {
         let newest = self.checkpoints.keys().next_back().copied().unwrap_or_default();
