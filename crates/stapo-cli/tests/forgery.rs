@@ -136,7 +136,7 @@ fn a_resume_refuses_what_differs_from_the_receipt_and_records_what_is_accepted_f
     let attacks: [(&str, &dyn Fn()); 9] = [
         ("is 1099511627776 bytes", &|| stretch(&run.join("rollouts/step-000001.jsonl"))),
         ("file rollouts/step-000001.jsonl: was ", &|| {
-            append(&run.join("rollouts/step-000001.jsonl"), "{}\n")
+            append(&run.join("rollouts/step-000001.jsonl"), "{}\n");
         }),
         ("file metrics.jsonl: was ", &|| forge_accuracy(&run)),
         ("file checkpoints/step-000001/state.safetensors: was ", &|| {
