@@ -353,6 +353,14 @@ fn a_replay_compares_metrics_records_and_the_best_evaluation() {
     // A run that was extended is replayed across the step that was its last.
     ok(&stapo(at, &["train", "--resume", "run", "--set", "steps=5"]));
     ok(&stapo(at, &["verify", "run", "--replay", "--steps", "3"]));
+    // Settings that were changed later are no excuse that goes without a word.
+    let other = ["train", "--resume", "run", "--set", "steps=6", "--set", "evaluation.problems=2"];
+    ok(&stapo(at, &other));
+    let said = ok(&stapo(at, &["verify", "run", "--replay", "--steps", "2"]));
+    assert!(
+        said.contains("step 5: evaluations NOT compared") && !said.contains("step 6: evaluations"),
+        "{said}"
+    );
 }
 
 /// Makes a signature with the private key of 32 bytes of 7, whose public key goes to `public`.

@@ -74,11 +74,11 @@ impl RecordedRun {
         let Some(again) = &replayed.recorded else { return Ok(n_different) };
         n_different += self.compare_metrics(step, &again.metrics);
         let mut parts = PARTS.to_vec();
-        for (table, part) in [("record.", "rollouts"), ("evaluation.", "benchmarks")] {
-            if self.was_changed_after(step, table) {
-                parts.retain(|compared| *compared != part);
-                println!("step {step}: {part} not compared, since settings of {table}* were changed later");
-            }
+        let tables = [("record.", "rollouts"), ("evaluation.", "benchmarks"), ("canaries.", "warnings")];
+        for (table, part) in tables.into_iter().filter(|(table, _)| self.was_changed_after(step, table)) {
+            parts.retain(|compared| *compared != part);
+            let left_out = if part == "benchmarks" { "evaluations" } else { part };
+            println!("step {step}: {left_out} NOT compared, since settings of {table}* were changed later");
         }
         n_different += self.compare_files(step, &again.files, &parts)?;
         if n_different == 0 {
