@@ -50,11 +50,17 @@ impl Project {
         };
         fs::write(project.at("mine/judge/judge.py"), source).unwrap();
         fs::write(project.at("mine/judge/helper.py"), "def value():\n    return 0.5\n").unwrap();
-        let verifier = format!("task.verifier={{kind=\"{kind}\",{keys}}}");
-        let args = [&["train", "--out", "run", "--set", &verifier], &SMALL[..]].concat();
-        let output = project.call("mine", &args);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        project.train(&format!("kind=\"{kind}\",{keys}"));
         project
+    }
+
+    /// Trains with a verifier of these keys.
+    fn train(&self, keys: &str) {
+        let verifier = format!("task.verifier={{{keys}}}");
+        let _ = fs::remove_dir_all(self.at("mine/run"));
+        let args = [&["train", "--out", "run", "--set", &verifier], &SMALL[..]].concat();
+        let output = self.call("mine", &args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -151,6 +157,22 @@ fn more_than_64_mb_beside_the_program_are_refused() {
     large.set_len(65_000_000).unwrap();
     let said = project.refuses("mine");
     assert!(said.contains("64 MB") && said.contains("a folder of its own"), "{said}");
+}
+
+/// An interpreter finds its packages by the path of the link that starts it, as in a virtual environment.
+#[test]
+fn an_interpreter_behind_a_link_in_another_place_is_another_program() {
+    let project = Project::trained("python");
+    let interpreter = python(project.folder.path(), "import sys; print(sys.executable)");
+    let judge = project.at("mine/judge/judge.py");
+    for folder in ["mine", "archive"] {
+        fs::create_dir_all(project.at(folder).join("env")).unwrap();
+        std::os::unix::fs::symlink(&interpreter, project.at(folder).join("env/python")).unwrap();
+    }
+    project.train(&format!("kind=\"python\",python=\"env/python\",file={:?}", judge.to_str().unwrap()));
+    project.accepts("mine");
+    copy_folder(&project.at("mine/run"), &project.at("archive/run"));
+    project.refuses("archive");
 }
 
 /// The first line of `python3 -c` with these words.
