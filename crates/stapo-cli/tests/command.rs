@@ -243,8 +243,11 @@ fn seen(script: &str, change: impl Fn(&mut CommandSpec)) -> String {
 #[test]
 fn the_environment_is_an_allow_list() {
     let script = r"tr '\0' '\n' < /proc/$$/environ";
-    let is_usual =
-        |name: &str| ["PATH", "HOME", "LANG", "TMPDIR", "TZ"].contains(&name) || name.starts_with("LC_");
+    let is_usual = |name: &str| {
+        let ours = ["SAFEPATH", "NOUSERSITE", "DONTWRITEBYTECODE", "PYCACHEPREFIX"];
+        let is_ours = name.strip_prefix("PYTHON").is_some_and(|name| ours.contains(&name));
+        ["PATH", "HOME", "LANG", "TMPDIR", "TZ"].contains(&name) || name.starts_with("LC_") || is_ours
+    };
     let names = |seen: &str| -> Vec<String> {
         seen.lines().filter_map(|line| Some(line.split_once('=')?.0.to_string())).collect()
     };

@@ -1,6 +1,6 @@
 //! A run goes on only as the run it was: what changed is refused by name, and a refusal changes nothing.
 
-use crate::common::{complaint, copy_folder, folder_below_tmp, json, ok, stapo};
+use crate::common::{complaint, copy_folder, folder_below_tmp, json, ok, stapo, without_receipt};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -198,6 +198,7 @@ fn what_may_change_by_a_setting_does_and_is_recorded() {
         at,
         &["train", "--resume", "moved/copy", "--set", "steps=4", "--set", "record.keep_checkpoints=8"],
     ));
+    without_receipt(&copied);
     for step in [3, 4] {
         fs::remove_dir_all(copied.join(format!("checkpoints/step-00000{step}"))).unwrap();
     }
@@ -215,6 +216,13 @@ fn replayed_without_receipt(at: &Path, run: &str) -> String {
     String::from_utf8_lossy(&verified.stdout).into_owned()
 }
 
+/// Keeps the first lines of a run's metrics.
+fn cut(run: &Path, n_lines: usize) {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let kept: String = text.split_inclusive('\n').take(n_lines).collect();
+    fs::write(run.join("metrics.jsonl"), kept).unwrap();
+}
+
 #[test]
 fn damage_is_repaired_from_the_checkpoint_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,13 +235,9 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
         n_copies += 1;
         let run = format!("run-{n_copies}");
         copy_folder(&whole, &at.join(&run));
+        without_receipt(&at.join(&run));
         damage(&at.join(&run));
         run
-    };
-    let cut = |run: &Path, n_lines: usize| {
-        let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let kept: String = text.split_inclusive('\n').take(n_lines).collect();
-        fs::write(run.join("metrics.jsonl"), kept).unwrap();
     };
     let metrics = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
     let repairs: [Damage; 4] = [
@@ -250,7 +254,7 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
         ok(&stapo(at, &["train", "--resume", &run]));
         assert_eq!(fs::read_to_string(at.join(&run).join("metrics.jsonl")).unwrap(), metrics);
     }
-    // The files of a run that was resumed differ in what happened to them.
+    // The files of a run that was resumed differ in what happened to them, and so does the list of them.
     let manifest = |run: &Path| {
         let mut manifest = json(&run.join("manifest.json"));
         manifest.as_object_mut().unwrap().remove("files").unwrap();
@@ -323,6 +327,7 @@ fn copies_old_and_not_finite_checkpoints() {
     // Copies under other names are no checkpoints, and one under another step's name is found out.
     copy_folder(&checkpoints.join("step-000001"), &checkpoints.join("step-best"));
     copy_folder(&checkpoints.join("step-000001"), &checkpoints.join("step-000009"));
+    without_receipt(&at.join("whole"));
     let resumed = stapo(at, &["train", "--resume", "whole"]);
     ok(&resumed);
     let said = String::from_utf8_lossy(&resumed.stderr);
@@ -341,6 +346,7 @@ fn copies_old_and_not_finite_checkpoints() {
     fs::write(&state, bytes).unwrap();
     seal_as_before(&checkpoints.join("step-000003"));
     seal_as_before(&checkpoints.join("step-000002"));
+    without_receipt(&at.join("whole"));
     ok(&stapo(at, &["export", "whole", "--to", "exported"]));
     let resumed = stapo(at, &["train", "--resume", "whole"]);
     ok(&resumed);

@@ -17,7 +17,7 @@ pub use best::Best;
 pub use event::{Event, EventKind, LockRecord, StopReason, Writer};
 pub use experiment::{Arm, Experiment};
 pub use identity::{ABSENT, Change, Identity, changed_inputs};
-pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepHash};
+pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepFiles, StepHash};
 pub use metrics::{
     BenchmarkScore, EntropyChange, EntropyQuantiles, LengthQuantiles, Metrics, PhaseSeconds, PretrainMetrics,
     ReuseRecord, ReusedUpdate, TokensPerSecond,
@@ -65,6 +65,7 @@ pub trait Record: Serialize + DeserializeOwned {
 }
 
 impl Record for Metrics {}
+impl Record for StepFiles {}
 impl Record for PretrainMetrics {}
 impl Record for ResponseRecord {
     const NEWEST_SCHEMA: u32 = Self::SCHEMA_WITH_GIVEN;

@@ -43,3 +43,4 @@ pub use pass::Pass;
 pub use policy::{Policy, PolicyId, PolicySpec};
 pub use quantised::QuantisedBase;
 pub use sums::{Exchanged, GradientSums, SumsLayout};
+pub use weights::parameter_of;

@@ -30,6 +30,7 @@ pub use error::{Error, Result};
 pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;
 pub use stapo_ops::mapped::MappedFile;
+pub use stapo_ops::sha256::{Digest, LEAF};
 pub use stapo_ops::{
     CpuOptions, Device, DeviceName, DeviceNameError, Form, Mark, OptionError, OutOfMemory, Region, Simd,
     Stored, Tenant, View, ViewMut,

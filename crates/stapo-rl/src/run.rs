@@ -1,10 +1,10 @@
 //! The run directory: the interface between the trainer and every other command.
 //!
 //! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/`
-//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `events.jsonl` · `manifest.json` · `manifest.sha256` · `lock`.
+//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `records.jsonl` (hashes) · `events.jsonl` · `manifest.json` · `manifest.sha256` · `lock`.
 //! Every file
-//! but `metrics.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
-//! first two is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
+//! but `metrics.jsonl`, `records.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
+//! first three is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
 
 mod abandon;
 pub(crate) mod best;
@@ -15,6 +15,7 @@ pub mod disk;
 pub(crate) mod events;
 mod folder;
 mod hashes;
+mod journal;
 mod lock;
 mod manifest;
 pub mod meter;
@@ -25,6 +26,7 @@ pub(crate) mod records;
 mod reopening;
 pub mod restart;
 mod state;
+mod state_hash;
 mod tree;
 
 pub use abandon::{Abandon, StopRequest};
@@ -36,16 +38,18 @@ pub use events::read_events;
 pub use folder::{NewFolder, Run};
 pub use hashes::{hash_bytes, hash_file};
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
+pub(crate) use manifest::accepted as accepted_changes;
 pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
 pub use reading::{
     RunKind, part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
 };
 pub use reopening::Reopening;
 pub use state::{Counters, LoopState};
-pub(crate) use state::{check_finite, send_state, state_hash};
+pub(crate) use state::{check_finite, send_state};
+pub(crate) use state_hash::state_hash;
 pub use tree::check_tree;
 
 /// True in every `every`-th step; never where `every` is 0.
-pub(crate) fn is_due(step: u64, every: u64) -> bool {
+pub fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

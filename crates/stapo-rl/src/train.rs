@@ -2,10 +2,14 @@
 
 mod interrupted;
 mod leader;
+mod recorder;
+mod replay;
 mod report;
 mod steps;
 
 pub use interrupted::Interrupted;
+pub use recorder::{Recorded, Recorder};
+pub use replay::{Replayed, best_of};
 
 use crate::error::{Error, Result};
 use crate::lab::evaluation::{Benchmark, Evaluated, evaluate_benchmarks, open_benchmarks};

@@ -146,6 +146,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let metrics = path.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, &text[..text.len() - 30]).unwrap();
+    fs::remove_file(path.join("manifest.sha256")).unwrap();
     drop(run);
     let (mut run, mut trainer, refused) = resume(&path, 2);
     assert!(refused[0].contains("step-000003") && refused[0].contains("damaged"));

@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn seal(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<String> {
     let inputs = vec![hash_bytes("config", spec.config_text().as_bytes())];
     let runs: Vec<String> = experiment.arms.iter().map(|arm| arm.run.clone()).collect();
-    Ok(receipt::seal(folder, &receipt::plain_manifest(inputs, PROGRAM, ""), &runs)?)
+    Ok(receipt::seal(folder, &receipt::plain_manifest(inputs, PROGRAM, ""), &runs, &[])?)
 }
 
 fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {

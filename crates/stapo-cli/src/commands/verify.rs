@@ -9,10 +9,10 @@ use crate::shared::model::Fetch;
 use crate::shared::ranks::{Joined, RankFlags};
 use crate::shared::units::short;
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Experiment};
+use stapo_core::record::{self, ABSENT, AcceptedChange, Change, Experiment};
 use stapo_core::settings;
 use stapo_rl::run::disk::write_whole;
-use stapo_rl::run::receipt::{self, Difference};
+use stapo_rl::run::receipt::{self, Difference, Verified};
 use stapo_rl::run::{FolderLock, plan_text};
 use stapo_rl::untrusted::read_text;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,9 @@ use std::process::ExitCode;
 /// signature and replays.
 ///
 /// The receipt is the SHA-256 of manifest.json, which lists every file except the pages that `report` makes. Exit status
-/// 0: as recorded; 1: something differs, and is named; 2: there is no receipt, or the folder cannot be read. A run without
-/// a receipt is replayed all the same. `stapo launch` replays a run with several processes.
+/// 0: as recorded; 1: something differs, somebody accepted changed files, or a signature does not cover everything, and it is
+/// named; 2: there is no receipt, or the folder cannot be read. A run without a receipt is replayed all the same. `stapo
+/// launch` replays a run with several processes.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of a run, an evaluation or an experiment.
@@ -33,7 +34,7 @@ pub struct Args {
     #[arg(long)]
     replay: bool,
 
-    /// How many steps, or questions of each benchmark, to replay.
+    /// How many steps, or questions of each benchmark, to replay. Fewer where no checkpoint allows as many, which is said.
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
@@ -49,6 +50,11 @@ pub struct Args {
     /// Checks manifest.sig with this Ed25519 public key (PEM, or 32 raw bytes).
     #[arg(long, value_name = "KEY")]
     key: Option<PathBuf>,
+
+    /// With --key: exit status 0 though the folder holds parts that the signature does not cover, such as pages and
+    /// evaluations that were made later. They are listed all the same.
+    #[arg(long, requires = "key")]
+    allow_unsigned: bool,
 
     #[command(flatten)]
     fetch: Fetch,
@@ -74,13 +80,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
-    let receipt = receipt_is_right(args);
+    let receipt = receipt::verify(&args.folder).map_err(anyhow::Error::from);
     if receipt.is_err() && !args.replay {
         return receipt.map(|_| ExitCode::SUCCESS);
     }
     let mut is_same = true;
+    if let Ok(verified) = &receipt {
+        is_same &= is_as_recorded(args, verified);
+    }
     if let Some(key) = &args.key {
         is_same &= signature_is_right(&args.folder, key)?;
+        let unsigned = receipt.as_ref().map_or(Ok(Vec::new()), |found| unsigned(&args.folder, found, key))?;
+        for part in &unsigned {
+            println!("{part}: NOT covered by the signature");
+        }
+        is_same &= unsigned.is_empty() || args.allow_unsigned;
     } else if args.folder.join(receipt::SIGNATURE).exists() {
         println!("signature: there is one, not checked; --key KEY checks it");
     }
@@ -88,7 +102,7 @@ fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
         is_same &= replayed(args, joined)?;
     }
     // A folder without a receipt is replayed first, and the missing receipt is the result all the same.
-    is_same &= receipt?;
+    receipt?;
     if let Some(key) = &args.sign {
         if !is_same {
             bail!("folder {}: not signed, since it is not as recorded", args.folder.display());
@@ -104,28 +118,60 @@ pub fn refuse_earlier_name(words: &[String]) -> Result<ExitCode> {
     bail!("verify-run: is now a part of stapo verify\nhint: stapo verify {words} --replay")
 }
 
-fn receipt_is_right(args: &Args) -> Result<bool> {
-    let mut verified = receipt::verify(&args.folder)?;
+/// Prints how a folder stands beside its receipt; true where it is as recorded and nobody accepted other files.
+fn is_as_recorded(args: &Args, verified: &Verified) -> bool {
     println!("receipt {}", verified.receipt);
-    let n_absent = verified.differences.iter().filter(|found| found.is_absent_checkpoint()).count();
+    let (absent, differences): (Vec<&Difference>, Vec<&Difference>) = verified
+        .differences
+        .iter()
+        .partition(|found| args.without_checkpoints && found.is_absent_checkpoint());
     if args.without_checkpoints {
-        verified.differences.retain(|found| !found.is_absent_checkpoint());
-        println!("checkpoints: {n_absent} files are not here");
+        println!("checkpoints: {} files are not here", absent.len());
     }
-    for found in verified.differences.iter().take(MAX_SHOWN) {
+    for found in differences.iter().take(MAX_SHOWN) {
         println!("{found}");
     }
-    let n_more = verified.differences.len().saturating_sub(MAX_SHOWN);
+    let n_more = differences.len().saturating_sub(MAX_SHOWN);
     if n_more > 0 {
         println!("and {n_more} more");
+    }
+    for AcceptedChange { step, change } in &verified.accepted {
+        println!("{change}: ACCEPTED after step {step} by --accept-changes");
     }
     for later in &verified.later {
         println!("{later}: made later, with a receipt of its own");
     }
-    let is_changed = |found: &&Difference| matches!(found, Difference::Changed { .. });
-    let n_same = verified.n_files - verified.differences.iter().filter(is_changed).count();
+    let is_changed =
+        |found: &&&Difference| matches!(found, Difference::Changed { .. } | Difference::State { .. });
+    let n_same = verified.n_files - differences.iter().filter(is_changed).count();
     println!("{n_same} files as recorded, {} bytes in all", short(verified.n_bytes));
-    Ok(verified.differences.is_empty())
+    let is_edited = |accepted: &AcceptedChange| {
+        accepted.change.file().is_some()
+            && !(args.without_checkpoints && is_removed_checkpoint(&accepted.change))
+    };
+    differences.is_empty() && !verified.accepted.iter().any(is_edited)
+}
+
+fn is_removed_checkpoint(change: &Change) -> bool {
+    change.after == ABSENT && change.file().is_some_and(receipt::is_of_checkpoint)
+}
+
+/// What the signature of a folder does not cover: pages and leftovers, and parts that were made later, unless the same key
+/// has signed them.
+fn unsigned(folder: &Path, verified: &Verified, key: &Path) -> Result<Vec<String>> {
+    let mut found = verified.uncovered.clone();
+    for part in &verified.later {
+        let path = folder.join(part);
+        let is_signed = match std::fs::read(path.join(receipt::SIGNATURE)) {
+            Ok(signature) => signature::is_right(key, &receipt::signed_bytes(&path)?, &signature)?,
+            Err(_) => false,
+        };
+        if !is_signed {
+            found.push(part.clone());
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 fn signature_is_right(folder: &Path, key: &Path) -> Result<bool> {

@@ -24,6 +24,21 @@ pub struct Change {
     pub after: String,
 }
 
+/// What the name of a change begins with where a file of the folder itself changed, which is no input.
+const FILE: &str = "file ";
+
+impl Change {
+    /// A file of a run or an evaluation that is not as it was recorded, with both hashes.
+    pub fn of_file(name: &str, before: impl Into<String>, after: impl Into<String>) -> Self {
+        Self { name: format!("{FILE}{name}"), before: before.into(), after: after.into() }
+    }
+
+    /// The file of the folder that changed; `None` for an input or a key of the plan.
+    pub fn file(&self) -> Option<&str> {
+        self.name.strip_prefix(FILE)
+    }
+}
+
 impl std::fmt::Display for Change {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: was {}, is {}", self.name, self.before, self.after)

@@ -17,7 +17,7 @@ pub struct Manifest {
     /// `cpu` or `cuda`, for runs whose plan does not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub device: String,
-    /// Changed inputs that `--accept-changes` let pass.
+    /// Changed inputs, and changed files of the folder itself, that `--accept-changes` let pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<AcceptedChange>,
     /// Every file of the folder by its name in it, in order of names. Absent while the work goes on. A folder inside that
@@ -44,6 +44,16 @@ pub struct FileHash {
     pub n_bytes: u64,
     /// Lower-case hexadecimal.
     pub sha256: String,
+}
+
+/// A line of `records.jsonl`: the files that a step wrote, or that a resume found. A later line counts before an earlier one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepFiles {
+    pub schema: u32,
+    pub step: u64,
+    pub files: Vec<FileHash>,
+    #[serde(flatten)]
+    pub extra: Extra,
 }
 
 /// Weights, optimizer state and counters after a step, as one hash.

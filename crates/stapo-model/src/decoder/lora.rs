@@ -135,7 +135,7 @@ impl LoraSpec {
         let [outputs, inputs] = weight.shape[..] else { return None };
         let target = LoraTarget::named(module.rsplit('.').next()?)?;
         let a = TensorSpec { name: format!("{module}{FIRST}"), shape: vec![self.rank, inputs] };
-        let b = TensorSpec { name: format!("{module}.lora_B.weight"), shape: vec![outputs, self.rank] };
+        let b = TensorSpec { name: format!("{module}{SECOND}"), shape: vec![outputs, self.rank] };
         self.targets.contains(&target).then_some([a, b])
     }
 }
@@ -175,6 +175,7 @@ impl HiddenLayout {
 }
 
 const FIRST: &str = ".lora_A.weight";
+pub(super) const SECOND: &str = ".lora_B.weight";
 
 /// The name of the weight whose adapter has this first factor; `None` for the name of another tensor. The first factor is
 /// drawn at the start, the second is zero.

@@ -147,6 +147,21 @@ fn tensors_come_in_the_order_of_the_config() {
     }
 }
 
+/// A checkpoint's file has the tensors in their order and no configuration.
+#[test]
+fn names_divide_the_trained_tensors_into_parameters() {
+    for (family, tied) in [(Family::Qwen2, false), (Family::Qwen3, true), (Family::Llama, true)] {
+        for policy in [policy(family, tied), adapted(family, tied)] {
+            let parameters = policy.weights.trained().map(|parameter| &parameter.spec.parts);
+            let names: Vec<Vec<String>> = parameters
+                .map(|parts| parts.iter().map(|part| super::parameter_of(&part.name)).collect())
+                .collect();
+            assert!(names.iter().all(|names| names.iter().all(|name| *name == names[0])), "{names:?}");
+            assert!(names.windows(2).all(|pair| pair[0][0] != pair[1][0]), "{names:?}");
+        }
+    }
+}
+
 #[test]
 fn every_gradient_equals_finite_differences() {
     for (family, tied) in [(Family::Qwen3, true), (Family::Qwen2, false), (Family::Llama, true)] {

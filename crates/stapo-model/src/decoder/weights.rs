@@ -1,7 +1,7 @@
 //! A decoder's parameters as a tree of named parts. The tree is walked in one place, and loading, saving, gradients and
 //! the optimizer all go through that walk.
 
-use super::lora::LoraSpec;
+use super::lora::{LoraSpec, SECOND};
 use crate::config::{
     AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, NormPlacement, QkNorm, TensorSpec,
 };
@@ -261,6 +261,22 @@ impl Adapter<ParameterSpec> {
     }
 }
 
+/// Modules whose tensors are stacked in one parameter.
+const QKV: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+const GATE_UP: [&str; 2] = ["gate_proj", "up_proj"];
+
+/// A name that all tensors of one parameter share and that the parameters before and behind it do not have, so that a list
+/// of trained tensors in their order can be divided into parameters without a model's configuration.
+pub fn parameter_of(tensor: &str) -> String {
+    // Of adapters, the first factors are stacked and the second are not.
+    let is_stacked = |name: &&&str| !tensor.ends_with(SECOND) && tensor.contains(&format!(".{name}."));
+    match QKV.iter().chain(&GATE_UP).find(is_stacked) {
+        Some(name) if QKV.contains(name) => tensor.replace(name, "qkv"),
+        Some(name) => tensor.replace(name, "gate_up"),
+        None => tensor.to_string(),
+    }
+}
+
 /// Which tensors of a model's files make up one parameter.
 #[derive(Debug, Clone)]
 pub struct ParameterSpec {
@@ -381,8 +397,7 @@ impl Tensors<'_> {
 
     fn layer(&mut self, spec: &LayerSpec, index: usize) -> LayerWeights<ParameterSpec> {
         let named = |name: &str| format!("model.layers.{index}.{name}");
-        let projections = ["q_proj", "k_proj", "v_proj"];
-        let qkv = |kind: &str| projections.map(|name| named(&format!("self_attn.{name}.{kind}")));
+        let qkv = |kind: &str| QKV.map(|name| named(&format!("self_attn.{name}.{kind}")));
         let attention = spec.attention();
         let NormPlacement::Before = spec.norms;
         LayerWeights {
@@ -405,8 +420,7 @@ impl Tensors<'_> {
             ffn_norm: self.take(&named("post_attention_layernorm.weight")),
             ffn: match spec.feed_forward {
                 FeedForward::SwiGlu { .. } => Ffn::SwiGlu(SwiGlu {
-                    gate_up: self
-                        .linear(["gate", "up"].map(|name| named(&format!("mlp.{name}_proj.weight"))), None),
+                    gate_up: self.linear(GATE_UP.map(|name| named(&format!("mlp.{name}.weight"))), None),
                     down: self.linear([named("mlp.down_proj.weight")], None),
                 }),
             },

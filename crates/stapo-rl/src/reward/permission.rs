@@ -3,7 +3,9 @@
 //! A config that the user names is the user's own, and its program starts. A plan from a run folder may be another's:
 //! its program starts only where this user has recorded the same program before, or allows the program by a flag. The
 //! record is a folder of the user, `$XDG_STATE_HOME/stapo/verifiers` or `~/.local/state/stapo/verifiers`, with one file
-//! per program, named by the hash of the settings and of the files that the command line names.
+//! per program, named by a hash of all that decides which code runs.
+
+mod importable;
 
 use crate::reward::spec::{CommandSpec, VerifierSpec};
 use crate::tasks::error::TaskError;
@@ -25,18 +27,25 @@ pub enum Programs {
 
 /// Refuses a verifier's program that may not start.
 pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
-    let is_recorded = || {
-        let hash = fingerprint(command).ok()?;
-        fs::symlink_metadata(folder()?.join(hash)).ok().filter(fs::Metadata::is_file)
-    };
-    if programs == Programs::Allowed || is_recorded().is_some() {
+    if programs == Programs::Allowed {
         return Ok(());
+    }
+    let mut problem = "the plan is not known to be your own, and this user has not recorded this program, in this place and with these files beside it".to_string();
+    match permission(command) {
+        Ok(hash) => {
+            let record = folder().and_then(|folder| fs::symlink_metadata(folder.join(hash)).ok());
+            if record.is_some_and(|record| record.is_file()) {
+                return Ok(());
+            }
+        }
+        Err(error) => problem = format!("{problem}: {error}"),
     }
     Err(TaskError::Verifier {
         program: shown(command),
         place: "not started".into(),
-        problem: "the plan is not known to be your own, and this user has not recorded this program".into(),
-        remedy: "read the command line and the program; --allow-command starts it".into(),
+        problem,
+        remedy: "read the command line, the program and the files beside it; --allow-command starts it"
+            .into(),
     })
 }
 
@@ -45,7 +54,7 @@ pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
 pub fn record_program(verifier: &VerifierSpec) -> Result<(), String> {
     let Some(command) = &verifier.program() else { return Ok(()) };
     let folder = folder().ok_or("neither XDG_STATE_HOME nor HOME names a folder")?;
-    let hash = fingerprint(command).map_err(|error| format!("{}: {error}", shown(command)))?;
+    let hash = permission(command).map_err(|error| format!("{}: {error}", shown(command)))?;
     let write = || {
         fs::create_dir_all(&folder)?;
         let mut file = OpenOptions::new().write(true).create_new(true).open(folder.join(hash))?;
@@ -69,6 +78,41 @@ fn shown(command: &CommandSpec) -> String {
     format!("{line}{env}{}", if command.limits.network { " with network" } else { "" })
 }
 
+/// A hash of all that decides which code a command line runs: the settings; by its place and its content the program and
+/// every file that an argument names; and every file beside these that Python would import. A copied folder has other places.
+fn permission(command: &CommandSpec) -> io::Result<String> {
+    let mut all = Sha256::new();
+    all.update(fingerprint(command)?);
+    let program = located(&command.program)?;
+    let mut folders = Vec::new();
+    let folder = update_path(&mut all, &program)?;
+    // A program on the PATH is no file of a run's author, and Python does not import what lies beside an interpreter.
+    if !is_name(&command.program) {
+        folders.push(folder);
+    }
+    for file in command.args.iter().filter_map(|argument| named_file(argument)) {
+        folders.push(update_path(&mut all, file)?);
+    }
+    let packages = command.args.iter().map(PathBuf::from);
+    folders.extend(packages.filter(|path| path.join("__main__.py").is_file()));
+    importable::update(&mut all, &folders)?;
+    Ok(format!("{:x}", all.finalize()))
+}
+
+/// Hashes where a file lies and where links lead from there: an interpreter finds its packages by the first, a script its
+/// modules by the second. Returns the folder of the second.
+fn update_path(all: &mut Sha256, file: &Path) -> io::Result<PathBuf> {
+    let target = file.canonicalize()?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let link = folder.canonicalize()?.join(file.file_name().unwrap_or_default());
+    for path in [&link, &target] {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        all.update((bytes.len() as u64).to_le_bytes());
+        all.update(bytes);
+    }
+    target.parent().map(Path::to_owned).ok_or_else(|| io::Error::other("has no folder"))
+}
+
 /// A hash of the verifier's settings and of the content of the program and of every file that an argument names.
 pub fn fingerprint(command: &CommandSpec) -> io::Result<String> {
     let settings = serde_json::to_vec(command).map_err(io::Error::other)?;
@@ -76,9 +120,7 @@ pub fn fingerprint(command: &CommandSpec) -> io::Result<String> {
     all.update(Sha256::digest(&settings));
     all.update(hash_file(&located(&command.program)?)?);
     for argument in &command.args {
-        // `--rules=rules.json` names a file as well as `rules.json` does.
-        let value = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
-        let file = [argument.as_str(), value].into_iter().map(Path::new).find(|path| path.is_file());
+        let file = named_file(argument);
         // A marker before each argument keeps the files of different arguments apart.
         all.update([u8::from(file.is_some())]);
         if let Some(file) = file {
@@ -86,6 +128,12 @@ pub fn fingerprint(command: &CommandSpec) -> io::Result<String> {
         }
     }
     Ok(format!("{:x}", all.finalize()))
+}
+
+/// The file that an argument names: `--rules=rules.json` does as well as `rules.json`.
+fn named_file(argument: &str) -> Option<&Path> {
+    let value = argument.split_once('=').map_or(argument, |(_, value)| value);
+    [argument, value].into_iter().map(Path::new).find(|path| path.is_file())
 }
 
 fn hash_file(path: &Path) -> io::Result<[u8; 32]> {
@@ -99,10 +147,14 @@ pub fn is_program(program: &Path) -> bool {
     located(program).is_ok()
 }
 
+/// Whether a program is a name on the PATH and no path.
+fn is_name(program: &Path) -> bool {
+    program.components().count() == 1 && !program.to_string_lossy().contains('/')
+}
+
 /// The file of a program: a path as it is, or the first file of that name on the PATH.
 fn located(program: &Path) -> io::Result<PathBuf> {
-    let is_name = program.components().count() == 1 && !program.to_string_lossy().contains('/');
-    let found = if is_name {
+    let found = if is_name(program) {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
     } else {

@@ -1,6 +1,7 @@
 //! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
 
 use super::state::{self, Counters, LoopState};
+use super::state_hash::StateFileHashes;
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::ranks::{RankError, Transport};
@@ -8,6 +9,7 @@ use crate::run::disk::{
     create_folder_of_part, remove_folder, rename, sha256_hex, write_whole, write_whole_with,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
@@ -39,6 +41,8 @@ pub struct Provenance {
     /// The text of `plan.toml`, of which the checkpoint keeps a copy.
     pub plan: String,
     pub identity: Identity,
+    /// `metrics.jsonl` and `records.jsonl` up to the step; empty for a checkpoint of a program that did not record them.
+    pub records: Vec<FileHash>,
 }
 
 /// What a checkpoint is made of.
@@ -68,12 +72,14 @@ struct Sealed {
     plan_sha256: String,
     #[serde(default)]
     identity: Identity,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    records: Vec<FileHash>,
     /// A hash of the other keys, so that a changed counter is found like a changed weight.
     seal: String,
 }
 
 /// The schema of `checkpoint.json` that this program writes, and the highest that this program reads.
-const CHECKPOINT_SCHEMA: u32 = 2;
+const CHECKPOINT_SCHEMA: u32 = 3;
 pub(super) const STATE: &str = "state.safetensors";
 const PLAN: &str = "plan.toml";
 const SEALED: &str = "checkpoint.json";
@@ -95,6 +101,14 @@ impl Sealed {
             return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
         }
         Ok(sealed)
+    }
+
+    /// The hash of the state by the checkpoint and by its step's line of metrics; none where neither was recorded.
+    fn recorded_states(&self) -> Vec<String> {
+        let line = self.metrics.as_ref().and_then(|line| serde_json::from_str::<Value>(line).ok());
+        let in_metrics = line.and_then(|line| line["state_sha256"].as_str().map(str::to_owned));
+        let recorded = Some(self.state_hash.clone()).filter(|hash| !hash.is_empty());
+        recorded.into_iter().chain(in_metrics).collect()
     }
 
     fn expected_seal(&self) -> String {
@@ -187,7 +201,7 @@ impl Checkpoint {
     }
 
     /// The step and the state hash of a checkpoint whose seal fits; the state itself is not read.
-    pub(super) fn recorded_hash(path: &Path) -> Option<(u64, String)> {
+    pub fn recorded_hash(path: &Path) -> Option<(u64, String)> {
         let sealed = Sealed::read(path).ok().filter(|sealed| sealed.schema > 1)?;
         Some((sealed.counters.step, sealed.state_hash))
     }
@@ -197,7 +211,34 @@ impl Checkpoint {
         Sealed::read(path).ok().map(|sealed| sealed.state_sha256)
     }
 
-    /// Reads a checkpoint, and checks the hashes and that every number is finite.
+    /// Reads the state file of a checkpoint once and returns its hash, and what is wrong with the state in it. `known` is the
+    /// hash of that state by the run's manifest.
+    pub(super) fn check_state(path: &Path, known: Option<&str>) -> Result<(String, Option<String>)> {
+        let state = path.join(STATE);
+        let mapped = MappedFile::open(&state).map_err(|e| Error::io(&state, e))?;
+        let sealed = match Sealed::read(path) {
+            Ok(sealed) => sealed,
+            Err(error) => return Ok((sha256_hex(&mapped), Some(error.to_string()))),
+        };
+        let hashes = StateFileHashes::compute(&mapped, sealed.counters, &sealed.loop_state);
+        let problem = match &hashes.state {
+            Err(problem) => Some(problem.clone()),
+            Ok(found) => {
+                let recorded = sealed.recorded_states().into_iter().chain(known.map(str::to_owned));
+                recorded.into_iter().find(|hash| hash != found).map(|hash| other_state(&hash, found))
+            }
+        };
+        Ok((hashes.file, problem))
+    }
+
+    /// As [`Checkpoint::check_state`], of a checkpoint that has been read; `None` where it recorded no state.
+    pub(super) fn checked_state(&self, known: Option<&str>) -> Option<(String, Option<String>)> {
+        let found = &self.provenance.as_ref()?.state_hash;
+        let other = known.filter(|known| known != found).map(|known| other_state(known, found));
+        Some((self.state_sha256.clone(), other))
+    }
+
+    /// Reads a checkpoint, and checks the hashes of the file and of the state in it, and that every number is finite.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
         let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
@@ -207,8 +248,16 @@ impl Checkpoint {
             return Err(refuse(format!("is a copy of the checkpoint of step {}", sealed.counters.step)));
         }
         let state = MappedFile::open(&path.join(STATE)).map_err(|e| refuse(format!("{STATE}: {e}")))?;
-        if sha256_hex(&state) != sealed.state_sha256 {
+        let hashes = StateFileHashes::compute(&state, sealed.counters, &sealed.loop_state);
+        if hashes.file != sealed.state_sha256 {
             return Err(refuse(format!("{STATE} is damaged: its hash is not the one recorded")));
+        }
+        let found = hashes.state.map_err(|problem| refuse(format!("{STATE}: {problem}")))?;
+        if let Some(recorded) = sealed.recorded_states().into_iter().find(|recorded| *recorded != found) {
+            let may_be_older = sealed.schema < CHECKPOINT_SCHEMA;
+            let hint = "; if an earlier program wrote it, which hashed states in another way, use the one that build.json names";
+            let hint = if may_be_older { hint } else { "" };
+            return Err(refuse(format!("{STATE}: {}{hint}", other_state(&recorded, &found))));
         }
         if let Some(problem) = state::first_not_finite_in(&state) {
             return Err(refuse(format!("{STATE}: {problem}")));
@@ -222,6 +271,7 @@ impl Checkpoint {
             metrics: sealed.metrics,
             plan: String::from_utf8_lossy(&plan).into_owned(),
             identity: sealed.identity,
+            records: sealed.records,
         });
         let Sealed { counters, loop_state, state_sha256, .. } = sealed;
         Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state, state_sha256 })
@@ -277,7 +327,7 @@ impl Snapshot<'_> {
         }
         create_folder_of_part(folder)?;
         let state_sha256 = self.write_state(&folder.join(STATE))?;
-        let Provenance { state_hash, metrics, plan, identity } = &self.provenance;
+        let Provenance { state_hash, metrics, plan, identity, records } = &self.provenance;
         write_whole(&folder.join(PLAN), plan.as_bytes())?;
         let mut sealed = Sealed {
             schema: CHECKPOINT_SCHEMA,
@@ -288,6 +338,7 @@ impl Snapshot<'_> {
             metrics: metrics.clone(),
             plan_sha256: sha256_hex(plan.as_bytes()),
             identity: identity.clone(),
+            records: records.clone(),
             seal: String::new(),
         };
         sealed.seal = sealed.expected_seal();
@@ -304,6 +355,10 @@ impl Snapshot<'_> {
         })?;
         Ok(hash)
     }
+}
+
+fn other_state(recorded: &str, found: &str) -> String {
+    format!("its weights and optimizer state have the hash {found}, recorded {recorded}")
 }
 
 /// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on

@@ -6,6 +6,7 @@ mod fault;
 use crate::error::{Error, Result};
 use fault::{Operation, before, before_write};
 use sha2::{Digest, Sha256};
+use stapo_core::record::FileHash;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -167,6 +168,8 @@ pub struct Appended {
     file: File,
     /// Bytes of whole records.
     len: u64,
+    /// Of these bytes, as this process wrote or first found them.
+    hash: Sha256,
 }
 
 impl Appended {
@@ -175,8 +178,15 @@ impl Appended {
         let io = |e| Error::io(path, e);
         before(Operation::Create, path).map_err(io)?;
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
-        let len = file.metadata().map_err(io)?.len();
-        Ok(Self { path: path.to_owned(), file, len })
+        let mut hash = Sha256::new();
+        let len = io::copy(&mut File::open(path).map_err(io)?, &mut hash).map_err(io)?;
+        Ok(Self { path: path.to_owned(), file, len, hash })
+    }
+
+    /// The file as this process wrote it; another process may have changed it since.
+    pub fn written(&self) -> FileHash {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        FileHash { name, n_bytes: self.len, sha256: hex(&self.hash.clone().finalize()) }
     }
 
     /// Adds a record as one write. Of a record that could not be written whole nothing remains, so that the next one does
@@ -185,7 +195,10 @@ impl Appended {
         let written =
             before_write(&mut self.file, record, &self.path).and_then(|()| self.file.write_all(record));
         match written {
-            Ok(()) => self.len += record.len() as u64,
+            Ok(()) => {
+                self.len += record.len() as u64;
+                self.hash.update(record);
+            }
             // A failure of the removal is not reported: the caller learns of the failed write.
             Err(_) => self.file.set_len(self.len).unwrap_or_default(),
         }

@@ -4,7 +4,7 @@ use super::clock::utc;
 use crate::error::{Error, Result};
 use crate::run::disk::{Appended, write_whole};
 use stapo_core::record::{
-    self, Change, Event, EventKind, Extra, Record, RecordError, SCHEMA, StopReason, Writer,
+    self, Change, Event, EventKind, Extra, FileHash, Record, RecordError, SCHEMA, StopReason, Writer,
 };
 use std::fs;
 use std::path::Path;
@@ -30,6 +30,11 @@ impl EventLog {
             write_whole(&path, &found.as_bytes()[..whole])?;
         }
         Ok(Self { lines: Appended::open(&path)?, torn: false })
+    }
+
+    /// The file as this process wrote it.
+    pub fn written(&self) -> FileHash {
+        self.lines.written()
     }
 
     /// Adds an event, which is on disk when the function returns.

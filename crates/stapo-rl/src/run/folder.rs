@@ -2,14 +2,15 @@
 
 use super::checkpoint::{Checkpoint, Provenance, Snapshot};
 use super::events::{self, EventLog};
+use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
 use super::receipt;
 use crate::error::{Error, Result};
 use crate::run::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use stapo_core::record::{
-    self, Best, EvalRecord, EventKind, Identity, Manifest, Record, ResponseRecord, SCHEMA, StepHash, Stepped,
-    StopReason, TokenRecord, Writer,
+    self, Best, EventKind, FileHash, Identity, Manifest, Record, SCHEMA, StepHash, Stepped, StopReason,
+    Writer,
 };
 use stapo_model::Simd;
 use std::fs;
@@ -21,6 +22,7 @@ pub struct Run {
     pub(super) folder: PathBuf,
     pub(super) lock: FolderLock,
     pub(super) metrics: Appended,
+    pub(super) journal: Journal,
     pub(super) events: EventLog,
     pub(super) manifest: Manifest,
     pub(super) plan_text: String,
@@ -32,17 +34,6 @@ pub struct Run {
     /// The evaluation whose checkpoint is kept besides the newest ones.
     pub(super) best: Option<Best>,
     pub(super) warnings: Vec<String>,
-}
-
-/// The parts of a run folder that hold one file per recorded step.
-const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
-
-/// The samples of evaluations on benchmarks: one file per evaluation, in runs that have benchmarks.
-const BENCHMARKS: &str = "benchmarks";
-
-/// All parts that hold one file per step.
-pub(super) fn parts() -> impl Iterator<Item = &'static str> {
-    PARTS.into_iter().chain([BENCHMARKS])
 }
 
 /// The best evaluation of a run, and the file that names it.
@@ -114,7 +105,8 @@ impl Run {
         write_whole(&at.join("config.toml"), config_text.as_bytes())?;
         write_whole(&at.join("plan.toml"), plan_text.as_bytes())?;
         write_whole(&at.join("build.json"), build(&identity.program).to_line().as_bytes())?;
-        write_whole(&at.join("metrics.jsonl"), b"")?;
+        write_whole(&at.join(METRICS), b"")?;
+        write_whole(&at.join(JOURNAL), b"")?;
         let manifest = manifest::fresh(config_text, plan_text, &identity);
         write_whole(&at.join("manifest.json"), manifest.to_line().as_bytes())?;
         write_whole(&at.join("events.jsonl"), b"")?;
@@ -124,6 +116,7 @@ impl Run {
             folder: folder.to_owned(),
             lock,
             metrics: open_metrics(folder)?,
+            journal: Journal::open(folder)?,
             events: EventLog::open(folder)?,
             manifest,
             plan_text: plan_text.to_string(),
@@ -168,6 +161,7 @@ impl Run {
         let line = metrics.to_line();
         self.metrics.add(line.as_bytes())?;
         self.metrics.sync()?;
+        self.journal.add_step(metrics.step())?;
         self.last = Some((metrics.step(), line.trim_end().to_string()));
         if let Some(sha256) = metrics.state_sha256() {
             self.add_state_hash(metrics.step(), sha256.to_string());
@@ -227,8 +221,10 @@ impl Run {
         snapshot: impl FnOnce(Provenance) -> Snapshot<'a>,
         n_kept: usize,
     ) -> Result<()> {
+        self.journal.add_step(self.step())?;
         let snapshot = snapshot(Provenance {
             state_hash: state_hash.clone(),
+            records: vec![self.metrics.written(), self.journal.synced()?],
             metrics: self.last.as_ref().map(|(_, line)| line.clone()),
             plan: self.plan_text.clone(),
             identity: self.identity.clone(),
@@ -247,9 +243,12 @@ impl Run {
         write_whole(&self.folder.join("manifest.json"), self.manifest.to_line().as_bytes())
     }
 
-    /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the run.
+    /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the run. Metrics, records
+    /// and events that are not as this run wrote them are refused.
     pub fn seal(&self) -> Result<String> {
-        receipt::seal(&self.folder, &self.manifest, &[])
+        let written = self.journal.written().chain([self.metrics.written(), self.events.written()]);
+        let written: Vec<FileHash> = written.collect();
+        receipt::seal(&self.folder, &self.manifest, &[], &written)
     }
 
     /// Adds a line to `events.jsonl`.
@@ -268,32 +267,15 @@ impl Run {
         self.last.as_ref().map_or(0, |(step, _)| *step)
     }
 
-    pub fn write_responses(&self, step: u64, responses: &[ResponseRecord]) -> Result<()> {
-        self.write_lines(PARTS[0], step, responses)
-    }
-
-    pub fn write_silenced(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
-        self.write_lines(PARTS[1], step, tokens)
-    }
-
-    pub fn write_explored(&self, step: u64, tokens: &[TokenRecord]) -> Result<()> {
-        self.write_lines(PARTS[2], step, tokens)
-    }
-
-    /// Writes the samples of an evaluation on benchmarks after `step` steps.
-    pub fn write_benchmarks(&self, step: u64, samples: &[EvalRecord]) -> Result<()> {
-        if !samples.is_empty() {
+    /// Writes a file of a step, by its name in the folder.
+    pub(crate) fn write_record(&mut self, name: &str, text: &str) -> Result<()> {
+        let path = self.folder.join(name);
+        if name.starts_with(BENCHMARKS) {
             create_folder(&self.folder.join(BENCHMARKS))?;
         }
-        self.write_lines(BENCHMARKS, step, samples)
-    }
-
-    fn write_lines(&self, part: &str, step: u64, records: &[impl Record]) -> Result<()> {
-        if records.is_empty() {
-            return Ok(());
-        }
-        let text: String = records.iter().map(Record::to_line).collect();
-        write_whole(&self.folder.join(part).join(format!("step-{step:06}.jsonl")), text.as_bytes())
+        write_whole(&path, text.as_bytes())?;
+        self.journal.note(name, text.as_bytes());
+        Ok(())
     }
 }
 
@@ -310,5 +292,5 @@ fn build(program: &str) -> record::BuildRecord {
 }
 
 pub(super) fn open_metrics(folder: &Path) -> Result<Appended> {
-    Appended::open(&folder.join("metrics.jsonl"))
+    Appended::open(&folder.join(METRICS))
 }

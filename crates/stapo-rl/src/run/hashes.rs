@@ -31,6 +31,18 @@ pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
     }
 }
 
+/// Bytes of a file above which a difference is reported by the length: a stranger's file may be as long as the stranger likes.
+const MAX_HASHED: u64 = 1 << 30;
+
+/// As [`hash_file`], of a file that need not be hashed to know that it differs. A large file has its length in place of its hash.
+pub fn hash_or_length(name: &str, path: &Path) -> Result<FileHash> {
+    let n_bytes = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
+    if n_bytes <= MAX_HASHED {
+        return hash_file(name, path);
+    }
+    Ok(FileHash { name: name.to_string(), n_bytes, sha256: format!("{n_bytes} bytes") })
+}
+
 /// The length and the SHA-256 of bytes.
 pub fn hash_bytes(name: &str, bytes: &[u8]) -> FileHash {
     FileHash { name: name.to_string(), n_bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }

@@ -78,8 +78,13 @@ pub fn recorded_hashes(folder: &Path, known: &[StepHash], last: u64) -> Result<V
     Ok(hashes.map(|(step, sha256)| StepHash { step, sha256 }).collect())
 }
 
-/// The accepted changes of a folder, from its events.
+/// The accepted changes of a folder, from its manifest and its events: what was accepted once stays on record.
 pub fn accepted(folder: &Path) -> Result<Vec<AcceptedChange>> {
+    let mut accepted = written(folder).map_or(Vec::new(), |manifest| manifest.accepted);
     let events = read_events(folder)?.into_iter().filter(|event| event.event == EventKind::Accepted);
-    Ok(events.filter_map(|event| Some(AcceptedChange { step: event.step, change: event.change? })).collect())
+    for event in events {
+        let change = event.change.map(|change| AcceptedChange { step: event.step, change });
+        accepted.extend(change.filter(|change| !accepted.contains(change)));
+    }
+    Ok(accepted)
 }

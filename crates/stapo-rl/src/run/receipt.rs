@@ -1,13 +1,18 @@
 //! The receipt of a folder: the SHA-256 of its `manifest.json`, which lists every file with its hash. A run, an evaluation
 //! and an experiment get one when their work ends or is stopped; going on withdraws it.
 
+mod sealed;
+
 use super::checkpoint::{Checkpoint, STATE};
-use super::hashes::hash_file;
+use super::hashes::{hash_file, hash_or_length};
 use super::lock::{describe, holder};
+use super::reading::step_of;
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::run::disk::{remove_file, sha256_hex, write_whole};
-use stapo_core::record::{self, FileHash, Manifest, Record};
+use rayon::prelude::*;
+use sealed::Sealed;
+use stapo_core::record::{self, ABSENT, AcceptedChange, Change, FileHash, Manifest, Record, StepHash};
 use stapo_model::files::read_text;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,17 +33,28 @@ struct Contents {
     files: Vec<String>,
     /// The names of folders inside that have a receipt of their own.
     sealed: Vec<String>,
+    /// What a manifest does not list: pages, and files of writers that were killed.
+    uncovered: Vec<String>,
 }
 
 /// Lists every file of the folder in its manifest and writes the manifest and its hash. Of the folders inside with a receipt
-/// of their own those in `parts` are listed by their manifest, the others not at all. Returns the receipt.
-pub fn seal(folder: &Path, manifest: &Manifest, parts: &[String]) -> Result<String> {
+/// of their own those in `parts` are listed by their manifest, the others not at all. Refuses files that are not as they were
+/// `written`. Returns the receipt.
+pub fn seal(folder: &Path, manifest: &Manifest, parts: &[String], written: &[FileHash]) -> Result<String> {
     let contents = contents(folder)?;
     let parts = contents.sealed.iter().filter(|part| parts.contains(part));
     let mut names: Vec<String> = parts.map(|part| format!("{part}/{MANIFEST}")).collect();
     names.extend(contents.files);
     names.sort();
     let files = names.iter().map(|name| hash_of(folder, name)).collect::<Result<Vec<_>>>()?;
+    let found: BTreeMap<&str, &FileHash> = files.iter().map(|file| (file.name.as_str(), file)).collect();
+    if let Some(changed) = written.iter().find(|file| found.get(file.name.as_str()) != Some(file)) {
+        return Err(Error::NoRun {
+            folder: folder.to_owned(),
+            problem: format!("{} is not as this process wrote it", changed.name),
+            remedy: "another process changed or removed the file; --resume says what differs".into(),
+        });
+    }
     let text = Manifest { files: Some(files), ..manifest.clone() }.to_line();
     let receipt = sha256_hex(text.as_bytes());
     write_whole(&folder.join(MANIFEST), text.as_bytes())?;
@@ -120,28 +136,75 @@ pub struct Verified {
     pub differences: Vec<Difference>,
     /// Folders inside that were made later and have a receipt of their own.
     pub later: Vec<String>,
+    /// What no receipt covers: pages made from the records, and files of writers that were killed.
+    pub uncovered: Vec<String>,
+    /// Changes that `--accept-changes` let pass.
+    pub accepted: Vec<AcceptedChange>,
 }
 
 /// A file that is not as the manifest has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    Changed { name: String, before: String, after: String },
-    Missing { name: String },
-    Extra { name: String },
+    Changed {
+        name: String,
+        before: String,
+        after: String,
+    },
+    Missing {
+        name: String,
+    },
+    Extra {
+        name: String,
+    },
+    /// A state file that is as the manifest has it, but holds another state than the one recorded.
+    State {
+        name: String,
+        problem: String,
+    },
 }
 
 impl Difference {
     pub fn name(&self) -> &str {
         match self {
-            Self::Changed { name, .. } | Self::Missing { name } | Self::Extra { name } => name,
+            Self::Changed { name, .. }
+            | Self::Missing { name }
+            | Self::Extra { name }
+            | Self::State { name, .. } => name,
         }
+    }
+
+    fn name_mut(&mut self) -> &mut String {
+        match self {
+            Self::Changed { name, .. }
+            | Self::Missing { name }
+            | Self::Extra { name }
+            | Self::State { name, .. } => name,
+        }
+    }
+
+    /// The difference as a change that a resume refuses or records, with both hashes.
+    fn to_change(&self, folder: &Path, sealed: &Sealed) -> Result<Change> {
+        let name = self.name();
+        let path = folder.join(name);
+        let before = sealed.files.get(name).map_or(ABSENT, |file| &file.sha256);
+        let after = match self {
+            Self::State { problem, .. } => problem.clone(),
+            _ if path.is_file() => hash_or_length(name, &path)?.sha256,
+            _ if path.exists() => "a folder".to_string(),
+            _ => ABSENT.to_string(),
+        };
+        Ok(Change::of_file(name, before, after))
     }
 
     /// Whether a checkpoint is missing, as in a copy that left the large files out.
     pub fn is_absent_checkpoint(&self) -> bool {
-        let is_checkpoint = |name: &str| name.split('/').any(|part| part == "checkpoints");
-        matches!(self, Self::Missing { name } if is_checkpoint(name))
+        matches!(self, Self::Missing { name } if is_of_checkpoint(name))
     }
+}
+
+/// Whether a file belongs to a checkpoint of a run, or of a run inside an experiment.
+pub fn is_of_checkpoint(name: &str) -> bool {
+    name.split('/').any(|part| part == "checkpoints")
 }
 
 /// A name without line breaks: what a stranger named a file begins no line of its own.
@@ -157,6 +220,7 @@ impl fmt::Display for Difference {
             }
             Self::Missing { name } => write!(f, "{}: MISSING", one_line(name)),
             Self::Extra { name } => write!(f, "{}: EXTRA, not in the manifest", one_line(name)),
+            Self::State { name, problem } => write!(f, "{}: DIFFERENT, {problem}", one_line(name)),
         }
     }
 }
@@ -170,29 +234,15 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     if let Some(writer) = holder(folder) {
         return Err(Error::Locked { folder: folder.to_owned(), by: describe(&writer) });
     }
-    let (receipt, recorded) = read_sealed(folder)?;
+    let sealed = Sealed::read(folder)?;
     let contents = contents(folder)?;
-    let part_of = |name: &str| contents.sealed.iter().find(|part| name == format!("{part}/{MANIFEST}"));
-    let mut found: Vec<String> = contents.files.clone();
-    let listed_parts: Vec<&String> = recorded.keys().filter_map(|name| part_of(name)).collect();
-    found.extend(listed_parts.iter().map(|part| format!("{part}/{MANIFEST}")));
-    let mut verified =
-        Verified { receipt, n_files: 0, n_bytes: 0, differences: Vec::new(), later: Vec::new() };
-    for name in &found {
-        match recorded.get(name) {
-            None => verified.differences.push(Difference::Extra { name: name.clone() }),
-            Some(before) => verified.compare(folder, before)?,
-        }
-    }
-    let present: BTreeSet<&String> = found.iter().collect();
-    let missing = recorded.keys().filter(|name| !present.contains(name));
-    verified.differences.extend(missing.map(|name| Difference::Missing { name: name.clone() }));
+    let mut verified = Verified::compare_files(folder, &sealed, &contents, None)?;
     // Where the work put files of its own, nothing was made later: a receipt is easily made.
     let first = |name: &str| name.split('/').next().unwrap_or_default().to_string();
     let own_folders: BTreeSet<String> =
-        recorded.keys().filter(|name| name.contains('/')).map(|name| first(name)).collect();
+        sealed.files.keys().filter(|name| name.contains('/')).map(|name| first(name)).collect();
     for part in &contents.sealed {
-        let is_later = !listed_parts.contains(&part);
+        let is_later = !sealed.files.contains_key(&format!("{part}/{MANIFEST}"));
         if is_later && own_folders.contains(&first(part)) {
             verified.differences.push(Difference::Extra { name: part.clone() });
             continue;
@@ -206,25 +256,79 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     Ok(verified)
 }
 
+/// How a folder that is about to be written again stands beside its receipt.
+#[derive(Default)]
+pub(crate) struct Reviewed {
+    /// What differs.
+    pub changes: Vec<Change>,
+    /// The files that do not, by name.
+    pub same: BTreeMap<String, FileHash>,
+}
+
+/// Compares a folder with its receipt, for the process that has the folder's lock. Where there is no receipt, nothing is compared: the work
+/// was killed, or going on was interrupted after the receipt was withdrawn. The state file of the checkpoint that is `opened`
+/// has been read.
+pub(crate) fn review(folder: &Path, opened: Option<&Checkpoint>) -> Result<Reviewed> {
+    let Ok(noted) = read_text(&folder.join(RECEIPT)) else { return Ok(Reviewed::default()) };
+    let bytes = fs::read(folder.join(MANIFEST)).ok();
+    let manifest = bytes.as_ref().and_then(|bytes| std::str::from_utf8(bytes).ok());
+    let manifest = manifest.and_then(|text| record::parse::<Manifest>(text).ok());
+    if manifest.is_some_and(|manifest| manifest.files.is_none()) {
+        return Ok(Reviewed::default());
+    }
+    let found = bytes.map_or(ABSENT.to_string(), |bytes| sha256_hex(&bytes));
+    if noted != noted_as(&found) {
+        let before = noted.split_whitespace().next().unwrap_or("a receipt that cannot be read");
+        let changes = vec![Change::of_file(MANIFEST, before, found)];
+        return Ok(Reviewed { changes, ..Reviewed::default() });
+    }
+    let mut sealed = Sealed::read(folder)?;
+    let verified = Verified::compare_files(folder, &sealed, &contents(folder)?, opened)?;
+    let differences = verified.differences.iter();
+    let changes =
+        differences.map(|difference| difference.to_change(folder, &sealed)).collect::<Result<_>>()?;
+    for difference in &verified.differences {
+        sealed.files.remove(difference.name());
+    }
+    Ok(Reviewed { changes, same: sealed.files })
+}
+
 impl Verified {
-    fn compare(&mut self, folder: &Path, before: &FileHash) -> Result<()> {
-        let path = folder.join(&before.name);
-        let n_bytes = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
-        self.n_files += 1;
-        self.n_bytes += n_bytes;
-        // A file of another length differs, and is not read: it may be as long as a stranger likes.
-        let after = if n_bytes == before.n_bytes {
-            hash_file(&before.name, &path)?.sha256
-        } else {
-            format!("{n_bytes} bytes")
+    /// Compares the files of a folder itself, of which parts are represented by their manifests.
+    fn compare_files(
+        folder: &Path,
+        sealed: &Sealed,
+        contents: &Contents,
+        opened: Option<&Checkpoint>,
+    ) -> Result<Self> {
+        let parts = contents.sealed.iter().map(|part| format!("{part}/{MANIFEST}"));
+        let mut found: Vec<String> = parts.filter(|name| sealed.files.contains_key(name)).collect();
+        found.extend(contents.files.iter().cloned());
+        // Files are hashed at once, and the differences come in the order of names.
+        let compared = found.par_iter().map(|name| match sealed.files.get(name) {
+            None => Ok((0, 0, vec![Difference::Extra { name: name.clone() }])),
+            Some(before) => {
+                compare(folder, before, &sealed.steps, opened).map(|(n_bytes, found)| (1, n_bytes, found))
+            }
+        });
+        let mut verified = Self {
+            receipt: sealed.receipt.clone(),
+            n_files: 0,
+            n_bytes: 0,
+            differences: Vec::new(),
+            later: Vec::new(),
+            uncovered: contents.uncovered.clone(),
+            accepted: sealed.accepted.clone(),
         };
-        if after != before.sha256 {
-            let (name, recorded) = (before.name.clone(), before.sha256.clone());
-            let before =
-                if n_bytes == before.n_bytes { recorded } else { format!("{} bytes", before.n_bytes) };
-            self.differences.push(Difference::Changed { name, before, after });
+        for (n_files, n_bytes, differences) in compared.collect::<Result<Vec<_>>>()? {
+            verified.n_files += n_files;
+            verified.n_bytes += n_bytes;
+            verified.differences.extend(differences);
         }
-        Ok(())
+        let present: BTreeSet<&String> = found.iter().collect();
+        let missing = sealed.files.keys().filter(|name| !present.contains(name));
+        verified.differences.extend(missing.map(|name| Difference::Missing { name: name.clone() }));
+        Ok(verified)
     }
 
     /// Adds what was found in a folder inside.
@@ -233,14 +337,60 @@ impl Verified {
         self.n_files += inside.n_files;
         self.n_bytes += inside.n_bytes;
         self.later.extend(inside.later.into_iter().map(named));
-        self.differences.extend(inside.differences.into_iter().map(|difference| match difference {
-            Difference::Changed { name, before, after } => {
-                Difference::Changed { name: named(name), before, after }
-            }
-            Difference::Missing { name } => Difference::Missing { name: named(name) },
-            Difference::Extra { name } => Difference::Extra { name: named(name) },
+        self.uncovered.extend(inside.uncovered.into_iter().map(named));
+        self.differences.extend(inside.differences.into_iter().map(|mut difference| {
+            let name = difference.name_mut();
+            *name = named(std::mem::take(name));
+            difference
+        }));
+        self.accepted.extend(inside.accepted.into_iter().map(|mut accepted| {
+            let Change { name, before, after } = accepted.change.clone();
+            accepted.change = match accepted.change.file() {
+                Some(file) => Change::of_file(&format!("{part}/{file}"), before, after),
+                None => Change { name: format!("{part}: {name}"), before, after },
+            };
+            accepted
         }));
     }
+}
+
+/// The length of a file, and how it differs. A state file is read once for its hash and for that of the state in it.
+fn compare(
+    folder: &Path,
+    before: &FileHash,
+    steps: &[StepHash],
+    opened: Option<&Checkpoint>,
+) -> Result<(u64, Vec<Difference>)> {
+    let FileHash { name, sha256, .. } = before;
+    let path = folder.join(name);
+    let n_bytes = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
+    let changed = |before: String, after: String| {
+        (n_bytes, vec![Difference::Changed { name: name.clone(), before, after }])
+    };
+    // A file of another length differs, and is not read: it may be as long as a stranger likes.
+    if n_bytes != before.n_bytes {
+        return Ok(changed(format!("{} bytes", before.n_bytes), format!("{n_bytes} bytes")));
+    }
+    let checkpoint = path.parent().filter(|_| path.ends_with(STATE) && is_of_checkpoint(name));
+    let (after, problem) = match checkpoint {
+        Some(checkpoint) => {
+            let step = step_of(checkpoint);
+            let known = steps.iter().find(|hash| Some(hash.step) == step).map(|hash| hash.sha256.as_str());
+            let opened = opened.filter(|opened| opened.path == checkpoint);
+            match opened.and_then(|opened| opened.checked_state(known)) {
+                Some(checked) => checked,
+                None => Checkpoint::check_state(checkpoint, known)?,
+            }
+        }
+        None => (hash_file(name, &path)?.sha256, None),
+    };
+    if after != *sha256 {
+        return Ok(changed(sha256.clone(), after));
+    }
+    Ok((
+        n_bytes,
+        problem.map(|problem| Difference::State { name: name.clone(), problem }).into_iter().collect(),
+    ))
 }
 
 /// Refuses a folder that is not there, or that no command of this program has written.
@@ -257,56 +407,10 @@ fn check_is_work(folder: &Path) -> Result<()> {
     Err(Error::NoRun { folder: folder.to_owned(), problem: problem.into(), remedy: remedy.into() })
 }
 
-/// The receipt of a folder and the files of its manifest by name, where both are as `seal` writes them.
-fn read_sealed(folder: &Path) -> Result<(String, BTreeMap<String, FileHash>)> {
-    let refuse = |problem: String, remedy: &str| Error::NoRun {
-        folder: folder.to_owned(),
-        problem,
-        remedy: remedy.to_string(),
-    };
-    let unended = "a run goes on with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
-    let path = folder.join(MANIFEST);
-    if !path.exists() {
-        let problem = format!("no {MANIFEST}: its work has not ended, or an earlier program made it");
-        return Err(refuse(problem, unended));
-    }
-    let text = read_text(&path).map_err(|e| Error::io(&path, e))?;
-    let manifest: Manifest = record::parse(&text).map_err(|e| Error::record(&path, &e))?;
-    let back = "put back the copy that the work wrote";
-    let Some(files) = &manifest.files else {
-        let problem = "no receipt: its work was killed or has not ended, or an earlier program made it";
-        return Err(refuse(problem.to_string(), unended));
-    };
-    if manifest.to_line() != text {
-        return Err(refuse(format!("{MANIFEST} was changed: it is not in canonical form"), back));
-    }
-    let receipt = sha256_hex(text.as_bytes());
-    if !folder.join(RECEIPT).exists() {
-        return Err(refuse(format!("no receipt: {RECEIPT} is missing"), unended));
-    }
-    let noted = read_text(&folder.join(RECEIPT)).unwrap_or_default();
-    if noted != noted_as(&receipt) {
-        let problem = format!("{MANIFEST} or {RECEIPT} was changed: the first has the hash {receipt}");
-        return Err(refuse(problem, back));
-    }
-    let mut by_name = BTreeMap::new();
-    for file in files {
-        let is_inside = file.name.split('/').all(|part| !["", ".", ".."].contains(&part));
-        if !is_inside || file.name.contains('\\') {
-            let problem = format!("{MANIFEST} names {:?}, which is no file of this folder", file.name);
-            return Err(refuse(problem, back));
-        }
-        if by_name.insert(file.name.clone(), file.clone()).is_some() {
-            return Err(refuse(format!("{MANIFEST} names {:?} twice", file.name), back));
-        }
-    }
-    Ok((receipt, by_name))
-}
-
 /// Walks a folder. Pages, which other commands make from the records at any time, are left out, and so are files of
 /// writers that were killed.
 fn contents(folder: &Path) -> Result<Contents> {
-    let mut contents = Contents { files: Vec::new(), sealed: Vec::new() };
+    let mut contents = Contents { files: Vec::new(), sealed: Vec::new(), uncovered: Vec::new() };
     let mut open = vec![(folder.to_owned(), String::new())];
     while let Some((inside, prefix)) = open.pop() {
         let entries = fs::read_dir(&inside).map_err(|e| Error::io(&inside, e))?;
@@ -318,12 +422,12 @@ fn contents(folder: &Path) -> Result<Contents> {
             let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let is_top = prefix.is_empty();
             let name = format!("{prefix}{file_name}");
-            if is_top && (UNLISTED.contains(&file_name.as_str()) || is_page(&file_name))
-                || is_temporary(&file_name)
-            {
+            if is_top && UNLISTED.contains(&file_name.as_str()) {
                 continue;
             }
-            if !path.is_dir() {
+            if is_top && is_page(&file_name) || is_temporary(&file_name) {
+                contents.uncovered.push(name);
+            } else if !path.is_dir() {
                 contents.files.push(name);
             } else if of_folder(&path).is_some() {
                 contents.sealed.push(name);
@@ -334,6 +438,7 @@ fn contents(folder: &Path) -> Result<Contents> {
     }
     contents.files.sort();
     contents.sealed.sort();
+    contents.uncovered.sort();
     Ok(contents)
 }
 

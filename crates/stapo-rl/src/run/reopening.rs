@@ -2,17 +2,19 @@
 
 use super::checkpoint::Checkpoint;
 use super::events::{self, EventLog, read_events};
-use super::folder::{Run, open_metrics, parts};
+use super::folder::{Run, open_metrics};
+use super::journal::{self, Journal, parts};
 use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
-use super::receipt;
+use super::receipt::{self, Reviewed};
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::plan::config::Schedule;
 use crate::run::disk::{remove_file, sha256_hex, write_whole};
 use stapo_core::record::{
-    self, Change, Event, EventKind, Identity, StepHash, Stepped, Writer, changed_inputs,
+    self, AcceptedChange, Change, Event, EventKind, Identity, Record, StepHash, Stepped, Writer,
+    changed_inputs,
 };
 use stapo_core::settings;
 use std::fs;
@@ -31,6 +33,8 @@ pub struct Reopening {
     plan_found: String,
     /// What differs from the checkpoint and has to be accepted.
     changes: Vec<Change>,
+    /// Records that differ from what the checkpoint sealed, those included that were accepted before.
+    records: Vec<Change>,
     /// Keys of the plan that may change.
     settings: Vec<Change>,
     /// What the user should know.
@@ -68,9 +72,11 @@ impl Reopening {
             plan_text: plan_found.clone(),
             plan_found,
             changes: Vec::new(),
+            records: Vec::new(),
             settings: Vec::new(),
             warnings: Vec::new(),
         };
+        reopening.compare_files()?;
         reopening.compare_plan(complete)?;
         Ok(reopening)
     }
@@ -106,6 +112,25 @@ impl Reopening {
             ),
             remedy: "say how the learning rates go on: --set update.schedule.total_steps=N; with the total of the plan they stay as they were and end at their lowest",
         })
+    }
+
+    /// Compares the files of the folder with its receipt, and the records with what the checkpoint has sealed, which is all
+    /// that a killed run has. The plan is compared key by key.
+    fn compare_files(&mut self) -> Result<()> {
+        let accepted = manifest::accepted(&self.folder)?;
+        let Reviewed { mut changes, same } = receipt::review(&self.folder, self.checkpoint.as_ref())?;
+        let provenance = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.provenance.as_ref());
+        if let Some(provenance) = provenance {
+            let (sealed, last) = (&provenance.records, provenance.metrics.as_deref());
+            self.records = journal::changes(&self.folder, self.step(), sealed, last, &same)?;
+        }
+        changes.retain(|change| change.file() != Some("plan.toml"));
+        for change in &self.records {
+            let is_known = changes.contains(change) || accepted.iter().any(|known| known.change == *change);
+            changes.extend((!is_known).then(|| change.clone()));
+        }
+        self.changes.extend(changes);
+        Ok(())
     }
 
     fn compare_plan(&mut self, complete: Complete) -> Result<()> {
@@ -196,6 +221,14 @@ impl Reopening {
         self.warnings.extend(self.lock.warning());
         let mut manifest = manifest::read(&self.folder)?;
         self.lock.sign(writer)?;
+        // What is accepted is on disk before the receipt that speaks against it is withdrawn, and before anything changes.
+        manifest.accepted = manifest::accepted(&self.folder)?;
+        let accepted = self.changes.iter().map(|change| AcceptedChange { step, change: change.clone() });
+        manifest.accepted.extend(accepted);
+        if manifest.files.take().is_some() || !self.changes.is_empty() {
+            write_whole(&self.folder.join("manifest.json"), manifest.to_line().as_bytes())?;
+        }
+        receipt::withdraw(&self.folder)?;
         let mut log = EventLog::open(&self.folder)?;
         for event in self.happened(step, writer) {
             log.add(&event)?;
@@ -208,17 +241,18 @@ impl Reopening {
             write_whole(&path, metrics.as_bytes())?;
         }
         remove_later_records(&self.folder, step)?;
+        let provenance = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.provenance.as_ref());
+        let sealed = provenance.map_or(&[][..], |provenance| &provenance.records);
+        journal::cut(&self.folder, step, sealed, &self.records)?;
         let config_text = fs::read_to_string(self.folder.join("config.toml")).unwrap_or_default();
         let kept: Vec<StepHash> = manifest.steps.iter().filter(|hash| hash.step <= step).cloned().collect();
         manifest.inputs = manifest::inputs(&config_text, &self.plan_text, &identity);
         manifest.steps = manifest::recorded_hashes(&self.folder, &kept, step)?;
         manifest.program.clone_from(&identity.program);
         manifest.device.clone_from(&identity.device);
-        manifest.accepted = manifest::accepted(&self.folder)?;
-        manifest.files = None;
-        receipt::withdraw(&self.folder)?;
         let run = Run {
             metrics: open_metrics(&self.folder)?,
+            journal: Journal::open(&self.folder)?,
             folder: self.folder,
             lock: self.lock,
             events: log,

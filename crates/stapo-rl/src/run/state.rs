@@ -1,4 +1,4 @@
-//! The state of a run: counters, and weights and optimizer state: written, restored, hashed, and checked to be finite, one
+//! The state of a run: counters, and weights and optimizer state: written, restored, and checked to be finite, one
 //! tensor at a time and in the form in which the device stores it.
 
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::run::disk::hex;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer, TensorState};
 use stapo_model::{Form, Stored, TensorSpec, ViewMut};
@@ -31,10 +31,10 @@ pub struct Counters {
 pub type LoopState = BTreeMap<String, String>;
 
 /// Prefixes of tensor names: the weights and the optimizer's two moments.
-const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
+pub(super) const PARTS: [&str; 3] = ["weight", "moment1", "moment2"];
 
 /// Ends the name of a tensor that holds the scales of an 8-bit moment.
-const SCALES: &str = "scales";
+pub(super) const SCALES: &str = "scales";
 
 /// Tensors that are read before they are written.
 const AHEAD: usize = 2;
@@ -63,36 +63,6 @@ fn visit<E: From<RankError>>(
 /// The part of a rank other than the first in what rank 0 reads of the state.
 pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result::Result<(), RankError> {
     visit(policy, optimizer, |_| Ok(()))
-}
-
-/// What the hash of a state begins with. Another way to hash gets another number.
-const STATE_HASH: &[u8] = b"stapo state 2";
-
-/// One hash of weights, optimizer state, counters and loop state, on rank 0; `None` on the others. Weights and moments are a
-/// tree of hashes: their leaves are hashed where they lie, each rank its own, and the hash is over the digests.
-pub(crate) fn state_hash(
-    counters: Counters,
-    loop_state: &LoopState,
-    policy: &Policy,
-    optimizer: &Optimizer,
-) -> std::result::Result<Option<String>, RankError> {
-    let Some(digests) = optimizer.digests(policy)? else { return Ok(None) };
-    let mut hash = Sha256::new();
-    hash.update(STATE_HASH);
-    for leaves in digests {
-        hash.update((leaves.len() as u64).to_le_bytes());
-        for digest in leaves {
-            hash.update(digest);
-        }
-    }
-    for count in [counters.step, counters.position, counters.n_updates] {
-        hash.update(count.to_le_bytes());
-    }
-    for text in loop_state.iter().flat_map(|(key, value)| [key, value]) {
-        hash.update((text.len() as u64).to_le_bytes());
-        hash.update(text);
-    }
-    Ok(Some(hex(&hash.finalize())))
 }
 
 /// Refuses weights, and optimizer states of this rank, that are not finite numbers.
@@ -194,7 +164,7 @@ fn dtype(form: Form) -> Dtype {
 }
 
 /// The form of a part of the state that a file holds as `dtype`.
-fn form(part: &str, dtype: Dtype) -> Option<Form> {
+pub(super) fn form(part: &str, dtype: Dtype) -> Option<Form> {
     match dtype {
         Dtype::F32 => Some(Form::F32),
         Dtype::BF16 if part == PARTS[0] => Some(Form::Bf16),

@@ -1,21 +1,17 @@
 //! What rank 0 does in a run besides training: it writes the run folder, shows the run to its observer and decides when to
 //! save and when to end.
 
+use super::recorder::Recorder;
 use super::report::{Decision, StepReport};
 use super::steps::{Evaluation, Role, StepResult};
 use super::{Outcome, Trainer, Watch};
 use crate::error::Result;
-use crate::lab::evaluation::{Evaluated, changed_questions};
+use crate::lab::evaluation::changed_questions;
 use crate::learn::canary;
-use crate::learn::carried::Carried;
-use crate::learn::constants::RolledOut;
 use crate::learn::learner::Saving;
-use crate::learn::update::Learned;
 use crate::plan::config::Plan;
-use crate::policy::loaded::LoadedModel;
 use crate::run::best::BestSoFar;
-use crate::run::meter::memory_bytes;
-use crate::run::records::{explored_records, metrics, response_records, set_times, silenced_records};
+use crate::run::records::set_times;
 use crate::run::{Run, is_due};
 use stapo_core::record::{EventKind, Metrics, PhaseSeconds};
 use std::time::Instant;
@@ -24,13 +20,8 @@ pub(super) struct Leader<'a> {
     plan: &'a Plan,
     run: &'a mut Run,
     watch: &'a mut dyn Watch,
-    /// The metrics of the first step.
-    first: Option<Metrics>,
+    recorder: Recorder,
     best: BestSoFar,
-    /// The evaluation before the first step, until the first step writes it down.
-    before: Option<Evaluated>,
-    /// Response tokens sampled since the start of the run.
-    tokens_total: u64,
     /// When this process began, and the seconds that earlier processes worked on the run.
     began: Instant,
     seconds_before: f64,
@@ -45,7 +36,6 @@ impl<'a> Leader<'a> {
         watch: &'a mut dyn Watch,
     ) -> Result<Self> {
         let history = Run::read_metrics::<Metrics>(run.folder())?;
-        let sampled = history.iter().map(|m| m.n_sampled.unwrap_or(m.n_tokens) as u64);
         let last = history.last();
         trainer.open_benchmarks(plan)?;
         let mut warnings = canary::switched_off(plan);
@@ -54,11 +44,9 @@ impl<'a> Leader<'a> {
         let mut leader = Self {
             plan,
             best: BestSoFar::from_history(plan, &history),
-            before: None,
-            tokens_total: last.and_then(|m| m.tokens_total).unwrap_or_else(|| sampled.sum()),
+            recorder: Recorder::from_history(&history),
             began: Instant::now(),
             seconds_before: last.and_then(|m| m.wall_seconds).unwrap_or(0.0),
-            first: history.into_iter().next(),
             run,
             watch,
         };
@@ -71,36 +59,6 @@ impl<'a> Leader<'a> {
     fn warn(&mut self, text: &str) -> Result<()> {
         self.run.record(EventKind::Warning, text)?;
         self.watch.warned(text);
-        Ok(())
-    }
-
-    /// Adds to the metrics of a step the counts of the run and what was measured after the step.
-    fn complete(
-        &mut self,
-        metrics: &mut Metrics,
-        trainer: &Trainer,
-        state_sha256: Option<String>,
-        evaluation: Option<Evaluation>,
-    ) -> Result<()> {
-        let learner = &trainer.learner;
-        self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
-        metrics.tokens_total = Some(self.tokens_total);
-        metrics.n_updates = Some(learner.counters.n_updates);
-        if let Some(chosen) = trainer.memory().chosen() {
-            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
-        }
-        metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
-        if let Some(before) = self.before.take() {
-            metrics.eval_accuracy_before = before.held_out;
-            metrics.benchmarks_before = before.benchmarks;
-        }
-        metrics.state_sha256 = state_sha256;
-        if let Some((Evaluated { held_out, benchmarks }, samples)) = evaluation {
-            self.run.write_benchmarks(metrics.step, &samples)?;
-            metrics.eval_accuracy = held_out;
-            metrics.benchmarks = benchmarks;
-        }
-        metrics.memory_bytes = memory_bytes(learner.model.policy.device());
         Ok(())
     }
 
@@ -139,11 +97,12 @@ impl Role for Leader<'_> {
     type Written = Metrics;
 
     fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>> {
-        if let Some((before, samples)) = before {
-            self.run.write_benchmarks(0, &samples)?;
-            self.best.started(&before);
-            self.watch.started(&before);
-            self.before = Some(before);
+        if let Some(before) = before {
+            self.best.started(&before.0);
+            self.watch.started(&before.0);
+            if let Some((name, text)) = self.recorder.start(before) {
+                self.run.write_record(&name, &text)?;
+            }
         }
         let step = trainer.learner.counters.step;
         let saving = Some(Saving::needed(self.run, step));
@@ -157,14 +116,11 @@ impl Role for Leader<'_> {
     }
 
     fn write(&mut self, trainer: &Trainer, result: StepResult) -> Result<Metrics> {
-        let StepResult { rolled, learned, state_sha256, evaluation } = result;
-        let (plan, step, model) = (self.plan, trainer.learner.counters.step, &trainer.learner.model);
-        let mut metrics = metrics(plan, step, rolled, learned);
-        self.complete(&mut metrics, trainer, state_sha256, evaluation)?;
-        write_records(plan, self.run, model, rolled, learned, step)?;
-        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
-        metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
-        Ok(metrics)
+        let recorded = self.recorder.record(self.plan, trainer, result)?;
+        for (name, text) in &recorded.files {
+            self.run.write_record(name, text)?;
+        }
+        Ok(recorded.metrics)
     }
 
     fn signal(&self) -> Option<i32> {
@@ -193,7 +149,6 @@ impl Role for Leader<'_> {
         }
         let is_stopped = self.watch.wants_stop() || signal.is_some();
         let decision = self.decision(&metrics, is_stopped);
-        self.first.get_or_insert(metrics);
         Ok(Some(decision))
     }
 
@@ -201,21 +156,4 @@ impl Role for Leader<'_> {
         self.run.set_best(self.best.best().cloned());
         Some((self.run, self.plan.config.record.keep_checkpoints))
     }
-}
-
-/// Writes what a step records besides its metrics.
-fn write_records(
-    plan: &Plan,
-    run: &Run,
-    model: &LoadedModel,
-    rolled: &RolledOut,
-    learned: &[Learned],
-    step: u64,
-) -> Result<()> {
-    run.write_silenced(step, &silenced_records(step, model, learned)?)?;
-    run.write_explored(step, &explored_records(step, model, learned)?)?;
-    if step == 1 || is_due(step, plan.config.record.responses_every_steps) {
-        run.write_responses(step, &response_records(plan, step, model, rolled, learned)?)?;
-    }
-    Ok(())
 }

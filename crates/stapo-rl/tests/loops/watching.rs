@@ -204,6 +204,7 @@ fn the_best_checkpoint_is_kept_and_named() {
     assert_eq!(checkpoints(&path), expected, "{best:?}");
     // A resume finds the same best from the metrics alone, and without one nothing is kept.
     fs::remove_file(path.join("best.json")).unwrap();
+    fs::remove_file(path.join("manifest.sha256")).unwrap();
     let (mut run, mut trainer, _) = resume(&path, 1);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(Run::read_best(&path).unwrap(), Some(best));

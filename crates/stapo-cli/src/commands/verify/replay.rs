@@ -1,94 +1,115 @@
-//! The replay of a run: steps from a checkpoint, whose states are compared with the recorded hashes.
+//! The replay of a run: steps from a checkpoint, whose states and records are compared with the recorded ones.
+
+mod recorded;
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::program::PROGRAM;
 use crate::shared::ranks::Joined;
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
+use recorded::RecordedRun;
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
 use stapo_rl::policy::identity;
-use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text};
-use stapo_rl::train::Trainer;
+use stapo_rl::run::receipt;
+use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text, step_of};
+use stapo_rl::train::{Recorder, Trainer};
 use stapo_rl::{Config, Plan};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-/// The part of every rank but the first: the steps that rank 0 asks for.
+/// What rank 0 asks of all ranks.
+const START: &[u8] = b"evaluate before the first step";
+const STEP: &[u8] = b"step";
+const STEP_AND_EVALUATION: &[u8] = b"step and evaluate";
+const END: &[u8] = b"end";
+
+/// The part of every rank but the first: the steps and evaluations that rank 0 asks for.
 pub(super) fn follow(allow: AllowCommand, joined: &Joined) -> Result<ExitCode> {
     let plan = run_folder::resolved(&String::from_utf8_lossy(&joined.ranks.broadcast(&[])?))?;
-    let (mut trainer, _) = trainer(allow, joined, &plan, None)?;
-    while joined.ranks.broadcast(&[])? == GO_ON {
-        step(&mut trainer, &plan)?;
+    let mut trainer = trainer(allow, joined, &plan, None)?;
+    loop {
+        match joined.ranks.broadcast(&[])?.as_slice() {
+            START => drop(trainer.replay_start(&plan, None)?),
+            STEP => drop(trainer.replay_step(&plan, None, false)?),
+            STEP_AND_EVALUATION => drop(trainer.replay_step(&plan, None, true)?),
+            _ => return Ok(ExitCode::SUCCESS),
+        }
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-/// What rank 0 tells the others before each step.
-const GO_ON: &[u8] = b"step";
-
-/// The trainer at the checkpoint that rank 0 has, and the hash of its state.
+/// The trainer at the checkpoint that rank 0 has.
 fn trainer(
     allow: AllowCommand,
     joined: &Joined,
     plan: &Plan,
     checkpoint: Option<&Checkpoint>,
-) -> Result<(Trainer, String)> {
+) -> Result<Trainer> {
     let (device, ranks, _) = joined.open(plan, None, || identity::of_plan(plan, PROGRAM))?;
     let mut trainer = Trainer::on_ranks(plan, &device, allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
-    let hash = trainer.learner.state_hash()?;
-    Ok((trainer, hash))
+    Ok(trainer)
 }
 
-/// Makes one step. Returns the hash of the state after it.
-fn step(trainer: &mut Trainer, plan: &Plan) -> Result<String> {
-    let rolled = trainer.roll_out(plan)?;
-    trainer.learn(plan, &rolled)?;
-    Ok(trainer.learner.state_hash()?)
-}
-
-/// Replays `n_steps` steps; true where inputs and states are as recorded.
+/// Replays `n_steps` steps; true where inputs, states and records are as recorded.
 pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joined) -> Result<bool> {
     let plan = run_folder::plan(run)?;
     let manifest = Run::read_manifest(run)?;
-    let recorded =
-        |step: u64| manifest.steps.iter().find(|hash| hash.step == step).map(|hash| hash.sha256.as_str());
     let last = manifest.steps.last().map_or(0, |hash| hash.step);
-    let checkpoints = Checkpoint::list(run)?;
-    let before = |path: &PathBuf| Checkpoint::open(path).ok().filter(|c| c.counters.step < last);
-    let Some(checkpoint) = checkpoints.iter().rev().find_map(before) else {
-        bail!("run {}: no checkpoint before step {last} to replay from", run.display());
-    };
+    let checkpoint = start(run, last, n_steps)?;
+    let first = checkpoint.counters.step;
     let mut n_different = check_inputs(run, &plan, &manifest, &checkpoint)?;
     joined.ranks.broadcast(plan.to_toml().as_bytes())?;
-    let (mut trainer, found) = trainer(allow, joined, &plan, Some(&checkpoint))?;
-    let recorded_hash = checkpoint.provenance.as_ref().map(|provenance| &provenance.state_hash);
-    if let Some(hash) = recorded_hash.filter(|hash| **hash != found) {
-        let (run, step) = (run.display(), checkpoint.counters.step);
-        bail!(
-            "run {run}: the state of step {step} has the hash {found}, recorded {hash}\nhint: a program that hashes states in another way wrote the run; verify it with the program that build.json names"
+    let mut trainer = trainer(allow, joined, &plan, Some(&checkpoint))?;
+    allow_command::warn(&trainer.task);
+    let recorded = RecordedRun::read(run, manifest)?;
+    let mut recorder = Recorder::from_history(recorded.history_before(first + 1));
+    println!("replaying from step {first}");
+    if first == 0 {
+        joined.ranks.broadcast(START)?;
+        let samples = trainer.replay_start(&plan, Some(&mut recorder))?;
+        n_different += recorded.compare_start(samples.as_slice())?;
+    }
+    let n_made = n_steps.min(last - first);
+    for step in first + 1..=first + n_made {
+        let evaluates = recorded.evaluates(&plan, step);
+        joined.ranks.broadcast(if evaluates { STEP_AND_EVALUATION } else { STEP })?;
+        let replayed = trainer.replay_step(&plan, Some(&mut recorder), evaluates)?;
+        n_different += recorded.compare(step, &replayed)?;
+    }
+    joined.ranks.broadcast(END)?;
+    n_different += recorded.compare_best(&plan)?;
+    if receipt::of_folder(run).is_none() {
+        n_different += recorded.open_checkpoints()?;
+    }
+    if n_made < n_steps {
+        println!(
+            "replayed {n_made} of {n_steps} steps: the run has no checkpoint between step {} and step {first} to replay from",
+            last.saturating_sub(n_steps)
         );
     }
-    allow_command::warn(&trainer.task);
-    println!("replaying from step {}", checkpoint.counters.step);
-    for _ in 0..n_steps {
-        if trainer.learner.counters.step >= last {
-            break;
-        }
-        joined.ranks.broadcast(GO_ON)?;
-        let found = step(&mut trainer, &plan)?;
-        let step = trainer.learner.counters.step;
-        match recorded(step) {
-            Some(hash) if hash == found => println!("step {step}: the same, {found}"),
-            Some(hash) => {
-                n_different += 1;
-                println!("step {step}: DIFFERENT, recorded {hash}, replayed {found}");
-            }
-            None => println!("step {step}: no hash recorded"),
+    if first + n_made < last {
+        let all = last - first;
+        println!(
+            "the weights of step {last} were not replayed: --steps {all} makes all steps from step {first} on"
+        );
+    }
+    Ok(n_different == 0)
+}
+
+/// A good checkpoint from which `n_steps` steps, or as many as there are, lead to the last step; or else the newest before it.
+fn start(run: &Path, last: u64, n_steps: u64) -> Result<Checkpoint> {
+    let mut paths = Checkpoint::list(run)?;
+    paths.retain(|path| step_of(path).is_some_and(|step| step < last));
+    let n_far = paths.partition_point(|path| step_of(path).is_some_and(|step| step + n_steps < last));
+    let near = paths.split_off(n_far);
+    let mut refused = String::new();
+    for path in near.iter().chain(paths.iter().rev()) {
+        match Checkpoint::open(path) {
+            Ok(checkpoint) => return Ok(checkpoint),
+            Err(error) => refused = format!("; {error}"),
         }
     }
-    joined.ranks.broadcast(b"end")?;
-    Ok(n_different == 0)
+    bail!("run {}: no good checkpoint before step {last} to replay from{refused}", run.display())
 }
 
 /// Compares the inputs that the manifest and the checkpoint recorded with those on disk, by hash, and the plan with that

@@ -5,7 +5,7 @@ use super::{Done, EvalSampling, sample_key};
 use crate::error::{Error, Result};
 use crate::plan::config::PromptStyle;
 use crate::run::disk::{Appended, sha256_hex, write_whole};
-use crate::run::{EventLog, FolderLock, NewFolder, check_tree, events, receipt};
+use crate::run::{EventLog, FolderLock, NewFolder, accepted_changes, check_tree, events, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::record::{
@@ -181,8 +181,9 @@ impl EvalFolder {
 
     /// Lists every file in the manifest, as the last thing that is written. Returns the receipt of the evaluation.
     pub fn seal(&self, plan: &EvalPlan) -> Result<String> {
-        let manifest = receipt::plain_manifest(plan.inputs.clone(), &plan.program, &plan.device);
-        receipt::seal(&self.folder, &manifest, &[])
+        let mut manifest = receipt::plain_manifest(plan.inputs.clone(), &plan.program, &plan.device);
+        manifest.accepted = accepted_changes(&self.folder)?;
+        receipt::seal(&self.folder, &manifest, &[], &[self.events.written()])
     }
 
     /// Adds the end of the evaluation to `events.jsonl`.
@@ -235,6 +236,7 @@ impl InterruptedEval {
     ) -> Result<(EvalFolder, EvalPlan, Done, Vec<String>)> {
         let Self { mut plan, folder, mut lock, samples } = self;
         let mut changes = plan.changes(inputs);
+        changes.extend(receipt::review(&folder, None)?.changes);
         if !plan.device.is_empty() && plan.device != device {
             let before = plan.device.clone();
             changes.push(Change { name: "device".into(), before, after: device.to_string() });
@@ -251,14 +253,16 @@ impl InterruptedEval {
             warnings.push(format!("the evaluation was begun by stapo {before}, this is stapo {after}"));
         }
         lock.sign(writer)?;
+        // What is accepted is on disk before the receipt that speaks against it is withdrawn.
+        let mut log = EventLog::open(&folder)?;
+        for change in &changes {
+            log.add(&events::changed(EventKind::Accepted, 0, change, ""))?;
+        }
         receipt::withdraw_with_manifest(&folder)?;
         let text: String = samples.iter().map(Record::to_line).collect();
         write_whole(&folder.join("samples.jsonl"), text.as_bytes())?;
         let mut opened = EvalFolder::opened(&folder, lock)?;
         opened.events.add(&events::entry(EventKind::Resume, 0, writer))?;
-        for change in &changes {
-            opened.events.add(&events::changed(EventKind::Accepted, 0, change, ""))?;
-        }
         for text in &warnings {
             opened.events.add(&events::event(EventKind::Warning, 0, text.as_str()))?;
         }

@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 
 mod process;
 
+/// How an interpreter starts: isolated, so that it imports from its installation and from the folder that the driver adds,
+/// not from the current folder, the user's packages or what the environment names; and without caches of bytecode, in which
+/// other code than that of the source may lie.
+const ISOLATED: [&str; 4] = ["-I", "-B", "-X", "pycache_prefix=/dev/null"];
+
 /// An external program and its process. A failure ends the process, and the next call starts another.
 pub(crate) struct External {
     spec: CommandSpec,
@@ -30,7 +35,9 @@ impl External {
 
     /// Starts the interpreter and loads the function, so that a file that cannot be loaded is found before sampling.
     pub(super) fn start_python(spec: &PythonSpec) -> Result<Self, TaskError> {
-        Self::start_with(spec.command(), Some(Worker::new(spec)))
+        let mut command = spec.command();
+        command.args.splice(0..0, ISOLATED.map(str::to_string));
+        Self::start_with(command, Some(Worker::new(spec)))
     }
 
     fn start_with(spec: CommandSpec, worker: Option<Worker>) -> Result<Self, TaskError> {

@@ -21,8 +21,8 @@ def open_streams():
 
 
 def load(file, function):
-    """The function of the file, which is loaded as a script of its folder would be."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    """The function of the file, which may import from the folder of the file, to which the permission is bound."""
+    sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
     name = os.path.splitext(os.path.basename(file))[0]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:

@@ -27,6 +27,15 @@ const END_TIME: Duration = Duration::from_secs(12);
 /// Environment variables that every verifier gets; so are all that begin with `LC_`.
 const ENVIRONMENT: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "TZ"];
 
+/// What a program that is or starts a Python interpreter gets besides: it imports neither from the folder of its script or
+/// the current folder (Python 3.11 and later) nor from the user's packages, and neither reads nor writes caches of bytecode.
+const PYTHON: [(&str, &str); 4] = [
+    ("PYTHONSAFEPATH", "1"),
+    ("PYTHONNOUSERSITE", "1"),
+    ("PYTHONDONTWRITEBYTECODE", "1"),
+    ("PYTHONPYCACHEPREFIX", "/dev/null"),
+];
+
 /// Why no line arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
@@ -106,7 +115,7 @@ impl Process {
                 || launch.command.limits.env.iter().any(|passed| passed == name)
         };
         let passed = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_passed));
-        command.env_clear().envs(passed);
+        command.env_clear().envs(passed).envs(PYTHON);
         // The launcher has its own process group. Ctrl-C then does not end the program, whose verdicts the trainer may
         // still need.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);

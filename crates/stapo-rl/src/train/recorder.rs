@@ -1,0 +1,98 @@
+//! What a step records, as a run writes it and as a replay compares it.
+
+use super::Trainer;
+use super::steps::{Evaluation, StepResult};
+use crate::error::Result;
+use crate::lab::evaluation::Evaluated;
+use crate::learn::canary;
+use crate::learn::carried::Carried;
+use crate::plan::config::Plan;
+use crate::run::is_due;
+use crate::run::meter::memory_bytes;
+use crate::run::records::{explored_records, metrics, response_records, silenced_records};
+use stapo_core::record::{EvalRecord, Metrics, Record};
+
+/// What the records of a step take from the steps before.
+pub struct Recorder {
+    /// The metrics of the first step.
+    first: Option<Metrics>,
+    /// The evaluation before the first step, until the first step writes it down.
+    before: Option<Evaluated>,
+    /// Response tokens sampled since the start of the run.
+    tokens_total: u64,
+}
+
+/// The records of a step.
+pub struct Recorded {
+    /// Without the times, which are known when the step is done.
+    pub metrics: Metrics,
+    /// The files of the step by their names in the run folder, with their texts.
+    pub files: Vec<(String, String)>,
+}
+
+impl Recorder {
+    /// Of a run that has made the steps of `history`.
+    pub fn from_history(history: &[Metrics]) -> Self {
+        let sampled = history.iter().map(|m| m.n_sampled.unwrap_or(m.n_tokens) as u64);
+        let total = history.last().and_then(|m| m.tokens_total);
+        Self {
+            first: history.first().cloned(),
+            before: None,
+            tokens_total: total.unwrap_or_else(|| sampled.sum()),
+        }
+    }
+
+    /// Takes the evaluation of a run that has made no step. Returns the file of its samples.
+    pub(super) fn start(&mut self, (before, samples): Evaluation) -> Option<(String, String)> {
+        self.before = Some(before);
+        file("benchmarks", 0, &samples)
+    }
+
+    pub(super) fn record(&mut self, plan: &Plan, trainer: &Trainer, result: StepResult) -> Result<Recorded> {
+        let StepResult { rolled, learned, state_sha256, evaluation } = result;
+        let (learner, model) = (&trainer.learner, &trainer.learner.model);
+        let step = learner.counters.step;
+        let mut metrics = metrics(plan, step, rolled, learned);
+        self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
+        metrics.tokens_total = Some(self.tokens_total);
+        metrics.n_updates = Some(learner.counters.n_updates);
+        if let Some(chosen) = trainer.memory().chosen() {
+            metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
+        }
+        metrics.entropy_coefficient = Carried::read(&learner.loop_state)?.controls.entropy_coefficient;
+        if let Some(before) = self.before.take() {
+            metrics.eval_accuracy_before = before.held_out;
+            metrics.benchmarks_before = before.benchmarks;
+        }
+        metrics.state_sha256 = state_sha256;
+        let mut samples: Vec<EvalRecord> = Vec::new();
+        if let Some((evaluated, of_benchmarks)) = evaluation {
+            metrics.eval_accuracy = evaluated.held_out;
+            metrics.benchmarks = evaluated.benchmarks;
+            samples = of_benchmarks;
+        }
+        metrics.memory_bytes = memory_bytes(model.policy.device());
+        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
+        metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
+        let has_responses = step == 1 || is_due(step, plan.config.record.responses_every_steps);
+        let responses = if has_responses {
+            file("rollouts", step, &response_records(plan, step, model, rolled, learned)?)
+        } else {
+            None
+        };
+        let files = [
+            file("benchmarks", step, &samples),
+            file("tokens", step, &silenced_records(step, model, learned)?),
+            file("explored", step, &explored_records(step, model, learned)?),
+            responses,
+        ];
+        self.first.get_or_insert_with(|| metrics.clone());
+        Ok(Recorded { metrics, files: files.into_iter().flatten().collect() })
+    }
+}
+
+/// A file of a part with the records of a step; none where there are no records.
+fn file(part: &str, step: u64, records: &[impl Record]) -> Option<(String, String)> {
+    let name = format!("{part}/step-{step:06}.jsonl");
+    (!records.is_empty()).then(|| (name, records.iter().map(Record::to_line).collect()))
+}
