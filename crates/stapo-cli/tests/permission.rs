@@ -156,6 +156,12 @@ fn more_than_64_mb_beside_the_program_are_refused() {
     let large = fs::File::create(project.at("mine/judge/large.so")).unwrap();
     large.set_len(65_000_000).unwrap();
     let said = project.refuses("mine");
+    assert!(said.contains("64 MB"), "{said}");
+    // The user's own config is refused too, with the remedy.
+    let verifier = "task.verifier={kind=\"command\",program=\"python3\",args=[\"judge/judge.py\"]}";
+    let output = project.call("mine", &[&["train", "--out", "again", "--set", verifier], &SMALL[..]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("64 MB") && said.contains("a folder of its own"), "{said}");
 }
 

@@ -27,11 +27,21 @@ pub enum Programs {
 
 /// Refuses a verifier's program that may not start.
 pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
+    let permission = permission(command);
     if programs == Programs::Allowed {
-        return Ok(());
+        // A folder that is too large to be hashed is refused in a config of the user's own too: no later command could trust it.
+        return match permission {
+            Err(error) if error.kind() == ErrorKind::QuotaExceeded => Err(TaskError::Verifier {
+                program: shown(command),
+                place: "not started".into(),
+                problem: error.to_string(),
+                remedy: "put the verifier in a folder of its own".into(),
+            }),
+            _ => Ok(()),
+        };
     }
     let mut problem = "the plan is not known to be your own, and this user has not recorded this program, in this place and with these files beside it".to_string();
-    match permission(command) {
+    match permission {
         Ok(hash) => {
             let record = folder().and_then(|folder| fs::symlink_metadata(folder.join(hash)).ok());
             if record.is_some_and(|record| record.is_file()) {

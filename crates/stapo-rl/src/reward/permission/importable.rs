@@ -70,9 +70,10 @@ impl Found {
             return Ok(());
         }
         let folder = folder.display();
-        Err(io::Error::other(format!(
-            "folder {folder}: more than {MAX_FILES} files that Python could import, or more than 64 MB of them, lie beside the verifier; put the verifier in a folder of its own"
-        )))
+        let problem = format!(
+            "folder {folder}: more than {MAX_FILES} files that Python could import, or more than 64 MB of them, lie beside the verifier"
+        );
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem))
     }
 }
 
