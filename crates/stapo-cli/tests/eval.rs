@@ -207,6 +207,29 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
 }
 
 #[test]
+fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_detect() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let text = "name = \"long\"\nseeds = [0, 1, 2]\n[[arms]]\nname = \"a\"\n[[arms]]\nname = \"b\"\n";
+    std::fs::write(at.join("long.toml"), text).unwrap();
+    let small = [&["experiment", "long.toml", "--seeds", "3"], &TINY[..]].concat();
+    let long = [&small[..], &["--only", "a", "--minutes", "1", "--set", "steps=10000000"]].concat();
+    let output = stapo(at, &long);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("1 run left") && said.contains("a/seed-3"), "{said}");
+    assert!(!at.join("experiments/long/a").exists());
+    // The runs that are there set the pace: two steps take no minute.
+    let short = [&small[..], &["--minutes", "1", "--out", "short"]].concat();
+    let output = stapo(at, &short);
+    assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("left"));
+    assert!(at.join("short/b/seed-3/manifest.sha256").is_file());
+    let said = ok(&stapo(at, &["experiment", "long.toml", "--power", "--set", "evaluation.problems=256"]));
+    // Three seeds detect 3.33 deviations, and 256 answers deviate by 3.125 points in each of two arms.
+    assert!(said.contains("3 seeds, 256 problems") && said.contains("14.7"), "{said}");
+    assert!(ok(&stapo(at, &["experiment", "long.toml", "--power", "--seeds", "0"])).contains("one seed"));
+}
+
+#[test]
 fn an_arm_that_fails_does_not_lose_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

@@ -159,7 +159,8 @@ fn more_than_64_mb_beside_the_program_are_refused() {
     assert!(said.contains("64 MB"), "{said}");
     // The user's own config is refused too, with the remedy.
     let verifier = "task.verifier={kind=\"command\",program=\"python3\",args=[\"judge/judge.py\"]}";
-    let output = project.call("mine", &[&["train", "--out", "again", "--set", verifier], &SMALL[..]].concat());
+    let output =
+        project.call("mine", &[&["train", "--out", "again", "--set", verifier], &SMALL[..]].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("64 MB") && said.contains("a folder of its own"), "{said}");

@@ -1,6 +1,8 @@
 //! `stapo experiment`
 
 mod child;
+mod minutes;
+mod power;
 mod show;
 
 use crate::shared::option::positive;
@@ -9,7 +11,9 @@ use crate::shared::stop::{self, Stop};
 use crate::shared::{run_folder, shipped};
 use anyhow::{Context, Result, bail};
 use child::{Finished, Job, Leashes};
+use minutes::TimeLimit;
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
+use stapo_rl::Config;
 use stapo_rl::lab::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
 use stapo_rl::plan::config::CanaryConfig;
 use stapo_rl::run::disk::write_whole;
@@ -51,6 +55,14 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = positive)]
     jobs: usize,
 
+    /// Ends within so many minutes: no run starts that would not end in time, by the pace of the other runs or by `stapo plan`.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    minutes: Option<usize>,
+
+    /// Prints the difference that the seeds and questions can detect, and starts no run.
+    #[arg(long)]
+    power: bool,
+
     /// The summary as JSON on standard output.
     #[arg(long)]
     json: bool,
@@ -73,6 +85,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
+    if args.power {
+        return print_power(&folder, &spec, &experiment);
+    }
     let stop = stop::on_signals()?;
     // Held to the end: a second process on this folder is refused.
     let lock = prepare(&folder, &spec, &mut experiment)?;
@@ -80,7 +95,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("warning: {text}");
     }
     wait_for_runs(&folder, &experiment)?;
-    let failures = run_arms(&folder, &experiment, &chosen, args.jobs, &stop);
+    let limit = args.minutes.map(|minutes| TimeLimit {
+        until: Instant::now() + Duration::from_secs(60 * minutes as u64),
+        experiment: &experiment,
+        jobs: args.jobs,
+    });
+    let Outcome { failures, left } =
+        run_arms(&folder, &experiment, &chosen, args.jobs, &stop, limit.as_ref());
     for &place in &chosen {
         experiment.arms[place].error = None;
     }
@@ -108,8 +129,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("\nruns: {at}\nreport: stapo report {at}");
         println!("receipt {}: stapo verify {at}", receipt::short(&sealed));
     }
+    print_left(left.iter().map(|&place| experiment.arms[place].run.as_str()));
     let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Names the runs that did not start.
+fn print_left<'a>(runs: impl Iterator<Item = &'a str>) {
+    let runs: Vec<&str> = runs.collect();
+    if !runs.is_empty() {
+        let n = runs.len();
+        eprintln!(
+            "{n} run{} left, which would not have ended in time: {}; the same command goes on",
+            if n == 1 { "" } else { "s" },
+            runs.join(", ")
+        );
+    }
 }
 
 /// Writes the manifest of the experiment, which lists every run that has ended or was stopped by that run's own manifest.
@@ -211,17 +246,26 @@ fn chosen(experiment: &Experiment, only: &[String]) -> Result<Vec<usize>> {
     Ok(seeds.iter().flat_map(of_seed).filter(|&place| is_chosen[place]).collect())
 }
 
-/// Runs every chosen arm that is not finished; returns the arms that failed with their errors.
+/// What became of the chosen arms that have not ended well.
+#[derive(Default)]
+struct Outcome {
+    failures: Vec<(usize, String)>,
+    /// Arms that did not start, since they would not have ended in time.
+    left: Vec<usize>,
+}
+
+/// Runs every chosen arm that is not finished.
 fn run_arms(
     folder: &Path,
     experiment: &Experiment,
     chosen: &[usize],
     jobs: usize,
     stop: &Stop,
-) -> Vec<(usize, String)> {
+    limit: Option<&TimeLimit>,
+) -> Outcome {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
     let next = Mutex::new(chosen.iter().copied());
-    let failures = Mutex::new(Vec::new());
+    let outcome = Mutex::new(Outcome::default());
     let view = show::Progress::new(chosen.len());
     let leashes = Leashes::default();
     let is_over = AtomicBool::new(false);
@@ -231,15 +275,20 @@ fn run_arms(
             loop {
                 let Some(place) = next.lock().ok().and_then(|mut places| places.next()) else { return };
                 let arm = &experiment.arms[place];
-                let job = Job { folder, arm, threads, leashes: &leashes };
+                let job = Job { folder, arm, threads, leashes: &leashes, limit };
                 let finished = job.run(&view);
                 match finished {
                     Ok(Finished::Done) => view.done(arm),
                     Ok(Finished::Stopped) => return,
+                    Ok(Finished::Left) => {
+                        if let Ok(mut outcome) = outcome.lock() {
+                            outcome.left.push(place);
+                        }
+                    }
                     Err(error) => {
                         view.failed(arm, &error);
-                        if let Ok(mut failures) = failures.lock() {
-                            failures.push((place, format!("{error:#}")));
+                        if let Ok(mut outcome) = outcome.lock() {
+                            outcome.failures.push((place, format!("{error:#}")));
                         }
                     }
                 }
@@ -255,7 +304,7 @@ fn run_arms(
         is_over.store(true, Ordering::SeqCst);
     });
     view.finish();
-    failures.into_inner().unwrap_or_default()
+    outcome.into_inner().unwrap_or_default()
 }
 
 /// Hands a signal on to the runs until all have ended: one of a terminal reaches them by itself, another only this process.
@@ -270,16 +319,34 @@ fn pass_on(stop: &Stop, leashes: &Leashes, is_over: &AtomicBool) {
 
 /// The summary of the runs that have metrics; the first arm is the method where none is named.
 fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> {
-    let finished: Vec<FinishedRun> =
-        experiment.arms.iter().filter_map(|arm| FinishedRun::read(folder, arm)).collect();
-    let mut arms: Vec<ArmRuns> =
-        experiment.arm_names().into_iter().map(|name| ArmRuns { name, runs: Vec::new() }).collect();
-    for arm in &mut arms {
-        arm.runs.extend(finished.iter().filter(|run| run.arm.name == arm.name).map(FinishedRun::of_seed));
-    }
+    let finished = finished_runs(folder, experiment);
+    let mut arms = by_arm(experiment, &finished);
     let method = experiment.method.as_deref().or(arms.first().map(|arm| split_arm(arm.name).0));
     arms.retain(|arm| !arm.runs.is_empty());
     Ok(summarise(&arms, method, experiment.reach.as_deref())?)
+}
+
+/// Prints what the experiment can detect, by its seeds and the questions of its first arm.
+fn print_power(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) -> Result<ExitCode> {
+    let Some(first) = experiment.arms.first() else { bail!("the experiment has no arm") };
+    let config = Config::from_toml(&spec.config_text(), first.settings.iter().map(String::as_str))?;
+    let finished = finished_runs(folder, experiment);
+    let n_seeds = experiment.arms.iter().filter(|arm| arm.name == first.name).count();
+    let method = experiment.method.as_deref().unwrap_or(&first.name);
+    power::print(&config, n_seeds, &by_arm(experiment, &finished), method)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn finished_runs<'a>(folder: &Path, experiment: &'a Experiment) -> Vec<FinishedRun<'a>> {
+    experiment.arms.iter().filter_map(|arm| FinishedRun::read(folder, arm)).collect()
+}
+
+fn by_arm<'a>(experiment: &'a Experiment, finished: &'a [FinishedRun]) -> Vec<ArmRuns<'a>> {
+    let of_arm = |name| {
+        let runs = finished.iter().filter(|run| run.arm.name == name).map(FinishedRun::of_seed);
+        ArmRuns { name, runs: runs.collect() }
+    };
+    experiment.arm_names().into_iter().map(of_arm).collect()
 }
 
 /// What the summary reads of a run.

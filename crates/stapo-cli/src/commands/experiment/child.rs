@@ -1,5 +1,6 @@
 //! One run of an experiment as a process of its own, so that a crash of one run leaves the others alone.
 
+use super::minutes::TimeLimit;
 use super::show::Progress;
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
@@ -23,16 +24,19 @@ pub struct Job<'a> {
     pub arm: &'a Arm,
     pub threads: usize,
     pub leashes: &'a Leashes,
+    pub limit: Option<&'a TimeLimit<'a>>,
 }
 
 pub enum Finished {
     Done,
     /// The run was interrupted and has saved a checkpoint.
     Stopped,
+    /// The run did not start, since it would not have ended in time.
+    Left,
 }
 
 impl Job<'_> {
-    fn run_folder(&self) -> PathBuf {
+    pub fn run_folder(&self) -> PathBuf {
         self.folder.join(&self.arm.run)
     }
 
@@ -41,6 +45,11 @@ impl Job<'_> {
         let state = self.state(&out)?;
         if let ArmState::Complete = state {
             return Ok(Finished::Done);
+        }
+        if let Some(limit) = self.limit
+            && !limit.allows(self, self.config()?.steps)
+        {
+            return Ok(Finished::Left);
         }
         let mut command = restart::command().context("starting the run")?;
         command.args(["train", "--tied", "--json", "--threads", &self.threads.to_string()]);
@@ -105,11 +114,14 @@ impl Job<'_> {
         Ok(if is_complete { ArmState::Complete } else { ArmState::Interrupted })
     }
 
+    fn config(&self) -> Result<Config> {
+        let config = std::fs::read_to_string(self.folder.join("config.toml"))?;
+        Ok(Config::from_toml(&config, self.arm.settings.iter().map(String::as_str))?)
+    }
+
     /// Refuses a folder that holds the run of another arm, or of this arm with other inputs. Returns the run's plan.
     fn check_identity(&self, out: &Path, checkpoint: Option<&Checkpoint>) -> Result<Plan> {
-        let config = std::fs::read_to_string(self.folder.join("config.toml"))?;
-        let config = Config::from_toml(&config, self.arm.settings.iter().map(String::as_str))?;
-        let mut expected = Plan::resolve(config)?;
+        let mut expected = Plan::resolve(self.config()?)?;
         expected.pin_models(ModelSource::find)?;
         let found = run_folder::plan(out)?;
         let expected_text = expected.to_toml();

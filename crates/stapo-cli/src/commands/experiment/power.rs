@@ -1,0 +1,94 @@
+//! `--power`: the difference between two arms that the seeds and questions of an experiment can detect.
+
+use anyhow::Result;
+use stapo_core::stats::PairedDesign;
+use stapo_rl::Config;
+use stapo_rl::lab::experiment::ArmRuns;
+
+/// Standard deviations, in points, that a difference between two arms of a seed may have beyond the chance of sampling.
+const ASSUMED_SPREADS: [f64; 4] = [0.0, 1.0, 2.0, 4.0];
+
+/// Prints what a paired t test over the seeds finds with a power of 80 % at the 5 % level: for assumed spreads of runs, and for
+/// the spread of the runs that have ended.
+pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) -> Result<()> {
+    let n_problems = config.evaluation.problems;
+    let n_answers = n_problems * config.evaluation.samples;
+    println!(
+        "held-out accuracy, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation"
+    );
+    if n_seeds < 2 {
+        println!("one seed detects nothing: a paired test needs at least two");
+        return Ok(());
+    }
+    println!(
+        "detectable with a power of 80 % at the 5 % level, by a t test of the differences between two arms of one seed:"
+    );
+    println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
+    for spread in ASSUMED_SPREADS {
+        let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
+        println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, n_answers)?);
+    }
+    if let Some(measured) = measured_deviation(runs, method) {
+        let design = design(measured * measured, 0.0);
+        let found = 100.0 * design.minimum_detectable_effect(n_seeds as u64)?;
+        println!(
+            "measured in the runs that have ended: differences deviate by {:.1} points, detectable {found:.1}",
+            100.0 * measured
+        );
+    }
+    Ok(())
+}
+
+/// In points. Answers are taken as independent with an accuracy of one half, at which chance is largest.
+fn detectable(spread: f64, n_seeds: usize, n_answers: usize) -> Result<f64> {
+    let chance = 0.25 / n_answers.max(1) as f64;
+    Ok(100.0 * design(spread * spread, chance).minimum_detectable_effect(n_seeds as u64)?)
+}
+
+/// The seeds are the questions of the design: each gives one difference.
+fn design(effect_variance: f64, within: f64) -> PairedDesign {
+    PairedDesign {
+        effect_variance,
+        within_a: within,
+        within_b: within,
+        samples_a: 1.0,
+        samples_b: 1.0,
+        alpha: PairedDesign::ALPHA,
+        power: PairedDesign::POWER,
+    }
+}
+
+/// The standard deviation of last held-out accuracies between the method and another arm of the same seed, pooled over the arms
+/// that share at least two seeds with the method.
+fn measured_deviation(runs: &[ArmRuns], method: &str) -> Option<f64> {
+    let last = |arm: &ArmRuns, seed: u64| {
+        let run = arm.runs.iter().find(|run| run.seed == seed)?;
+        run.metrics.iter().rev().find_map(|metrics| metrics.eval_accuracy)
+    };
+    let method = runs.iter().find(|arm| arm.name == method)?;
+    let (mut squares, mut freedom) = (0.0, 0);
+    for arm in runs.iter().filter(|arm| arm.name != method.name) {
+        let seeds = method.runs.iter().map(|run| run.seed);
+        let differences: Vec<f64> =
+            seeds.filter_map(|seed| Some(last(method, seed)? - last(arm, seed)?)).collect();
+        let mean = differences.iter().sum::<f64>() / differences.len().max(1) as f64;
+        squares += differences.iter().map(|difference| (difference - mean).powi(2)).sum::<f64>();
+        freedom += differences.len().saturating_sub(1);
+    }
+    (freedom > 0).then(|| (squares / freedom as f64).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With five seeds a paired t test has a power of 80 % at 1.6820 standard deviations (SciPy 1.17.1, non-central t).
+    #[test]
+    fn the_detectable_difference_is_that_of_a_paired_t_test() {
+        let exact = detectable(0.01, 5, usize::MAX).unwrap();
+        assert!((exact - 1.6820).abs() < 0.015, "{exact}");
+        // 256 answers at one half deviate by 3.125 points in each arm.
+        let chance = detectable(0.0, 5, 256).unwrap();
+        assert!((chance / exact - 3.125 * 2f64.sqrt()).abs() < 1e-9, "{chance}");
+    }
+}
