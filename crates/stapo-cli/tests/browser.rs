@@ -1,5 +1,6 @@
 //! Opens a page in headless Chromium and evaluates a script in it.
 
+pub mod charts;
 pub mod runs;
 pub mod session;
 

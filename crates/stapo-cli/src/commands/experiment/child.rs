@@ -36,7 +36,7 @@ pub enum Finished {
 }
 
 impl Job<'_> {
-    pub fn run_folder(&self) -> PathBuf {
+    fn run_folder(&self) -> PathBuf {
         self.folder.join(&self.arm.run)
     }
 
@@ -47,7 +47,7 @@ impl Job<'_> {
             return Ok(Finished::Done);
         }
         if let Some(limit) = self.limit
-            && !limit.allows(self, self.config()?.steps)
+            && !limit.allows(self.folder, self.arm, self.config()?.steps)
         {
             return Ok(Finished::Left);
         }

@@ -7,13 +7,14 @@ use super::index::Look;
 use super::question::{named_runs, number, number_or, one_run};
 use super::responses;
 use super::site::{Site, lock};
-use crate::shared::study::differences::differing;
+use crate::shared::study::differences::differing_by_kind;
 use serde::Serialize;
 use serde_json::json;
 use stapo_rl::run::columns::{Point, XAxis};
 use stapo_rl::run::{part_files, step_of};
 use stapo_rl::untrusted::read_text;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::path::PathBuf;
 
 /// Points per curve that a page may ask for.
@@ -112,12 +113,13 @@ fn series(site: &Site, request: &Request) -> Result<Response, Refusal> {
     Ok(Response::json(&json!({ "runs": answers })))
 }
 
-/// The settings in which runs differ, each with its value in every run.
+/// For each run the settings in which it differs from others of its kind, those that decide most first.
 fn differences(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let runs = named_runs(site, request)?;
-    let plans: Vec<String> =
-        runs.iter().map(|(_, folder)| read_text(&folder.join("plan.toml")).unwrap_or_default()).collect();
-    let differing = differing(&plans.iter().map(String::as_str).collect::<Vec<_>>());
-    let ids: Vec<&String> = runs.iter().map(|(id, _)| id).collect();
-    Ok(Response::json(&json!({ "runs": ids, "settings": differing })))
+    let plan = |folder: &Path| read_text(&folder.join("plan.toml")).unwrap_or_default();
+    let plans: Vec<String> = runs.iter().map(|(_, folder)| plan(folder)).collect();
+    let settings = differing_by_kind(&plans.iter().map(String::as_str).collect::<Vec<_>>());
+    let found =
+        runs.iter().zip(settings).map(|((id, _), settings)| json!({ "id": id, "settings": settings }));
+    Ok(Response::json(&json!({ "runs": found.collect::<Vec<_>>() })))
 }

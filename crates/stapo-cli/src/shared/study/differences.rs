@@ -32,6 +32,30 @@ pub fn differing(plans: &[&str]) -> BTreeMap<String, Vec<String>> {
     merged(&found)
 }
 
+/// Keys that decide most about a run, in the order in which a person asks for them.
+const FIRST_KEYS: [&str; 6] = ["model", "objective", "update.learning_rate", "model.lora", "task", "data"];
+
+/// For each plan the keys and values in which it differs from the other plans of its kind. Reinforcement learning and supervised
+/// training share few keys, so that everything would differ between them.
+pub fn differing_by_kind(plans: &[&str]) -> Vec<Vec<(String, String)>> {
+    let is_supervised = |plan: &str| plan.lines().any(|line| line == "[data]" || line.starts_with("[data."));
+    let mut found = vec![Vec::new(); plans.len()];
+    for kind in [false, true] {
+        let places: Vec<usize> = (0..plans.len()).filter(|&at| is_supervised(plans[at]) == kind).collect();
+        let mut settings: Vec<_> =
+            differing(&places.iter().map(|&at| plans[at]).collect::<Vec<_>>()).into_iter().collect();
+        settings.retain(|(key, _)| key != "name");
+        settings.sort_by_key(|(key, _)| {
+            FIRST_KEYS.iter().position(|first| key.starts_with(first)).unwrap_or(FIRST_KEYS.len())
+        });
+        for (place, at) in places.into_iter().enumerate() {
+            let present = settings.iter().filter(|(_, values)| values[place] != ABSENT);
+            found[at] = present.map(|(key, values)| (key.clone(), values[place].clone())).collect();
+        }
+    }
+    found
+}
+
 /// What [`Change`] says of a key that a plan does not have.
 const ABSENT: &str = "absent";
 
@@ -102,6 +126,19 @@ mod tests {
     fn plans_of_two_seeds_are_one_arm() {
         assert!(are_seeds(PLAN, &PLAN.replace("seed = 0", "seed = 7").replace("\"a\"", "\"b\"")));
         assert!(!are_seeds(PLAN, &PLAN.replace("steps = 4", "steps = 5")));
+    }
+
+    #[test]
+    fn runs_are_compared_with_their_kind_and_the_model_comes_first() {
+        let train = |model: &str, steps: u64| {
+            format!("steps = {steps}\n[model]\npath = \"{model}\"\n[rollout]\ngroup_size = 8\n")
+        };
+        let plans = [train("a", 4), train("b", 5), "steps = 9\n[data]\npath = \"x\"\n".to_string()];
+        let found = differing_by_kind(&plans.each_ref().map(String::as_str));
+        let keys = |at: usize| found[at].iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>();
+        assert_eq!(keys(0), ["model.path", "steps"]);
+        assert_eq!(found[1][1], ("steps".to_string(), "5".to_string()));
+        assert!(found[2].is_empty(), "the one supervised run differs from none of its kind: {:?}", found[2]);
     }
 
     #[test]

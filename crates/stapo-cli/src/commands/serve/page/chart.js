@@ -40,6 +40,20 @@
     return found;
   };
 
+  // Whole powers of ten around the positive values, as exponents; nothing where no value is positive.
+  const decades = (values) => {
+    const positive = values.filter((value) => value > 0 && Number.isFinite(value));
+    if (!positive.length) return null;
+    const low = Math.floor(Math.log10(positive.reduce((a, b) => Math.min(a, b))));
+    return [low, Math.max(low + 1, Math.ceil(Math.log10(positive.reduce((a, b) => Math.max(a, b)))))];
+  };
+  const logTicks = (low, high) => {
+    const step = Math.ceil((high - low) / 5);
+    const found = [];
+    for (let n = low; n <= high; n += step) found.push([10 ** n, number(10 ** n, 1)]);
+    return found;
+  };
+
   // A debiased exponential moving average.
   const smoothed = (ys, weight) => {
     if (weight === 0) return ys;
@@ -118,7 +132,26 @@
       range: null,
       smooth: 0,
       hidden: new Set(),
+      isLog: false,
     };
+    const toggleLog = () => {
+      chart.isLog = !chart.isLog;
+      return chart.isLog;
+    };
+    for (const [label, what, change] of [
+      ["log", "draws a logarithmic axis", toggleLog],
+      ["large", "draws this chart over the whole width", () => figure.classList.toggle("large")],
+    ]) {
+      const button = element("button", "", label);
+      button.type = "button";
+      button.title = what;
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        button.setAttribute("aria-pressed", String(change()));
+        draw();
+      });
+      tools.append(button);
+    }
     for (const [label, what, save] of [
       [
         "SVG",
@@ -214,13 +247,17 @@
         band.x.forEach((_, i) => {
           if (isIn(band, i)) values.push(band.low[i], band.high[i]);
         });
-      const [y0, y1] = around(values);
-      const yTicks = ticks(y0, y1, 5);
+      const exponents = chart.isLog ? decades(values) : null;
+      const [y0, y1] = exponents || around(values);
+      const yTicks = exponents ? logTicks(y0, y1) : ticks(y0, y1, 5);
+      // What is not positive lies below every logarithmic axis.
+      const level = (y) => (exponents ? (y > 0 ? Math.log10(y) : y0) : y);
       const left = between(28, 10 + 7 * Math.max(...yTicks.map(([, label]) => label.length)), 90);
       const right = width - MARGIN.right;
-      const bottom = top + HEIGHT;
+      const height = figure.classList.contains("large") ? 2 * HEIGHT : HEIGHT;
+      const bottom = top + height;
       const toX = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
-      const toY = (y) => between(top, top + ((y1 - y) / (y1 - y0)) * HEIGHT, bottom);
+      const toY = (y) => between(top, top + ((y1 - level(y)) / (y1 - y0)) * height, bottom);
       const text = (x, y, label, anchor) => {
         const made = svg("text", { x, y, "font-size": 12, fill: "var(--muted)", "text-anchor": anchor });
         made.textContent = label;
@@ -239,7 +276,7 @@
       text((left + right) / 2, bottom + 31, chart.axis, "middle");
       const clip = "clip-" + options.id;
       const cut = svg("clipPath", { id: clip });
-      cut.append(svg("rect", { x: left, y: top - 2, width: right - left, height: HEIGHT + 4 }));
+      cut.append(svg("rect", { x: left, y: top - 2, width: right - left, height: height + 4 }));
       const inside = svg("g", { "clip-path": "url(#" + clip + ")" });
       drawing.append(cut, inside);
       const color = (series) => "var(--s" + (series % 6) + ")";
@@ -298,16 +335,16 @@
           svg("path", { class: "mark " + mark.kind, d: "M" + x + " " + bottom + "l-4 6h8z", "data-t": mark.text }),
         );
       }
-      const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height: HEIGHT });
+      const hit = svg("rect", { class: "hit", x: left, y: top, width: right - left, height });
       drawing.append(hit);
-      const height = bottom + MARGIN.bottom;
+      const whole = bottom + MARGIN.bottom;
       for (const [name, value] of [
-        ["viewBox", "0 0 " + width + " " + height],
+        ["viewBox", "0 0 " + width + " " + whole],
         ["width", width],
-        ["height", height],
+        ["height", whole],
       ])
         drawing.setAttribute(name, value);
-      frame = { left, right, top, x0, x1, toX, toY, curves, bands: shownBands, hit };
+      frame = { left, right, top, height, x0, x1, toX, toY, curves, bands: shownBands, hit };
       plot.replaceChildren(drawing);
     };
 
@@ -408,7 +445,7 @@
         return;
       }
       if (!drag.box) {
-        drag.box = svg("rect", { class: "select", y: frame.top, height: HEIGHT });
+        drag.box = svg("rect", { class: "select", y: frame.top, height: frame.height });
         plot.firstChild.append(drag.box);
       }
       drag.box.setAttribute("x", Math.min(frame.toX(drag.from), frame.toX(to)));

@@ -224,8 +224,16 @@
     const others = element("details");
     const otherGrid = element("div", "charts");
     others.append(element("summary", "", "Every other number that the run records"), otherGrid);
+    const zeros = element("details");
+    const zeroGrid = element("div", "charts");
+    zeros.append(element("summary", "", "Numbers that have stayed at 0"), zeroGrid);
+    const find = element("input");
+    find.type = "search";
+    find.placeholder = "find charts";
+    find.addEventListener("input", () => filter());
     let curves = {};
     let charts = [];
+    let laidOut = null;
     let generation = facts.generation;
     let asked = new Set();
     let isAsking = false;
@@ -239,23 +247,44 @@
       const xs = (curves.step || EMPTY).x;
       return xs.length ? [xs[0], xs[xs.length - 1]] : [0, 1];
     };
-    root.append(top, controls.bar, grid, rest, others);
-    others.addEventListener("toggle", () => draw());
+    controls.bar.append(find);
+    root.append(top, controls.bar, grid, rest, zeros, others);
+    for (const details of [zeros, others]) details.addEventListener("toggle", () => draw());
+    // A search opens what is folded, so that nothing that matches stays out of sight.
+    const filter = () => {
+      const word = find.value.toLowerCase();
+      for (const { chart, drawn } of charts)
+        drawn.figure.hidden = ![chart.title, chart.note, ...chart.keys].join(" ").toLowerCase().includes(word);
+      if (word) zeros.open = others.open = true;
+    };
+    const isZero = (chart) =>
+      !chart.isOther &&
+      chart.bands.length === 0 &&
+      chart.keys.every((key) => (curves[key] || EMPTY).x.length > 0 && curves[key].y.every((value) => value === 0));
+    const folderOf = (chart) => (chart.isOther ? others : isZero(chart) ? zeros : null);
 
     const draw = () => {
       const marks = marksOf(facts.events, curves.step);
       const view = { axis: stapo.runCharts.AXES[state.axis], range: state.range, smooth: state.smooth };
       for (const { chart, drawn } of charts)
-        if (!chart.isOther || others.open) drawn.show(dataOf(chart, curves, marks), view);
+        if (folderOf(chart)?.open !== false) drawn.show(dataOf(chart, curves, marks), view);
     };
     const lay = () => {
       const wanted = plan(facts.keys);
-      if (wanted.map(({ id, keys }) => id + keys).join() === charts.map(({ chart }) => chart.id + chart.keys).join())
-        return;
+      const layout = wanted.map((chart) => [chart.id, ...chart.keys, isZero(chart)].join(" ")).join("\n");
+      if (layout === laidOut) return;
+      laidOut = layout;
       charts = wanted.map((chart) => ({ chart, drawn: stapo.chart({ ...chart, onRange: controls.setRange }) }));
-      grid.replaceChildren(...charts.filter(({ chart }) => !chart.isOther).map(({ drawn }) => drawn.figure));
-      otherGrid.replaceChildren(...charts.filter(({ chart }) => chart.isOther).map(({ drawn }) => drawn.figure));
-      others.hidden = !charts.some(({ chart }) => chart.isOther);
+      for (const [folder, place] of [
+        [null, grid],
+        [zeros, zeroGrid],
+        [others, otherGrid],
+      ]) {
+        const figures = charts.filter(({ chart }) => folderOf(chart) === folder).map(({ drawn }) => drawn.figure);
+        place.replaceChildren(...figures);
+        if (folder) folder.hidden = !figures.length;
+      }
+      filter();
       if (!charts.length)
         grid.append(element("p", "missing", "No step has been finished yet; curves appear with the first."));
     };

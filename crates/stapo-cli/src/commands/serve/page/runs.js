@@ -57,15 +57,19 @@
       shown.forEach((tag) => {
         tag.title = tags.join("\n");
       });
-      name.append(element("br"), ...shown);
+      const line = element("div", "tags");
+      line.append(...shown);
+      name.append(line);
     }
     const state = element("td");
     state.append(badge(row));
     if (["died", "broken"].includes(row.status.kind)) state.append(element("span", "why", row.status.text));
     made.append(name, state, progress(row));
-    COLUMNS.forEach(([, , key, shown], idx) => {
+    COLUMNS.forEach(([title, , key, shown], idx) => {
       if (!key) return;
       const cell = element("td", "n");
+      // A card on a phone has no head of columns.
+      cell.dataset.title = title;
       if (row.last[key] !== undefined) cell.append(shown(row.last[key]), stapo.spark(row.sparks[key] || [], idx % 6));
       made.append(cell);
     });
@@ -78,7 +82,8 @@
     const state = {
       find: params.get("find") || "",
       kind: params.get("state") || "",
-      sort: Number(params.get("sort") || 0),
+      // The newest run first, unless asked otherwise.
+      sort: Number(params.get("sort") ?? COLUMNS.length - 1),
       isDown: params.get("down") === "1",
       most: MAX_ROWS,
     };
@@ -104,7 +109,7 @@
       button.addEventListener("click", () => {
         state.isDown = state.sort === idx && !state.isDown;
         state.sort = idx;
-        remember({ sort: idx || null, down: state.isDown ? "1" : null });
+        remember({ sort: idx, down: state.isDown ? "1" : null });
         draw();
       });
       cell.append(button);
@@ -153,14 +158,7 @@
       }
       const answer = await ask("/api/differences", { run: ids });
       if (asked !== taggedFor) return;
-      tags = new Map(
-        answer.runs.map((id, idx) => [
-          id,
-          Object.entries(answer.settings)
-            .filter(([key, values]) => key !== "name" && values[idx] !== "absent")
-            .map(([key, values]) => key + "=" + values[idx]),
-        ]),
-      );
+      tags = new Map(answer.runs.map(({ id, settings }) => [id, settings.map(([key, value]) => key + "=" + value)]));
       draw();
     };
 
@@ -188,7 +186,8 @@
       const lines = [];
       let group = null;
       for (const row of shown) {
-        if (state.sort === 0 && row.experiment !== undefined && row.experiment !== group)
+        const isGrouped = state.sort === 0 || state.sort === COLUMNS.length - 1;
+        if (isGrouped && row.experiment !== undefined && row.experiment !== group)
           lines.push(groupLine(row.experiment, found));
         group = row.experiment;
         lines.push(line(row, chosen, tags.get(row.id) || []));
