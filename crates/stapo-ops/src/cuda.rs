@@ -41,6 +41,7 @@ pub use libraries::{Library, SEARCH_VARIABLE};
 pub(crate) use memory::Memory;
 pub use nccl::{Communicator, unique_id};
 pub use nccl_library::{ID_BYTES, nccl_version};
+pub(crate) use pinned::PinnedPieces;
 pub use probe::{Found, FoundLibrary, Gpu, OLDEST_CAPABILITY, probe};
 pub(crate) use product::{MatrixProduct, Placement, SPLIT_K_BYTES};
 pub(crate) use slice::{ElementType, Slice};

@@ -28,7 +28,7 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
     let base = of_base(model)?;
     let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
-    let mut inputs = vec![checkpoint.state_file()];
+    let mut inputs = Vec::from_iter(checkpoint.weights_hash());
     if model.lora.is_some() {
         let below = of_frozen(model)?.into_iter().filter(|input| !is_model_file(&input.name));
         inputs.extend(below.map(|input| FileHash { name: format!("base {}", input.name), ..input }));
@@ -61,6 +61,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
         lora: None,
         base_storage: model.base_storage,
         frozen: None,
+        start: None,
     };
     of_found(&below)
 }
@@ -82,6 +83,12 @@ pub(crate) fn below_adapters(inputs: Vec<FileHash>) -> Vec<FileHash> {
     below
         .map(|input| FileHash { name: input.name.trim_start_matches("base ").to_string(), ..input })
         .collect()
+}
+
+/// Of the inputs of a run, those of the model that it started from.
+pub(crate) fn of_start(inputs: Vec<FileHash>) -> Vec<FileHash> {
+    let is_weights = |name: &str| name.trim_start_matches("base ").starts_with("weights");
+    inputs.into_iter().filter(|input| is_weights(&input.name) || is_model_file(&input.name)).collect()
 }
 
 /// The files of a model besides its weights.

@@ -33,6 +33,11 @@ pub fn write_whole_with(
     rename(&temporary, path)
 }
 
+/// As `write_whole`, of bytes that several threads write at once where there are many.
+pub fn write_large(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_whole_with(path, |file| file.write_all(bytes))
+}
+
 fn create_synced(
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
