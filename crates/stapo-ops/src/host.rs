@@ -53,10 +53,11 @@ impl DerefMut for HostBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CpuOptions;
 
     #[test]
     fn a_buffer_begins_on_a_page_and_has_its_length() {
-        let mut buffer = HostBuffer::new(&Device::cpu(), 5000);
+        let mut buffer = HostBuffer::new(&Device::cpu(CpuOptions::default()), 5000);
         assert_eq!((buffer.len(), buffer.as_ptr().align_offset(PAGE)), (5000, 0));
         buffer[4999] = 1;
         assert_eq!(buffer.iter().map(|&byte| usize::from(byte)).sum::<usize>(), 1);

@@ -21,6 +21,7 @@ use crate::learn::memory::RunMemory;
 use crate::learn::teacher::Teacher;
 use crate::learn::update::{Learned, MinibatchContext, learn};
 use crate::plan::config::{GradientSum, Plan};
+use crate::plan::disk::DiskPlan;
 use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
@@ -144,6 +145,13 @@ impl Trainer {
     /// What the run takes of its device's memory, and what the settings left to the program became.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory.planned
+    }
+
+    /// What the checkpoints of a run of this plan take on the disk.
+    pub fn disk(&self, plan: &Plan) -> DiskPlan {
+        let Learner { model, optimizer, .. } = &self.learner;
+        let (weights, moments) = optimizer.n_stored_bytes(&model.policy);
+        DiskPlan::new(plan, weights as u64, moments as u64)
     }
 
     /// Counts what the trainer does, for displays.

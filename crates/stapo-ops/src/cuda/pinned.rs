@@ -101,9 +101,10 @@ impl PinnedPieces {
 
 impl Drop for PinnedPieces {
     fn drop(&mut self) {
-        self.cuda.make_current();
+        // A failure means that the device is lost, and the caller may be unwinding for that reason.
+        self.cuda.try_make_current();
         for start in &self.starts {
-            // SAFETY: `lock` locked the pages, which are unlocked once. A failure means that the device is lost.
+            // SAFETY: `lock` locked the pages, which are unlocked once.
             let _ = unsafe { sys::cuMemHostUnregister(*start) }.result();
         }
     }

@@ -124,6 +124,14 @@ impl Learner {
         self.save_on_all_ranks(self.saving(run), Some((run, keeping)))
     }
 
+    /// Lets the run make ready for checkpoints of this state.
+    pub(crate) fn prepare_saving(&self, run: &mut Run) {
+        let n_bytes = Image::n_bytes(&self.model.policy, &self.optimizer);
+        if has_room_for(n_bytes) {
+            run.prepare_buffer(self.model.policy.device(), n_bytes);
+        }
+    }
+
     /// As [`Learner::save`] on every rank. Rank 0 gives its folder and what is kept of its checkpoints, and says what the
     /// checkpoint needs of all.
     pub(crate) fn save_on_all_ranks(
@@ -146,9 +154,7 @@ impl Learner {
                 run.settle()?;
                 let buffer = run.take_buffer();
                 let n_bytes = Image::n_bytes(policy, optimizer);
-                let has_room = buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes)
-                    || HostMemory::find().is_none_or(|memory| memory.has_room_for(n_bytes as u64));
-                if has_room {
+                if buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes) || has_room_for(n_bytes) {
                     ToSave::Copied(Image::copy(policy, optimizer, buffer)?)
                 } else {
                     ToSave::Streamed(policy, optimizer)
@@ -250,4 +256,9 @@ impl Learner {
         self.counters.n_updates += 1;
         Ok(gradient_norm)
     }
+}
+
+/// Whether host memory has room for a copy of the state.
+fn has_room_for(n_bytes: usize) -> bool {
+    HostMemory::find().is_none_or(|memory| memory.has_room_for(n_bytes as u64))
 }

@@ -7,7 +7,7 @@ use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
 use super::receipt;
-use super::saving::InFlight;
+use super::saving::{InFlight, Spare};
 use super::state::{Counters, LoopState};
 use crate::error::{Error, Result};
 use crate::plan::config::Keeping;
@@ -18,7 +18,7 @@ use stapo_core::record::{
 };
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
-use stapo_model::{HostBuffer, Simd};
+use stapo_model::{Device, HostBuffer, Simd};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -42,7 +42,7 @@ pub struct Run {
     /// The checkpoint that is being written.
     pub(super) in_flight: Option<InFlight>,
     /// Host memory that the next checkpoint is copied to.
-    pub(super) buffer: Option<HostBuffer>,
+    pub(super) buffer: Spare,
     pub(super) warnings: Vec<String>,
 }
 
@@ -146,7 +146,7 @@ impl Run {
             saved: None,
             best: None,
             in_flight: None,
-            buffer: None,
+            buffer: Spare::None,
             warnings: Vec::new(),
         };
         run.events.add(&events::entry(EventKind::Start, 0, writer))?;
@@ -250,7 +250,14 @@ impl Run {
         Checkpoint::prune(&self.folder, step, keeping, best.map(|best| best.step))
     }
 
-    /// The memory of an earlier checkpoint, for a copy of the state.
+    /// Begins to make the memory that copies of the state will take, where a copy to prepared memory is faster.
+    pub(crate) fn prepare_buffer(&mut self, device: &Device, n_bytes: usize) {
+        if device.is_async() {
+            self.buffer = Spare::begin(device, n_bytes);
+        }
+    }
+
+    /// The memory that was prepared or that an earlier checkpoint had, for a copy of the state.
     pub(crate) fn take_buffer(&mut self) -> Option<HostBuffer> {
         self.buffer.take()
     }
@@ -312,7 +319,7 @@ impl Run {
     pub fn settle(&mut self) -> Result<()> {
         let Some(mut in_flight) = self.in_flight.take() else { return Ok(()) };
         let Some((written, buffer)) = in_flight.land() else { return Ok(()) };
-        self.buffer = Some(buffer);
+        self.buffer = Spare::Ready(buffer);
         self.take_saved(in_flight.step, written?, in_flight.keeping, in_flight.best.as_ref())
     }
 

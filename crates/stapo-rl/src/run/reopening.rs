@@ -8,6 +8,7 @@ use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
 use super::receipt::{self, Reviewed};
+use super::saving::Spare;
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::plan::config::Schedule;
@@ -267,7 +268,7 @@ impl Reopening {
             saved,
             best: None,
             in_flight: None,
-            buffer: None,
+            buffer: Spare::None,
             warnings: self.warnings,
         };
         run.write_manifest()?;

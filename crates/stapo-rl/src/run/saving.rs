@@ -5,7 +5,7 @@ use super::image::Image;
 use crate::error::{Error, Result};
 use crate::plan::config::Keeping;
 use stapo_core::record::Best;
-use stapo_model::HostBuffer;
+use stapo_model::{Device, HostBuffer};
 use std::fmt;
 use std::path::Path;
 use std::thread::{Builder, JoinHandle};
@@ -56,6 +56,35 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         // Who drops the value has another error to tell of.
         let _ = self.writing.take().map(JoinHandle::join);
+    }
+}
+
+/// Host memory for the next checkpoint.
+#[derive(Debug, Default)]
+pub(super) enum Spare {
+    #[default]
+    None,
+    Ready(HostBuffer),
+    /// Pages are being locked, which takes longer than a copy to them.
+    InTheMaking(JoinHandle<HostBuffer>),
+}
+
+impl Spare {
+    /// Begins to make a buffer, in a thread of its own. Where there is no thread, a checkpoint makes its buffer itself.
+    pub fn begin(device: &Device, n_bytes: usize) -> Self {
+        let device = device.clone();
+        let make = move || HostBuffer::new(&device, n_bytes);
+        Builder::new().name("buffer".to_string()).spawn(make).map_or(Spare::None, Spare::InTheMaking)
+    }
+
+    pub fn take(&mut self) -> Option<HostBuffer> {
+        match std::mem::take(self) {
+            Spare::None => None,
+            Spare::Ready(buffer) => Some(buffer),
+            Spare::InTheMaking(thread) => {
+                Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            }
+        }
     }
 }
 

@@ -66,6 +66,9 @@ pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut
     };
     let decision = role.begin(trainer, before)?;
     let mut end = carry_out(trainer, role, decision)?;
+    if let Some((run, _)) = role.folder() {
+        trainer.learner.prepare_saving(run);
+    }
     while end.is_none() && trainer.learner.counters.step < plan.config.steps {
         end = step(plan, trainer, role)?;
     }

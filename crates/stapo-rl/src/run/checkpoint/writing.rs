@@ -147,3 +147,65 @@ fn put_in_place(temporary: &Path, path: &Path) -> Result<()> {
     }
     rename(temporary, path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::ModelSource;
+    use crate::policy::loaded::LoadedModel;
+    use crate::run::Checkpoint;
+    use stapo_core::record::Identity;
+    use stapo_model::optimizer::AdamWSettings;
+    use stapo_model::{CpuOptions, Device};
+
+    fn snapshot(state_hash: &str) -> Snapshot {
+        let provenance = Provenance {
+            state_hash: state_hash.to_string(),
+            metrics: None,
+            plan: String::new(),
+            identity: Identity::default(),
+            records: Vec::new(),
+        };
+        let counters = Counters { step: 3, position: 2, n_updates: 1 };
+        Snapshot { counters, loop_state: LoopState::new(), provenance }
+    }
+
+    #[test]
+    fn a_state_that_is_copied_first_gives_the_bytes_of_one_that_is_read_while_it_is_written() {
+        let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+        let model = LoadedModel::open(&ModelSource::Builtin, &device).unwrap();
+        let optimizer = Optimizer::new(&model.policy, AdamWSettings::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let image = Image::copy(&model.policy, &optimizer, None).unwrap();
+        assert_eq!(
+            image.weights().len() + image.moments().len(),
+            Image::n_bytes(&model.policy, &optimizer),
+            "the size is known before the copy"
+        );
+        let sources = [
+            ("copied", StateSource::Copied(&image)),
+            ("streamed", StateSource::Streamed(&model.policy, &optimizer)),
+        ];
+        let written = sources.map(|(name, state)| {
+            let run = folder.path().join(name);
+            fs::create_dir(&run).unwrap();
+            let hash = snapshot("").write(&run, &state).unwrap();
+            let checkpoint = run.join("checkpoints/step-000003");
+            Checkpoint::open(&checkpoint).unwrap();
+            let bytes =
+                [WEIGHTS, MOMENTS, DIGESTS, SEALED].map(|name| fs::read(checkpoint.join(name)).unwrap());
+            (hash, bytes)
+        });
+        assert!(written[0] == written[1]);
+        // The hash that the step recorded is the hash of what is written.
+        let (run, hash) = (folder.path().join("copied"), &written[0].0);
+        assert_eq!(snapshot(hash).write(&run, &StateSource::Copied(&image)).unwrap(), *hash);
+        let refused = snapshot("other").write(&run, &StateSource::Copied(&image)).unwrap_err().to_string();
+        assert!(refused.contains("its step hashed other"), "{refused}");
+        Checkpoint::open(&run.join("checkpoints/step-000003")).unwrap();
+        // The memory of one copy serves the next.
+        let start = image.weights().as_ptr();
+        let again = Image::copy(&model.policy, &optimizer, Some(image.into_buffer())).unwrap();
+        assert_eq!(again.weights().as_ptr(), start);
+    }
+}
