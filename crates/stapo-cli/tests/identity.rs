@@ -312,7 +312,7 @@ fn join_files(checkpoint: &Path) {
         let bytes = fs::read(checkpoint.join(name)).unwrap();
         let (n, rest) = bytes.split_first_chunk::<8>().unwrap();
         let (head, tensors) = rest.split_at(u64::from_le_bytes(*n) as usize);
-        let head: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(head).unwrap();
+        let head: serde_json::Map<String, Value> = serde_json::from_slice(head).unwrap();
         for (name, mut tensor) in head {
             for end in tensor["data_offsets"].as_array_mut().unwrap() {
                 *end = (end.as_u64().unwrap() + data.len() as u64).into();
@@ -323,7 +323,7 @@ fn join_files(checkpoint: &Path) {
         fs::remove_file(checkpoint.join(name)).unwrap();
     }
     fs::remove_file(checkpoint.join("moments.digests")).unwrap();
-    let mut head = serde_json::Value::Object(keys).to_string();
+    let mut head = Value::Object(keys).to_string();
     head.push_str(&" ".repeat(head.len().next_multiple_of(8) - head.len()));
     let file = [&(head.len() as u64).to_le_bytes(), head.as_bytes(), &data].concat();
     fs::write(checkpoint.join("state.safetensors"), file).unwrap();

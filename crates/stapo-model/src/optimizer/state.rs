@@ -63,6 +63,9 @@ impl TensorState {
     }
 }
 
+/// What the caller of a copy promises.
+const ROOM: &str = "as many bytes as the state has";
+
 impl Optimizer<f32> {
     /// Gives every trained tensor of the policy to `take`, in its exact form, on rank 0; the other ranks send what they
     /// own.
@@ -129,14 +132,14 @@ impl Optimizer<f32> {
                 state
                     .slices()
                     .into_iter()
-                    .for_each(|slice| next(&mut to, slice.len()).copy_from_slice(slice));
+                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
                 Ok(())
             });
         }
         for parameter in policy.weights.trained() {
             for (_, range) in parameter.spec.tensors() {
                 let view = parameter.view().range(range);
-                view.copy_stored(next(&mut to, view.n_stored_bytes()));
+                view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
             }
         }
         Ok(())
@@ -149,7 +152,7 @@ impl Optimizer<f32> {
                 state
                     .slices()
                     .into_iter()
-                    .for_each(|slice| next(&mut to, slice.len()).copy_from_slice(slice));
+                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
                 Ok(())
             });
         }
@@ -157,7 +160,7 @@ impl Optimizer<f32> {
             for (_, range) in parameter.spec.tensors() {
                 for moment in [Moment::First, Moment::Second] {
                     let view = moments.view(moment).range(range.clone());
-                    view.copy_stored(next(&mut to, view.n_stored_bytes()));
+                    view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
                 }
             }
         }
@@ -231,13 +234,6 @@ impl Optimizer<f32> {
         }
         Ok(Some(Gathered { form, parts: Arc::new(parts) }))
     }
-}
-
-/// Splits off the first `n_bytes`.
-fn next<'a>(rest: &mut &'a mut [u8], n_bytes: usize) -> &'a mut [u8] {
-    let (first, later) = std::mem::take(rest).split_at_mut(n_bytes);
-    *rest = later;
-    first
 }
 
 #[cfg(test)]

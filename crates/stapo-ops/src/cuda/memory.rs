@@ -9,7 +9,7 @@ use super::allocation::{Allocation, Lender};
 use super::context::{Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW, ELEMENTWISE};
-use super::pinned::PIECE;
+use super::locked::PIECE;
 use super::slice::{ElementType, MOMENT_BLOCK, Masters, Slice};
 use crate::dtype::bf16_to_f32;
 use crate::element::Element;

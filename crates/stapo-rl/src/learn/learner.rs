@@ -148,17 +148,16 @@ impl Learner {
         let Some((run, keeping)) = folder else {
             return if start.is_some() { Ok(()) } else { Ok(run::send_state(policy, optimizer)?) };
         };
-        let state = match start {
-            Some(state_hash) => ToSave::Start { state_hash },
-            None => {
-                run.settle()?;
-                let buffer = run.take_buffer();
-                let n_bytes = Image::n_bytes(policy, optimizer);
-                if buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes) || has_room_for(n_bytes) {
-                    ToSave::Copied(Image::copy(policy, optimizer, buffer)?)
-                } else {
-                    ToSave::Streamed(policy, optimizer)
-                }
+        let state = if let Some(state_hash) = start {
+            ToSave::Start { state_hash }
+        } else {
+            run.settle()?;
+            let buffer = run.take_buffer();
+            let n_bytes = Image::n_bytes(policy, optimizer);
+            if buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes) || has_room_for(n_bytes) {
+                ToSave::Copied(Image::copy(policy, optimizer, buffer)?)
+            } else {
+                ToSave::Streamed(policy, optimizer)
             }
         };
         run.save((self.counters, &self.loop_state), state, keeping)

@@ -26,14 +26,13 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 
 /// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
-    let base = of_base(model)?;
-    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
+    let Some(checkpoint) = &model.checkpoint else { return of_base(model) };
     let mut inputs = Vec::from_iter(checkpoint.weights_hash());
     if model.lora.is_some() {
         let below = of_frozen(model)?.into_iter().filter(|input| !is_model_file(&input.name));
         inputs.extend(below.map(|input| FileHash { name: format!("base {}", input.name), ..input }));
     }
-    inputs.extend(beside_weights(base));
+    inputs.extend(of_files_beside(model)?);
     Ok(inputs)
 }
 
@@ -48,6 +47,14 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
             let files = builtin::files().iter();
             Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
         }
+    }
+}
+
+/// As [`of_base`], of the files beside the weights: those of the weights are not read.
+pub(crate) fn of_files_beside(model: &FoundModel) -> Result<Vec<FileHash>> {
+    match &model.base {
+        BaseModel::Files(path) => beside(path, &weight_files(path)?),
+        BaseModel::Builtin | BaseModel::Random { .. } => Ok(beside_weights(of_base(model)?)),
     }
 }
 
@@ -107,6 +114,13 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
         let name = if is_single { "weights".to_string() } else { format!("weights {file}") };
         inputs.push(hash_file(&name, path)?);
     }
+    inputs.extend(beside(model, &weights)?);
+    Ok(inputs)
+}
+
+/// The hashes of the files beside a model's weights.
+fn beside(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHash>> {
+    let mut inputs = Vec::new();
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     let is_gguf = weights.iter().any(|path| path.extension().is_some_and(|e| e == "gguf"));
     for (file, name) in MODEL_FILES.iter().filter(|_| !is_gguf) {

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::plan::config::{BaseStorage, LoraConfig, ModelSource, Plan, PromptStyle, States};
 use crate::policy::adapters::{self, Adapters, Adapting};
 use crate::policy::found::{BaseModel, FoundModel};
-use crate::policy::hashes::{below_adapters, beside_weights, of_base, of_found, of_frozen, of_start};
+use crate::policy::hashes::{below_adapters, beside_weights, of_files_beside, of_found, of_frozen, of_start};
 use crate::run::Checkpoint;
 use crate::tasks::prompting::Prompting;
 use serde_json::{Map, Value};
@@ -237,9 +237,8 @@ fn check_unchanged(found: &FoundModel) -> Result<()> {
         let inputs = checkpoint.provenance.as_ref().map(|by| by.identity.inputs.clone());
         inputs.map(|inputs| (checkpoint.path.clone(), inputs))
     };
-    let refuse_changes = |folder, changes: Vec<Change>| match changes.is_empty() {
-        true => Ok(()),
-        false => Err(Error::ChangedModel { folder, changes }),
+    let refuse_changes = |folder, changes: Vec<Change>| {
+        if changes.is_empty() { Ok(()) } else { Err(Error::ChangedModel { folder, changes }) }
     };
     if let Some((folder, inputs)) = found.start.as_deref().and_then(recorded) {
         refuse_changes(folder, changed_inputs(&of_start(inputs), &of_found(found)?))?;
@@ -247,7 +246,7 @@ fn check_unchanged(found: &FoundModel) -> Result<()> {
     let Some((folder, inputs)) = found.checkpoint.as_deref().and_then(recorded) else { return Ok(()) };
     let changes = match &found.lora {
         Some(_) => changed_inputs(&below_adapters(inputs), &of_frozen(found)?),
-        None => changed_inputs(&beside_weights(inputs), &beside_weights(of_base(found)?)),
+        None => changed_inputs(&beside_weights(inputs), &of_files_beside(found)?),
     };
     refuse_changes(folder, changes)
 }

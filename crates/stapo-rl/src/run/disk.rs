@@ -65,8 +65,8 @@ fn write_pieces(file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..WRITERS).map(|_| scope.spawn(write)).collect();
-        let ended = threads.into_iter().map(ScopedJoinHandle::join);
-        ended.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let mut ended = threads.into_iter().map(ScopedJoinHandle::join);
+        ended.try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
@@ -274,4 +274,22 @@ pub fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_bytes_are_written_by_several_threads_and_are_all_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        let n_bytes = 2 * FLUSHED_AT_ONCE as usize + 5;
+        let bytes: Vec<u8> = (0..n_bytes).map(|idx| (idx % 251) as u8).collect();
+        write_large(&path, &bytes).unwrap();
+        assert!(fs::read(&path).unwrap() == bytes);
+        write_large(&path, &bytes[..7]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), bytes[..7]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file stays");
+    }
 }

@@ -196,8 +196,8 @@ impl Run {
         let steps = &mut self.manifest.steps;
         steps.retain(|hash| hash.step != step);
         // Steps may have been made while the checkpoint of this one was written.
-        let place = steps.partition_point(|hash| hash.step < step);
-        steps.insert(place, StepHash { step, sha256 });
+        let idx = steps.partition_point(|hash| hash.step < step);
+        steps.insert(idx, StepHash { step, sha256 });
     }
 
     /// The recorded hash of the state after `step`.

@@ -49,7 +49,7 @@ impl StateFiles {
         let of_moments = kept_digests(checkpoint)?;
         let found = hash_of_parts(&hashed.digests, &of_moments, sealed.counters, &sealed.loop_state)?;
         if let Some(recorded) = sealed.recorded_states().into_iter().find(|recorded| *recorded != found) {
-            return Err(damaged_or(&weights, sealed, WEIGHTS, other_state(&recorded, &found)));
+            return Err(damaged_or(&weights, sealed, WEIGHTS, &other_state(&recorded, &found)));
         }
         check_finite(&weights, WEIGHTS)?;
         let has_moments = checkpoint.join(MOMENTS).exists();
@@ -60,7 +60,7 @@ impl StateFiles {
             Needed::State | Needed::Kept => {
                 let moments = map(checkpoint, MOMENTS)?;
                 if hash_leaves(&moments, sealed, MOMENTS)?.digests != of_moments {
-                    return Err(damaged_or(&moments, sealed, MOMENTS, OTHER_MOMENTS.to_string()));
+                    return Err(damaged_or(&moments, sealed, MOMENTS, OTHER_MOMENTS));
                 }
                 check_finite(&moments, MOMENTS)?;
                 Some(moments)
@@ -181,7 +181,7 @@ fn hash_leaves(file: &[u8], sealed: &Sealed, name: &str) -> Result<HashedFile, S
 }
 
 /// Tells a file that is not as it was written from one that was written with other tensors.
-fn damaged_or(file: &[u8], sealed: &Sealed, name: &str, otherwise: String) -> String {
+fn damaged_or(file: &[u8], sealed: &Sealed, name: &str, otherwise: &str) -> String {
     match sealed.file(name) {
         Some(recorded) if recorded.sha256 == sha256_hex(file) => format!("{name}: {otherwise}"),
         _ => format!("{name} is damaged: its hash is not the one recorded"),
