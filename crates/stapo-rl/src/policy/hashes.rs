@@ -53,7 +53,7 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
 /// As [`of_base`], of the files beside the weights: those of the weights are not read.
 pub(crate) fn of_files_beside(model: &FoundModel) -> Result<Vec<FileHash>> {
     match &model.base {
-        BaseModel::Files(path) => beside(path, &weight_files(path)?),
+        BaseModel::Files(path) => files_beside_weights(path, &weight_files(path)?),
         BaseModel::Builtin | BaseModel::Random { .. } => Ok(beside_weights(of_base(model)?)),
     }
 }
@@ -114,12 +114,12 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
         let name = if is_single { "weights".to_string() } else { format!("weights {file}") };
         inputs.push(hash_file(&name, path)?);
     }
-    inputs.extend(beside(model, &weights)?);
+    inputs.extend(files_beside_weights(model, &weights)?);
     Ok(inputs)
 }
 
 /// The hashes of the files beside a model's weights.
-fn beside(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHash>> {
+fn files_beside_weights(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHash>> {
     let mut inputs = Vec::new();
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     let is_gguf = weights.iter().any(|path| path.extension().is_some_and(|e| e == "gguf"));
