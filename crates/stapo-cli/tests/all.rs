@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "tests print what they tried and why they skip")]
 
 mod browser;
+mod checkpoints;
 mod cluster;
 mod command;
 mod common;

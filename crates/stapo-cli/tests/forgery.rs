@@ -120,9 +120,9 @@ fn reseal_checkpoint(checkpoint: &Path, replaced: &[(String, String)]) {
 /// Puts the weights of one checkpoint into another, with hashes and seals that fit.
 fn transplant(run: &Path, from: u64, to: u64) {
     let path = |step: u64| run.join(format!("checkpoints/step-{step:06}"));
-    let hash = |step: u64| sha256(&fs::read(path(step).join("state.safetensors")).unwrap());
+    let hash = |step: u64| sha256(&fs::read(path(step).join("weights.safetensors")).unwrap());
     let before = hash(to);
-    fs::copy(path(from).join("state.safetensors"), path(to).join("state.safetensors")).unwrap();
+    fs::copy(path(from).join("weights.safetensors"), path(to).join("weights.safetensors")).unwrap();
     reseal_checkpoint(&path(to), &[(before, hash(to))]);
     reseal(run);
 }
@@ -139,8 +139,8 @@ fn a_resume_refuses_what_differs_from_the_receipt_and_records_what_is_accepted_f
             append(&run.join("rollouts/step-000001.jsonl"), "{}\n");
         }),
         ("file metrics.jsonl: was ", &|| forge_accuracy(&run)),
-        ("file checkpoints/step-000001/state.safetensors: was ", &|| {
-            flip_last_byte(&run.join("checkpoints/step-000001/state.safetensors"));
+        ("file checkpoints/step-000001/weights.safetensors: was ", &|| {
+            flip_last_byte(&run.join("checkpoints/step-000001/weights.safetensors"));
         }),
         ("file checkpoints/step-000000/checkpoint.json: was ", &|| {
             fs::remove_dir_all(run.join("checkpoints/step-000000")).unwrap();
@@ -258,9 +258,9 @@ fn metrics_that_are_overwritten_during_a_run_end_in_no_receipt() {
 fn other_weights_are_found_wherever_weights_are_used() {
     let (folder, run) = trained(3);
     let at = folder.path();
-    transplant(&run, 0, 3);
+    transplant(&run, 1, 3);
     let said = differs(at, &["verify", "run"]);
-    assert!(said.contains("checkpoints/step-000003/state.safetensors: DIFFERENT, its weights and optimizer state have the hash"), "{said}");
+    assert!(said.contains("checkpoints/step-000003/weights.safetensors: DIFFERENT, its weights and optimizer state have the hash"), "{said}");
     assert!(complaint(at, &["train", "--resume", "run", "--set", "steps=4"]).contains("step-000003"));
     for args in [
         &["export", "run@3", "--to", "exported"][..],
@@ -273,8 +273,10 @@ fn other_weights_are_found_wherever_weights_are_used() {
     // A kept checkpoint in the middle is looked at as well, and a replay starts from a good one.
     let (folder, run) = trained(3);
     let at = folder.path();
-    transplant(&run, 0, 2);
-    assert!(differs(at, &["verify", "run"]).contains("checkpoints/step-000002/state.safetensors: DIFFERENT"));
+    transplant(&run, 1, 2);
+    assert!(
+        differs(at, &["verify", "run"]).contains("checkpoints/step-000002/weights.safetensors: DIFFERENT")
+    );
     let replay = ["verify", "run", "--replay", "--steps", "1"];
     assert!(differs(at, &replay).contains("replaying from step 1"));
     without_receipt(&run);
@@ -290,7 +292,7 @@ fn a_replay_finds_weights_that_the_run_did_not_train() {
     let (folder, run) = trained(3);
     let at = folder.path();
     let trained_hash = json(&run.join("manifest.json"))["steps"][2]["sha256"].as_str().unwrap().to_string();
-    transplant(&run, 0, 3);
+    transplant(&run, 1, 3);
     let said = differs(at, &["verify", "run"]);
     let forged = said.split("have the hash ").nth(1).unwrap().split(',').next().unwrap().to_string();
     reseal_checkpoint(&run.join("checkpoints/step-000003"), &[(trained_hash.clone(), forged.clone())]);

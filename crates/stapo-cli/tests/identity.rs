@@ -275,8 +275,8 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
         (
             &|run| {
                 for step in 0..4 {
-                    fs::write(run.join(format!("checkpoints/step-00000{step}/state.safetensors")), "x")
-                        .unwrap();
+                    let file = if step == 0 { "checkpoint.json" } else { "weights.safetensors" };
+                    fs::write(run.join(format!("checkpoints/step-00000{step}/{file}")), "x").unwrap();
                 }
             },
             "no good checkpoint among 4",
@@ -303,6 +303,30 @@ fn damage_is_repaired_from_the_checkpoint_or_refused() {
 
 fn sha256(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
+}
+
+/// Puts the weights and the moments of a checkpoint into one file, as programs did before there were two.
+fn join_files(checkpoint: &Path) {
+    let (mut keys, mut data) = (serde_json::Map::new(), Vec::new());
+    for name in ["weights.safetensors", "moments.safetensors"] {
+        let bytes = fs::read(checkpoint.join(name)).unwrap();
+        let (n, rest) = bytes.split_first_chunk::<8>().unwrap();
+        let (head, tensors) = rest.split_at(u64::from_le_bytes(*n) as usize);
+        let head: serde_json::Map<String, Value> = serde_json::from_slice(head).unwrap();
+        for (name, mut tensor) in head {
+            for end in tensor["data_offsets"].as_array_mut().unwrap() {
+                *end = (end.as_u64().unwrap() + data.len() as u64).into();
+            }
+            keys.insert(name, tensor);
+        }
+        data.extend(tensors);
+        fs::remove_file(checkpoint.join(name)).unwrap();
+    }
+    fs::remove_file(checkpoint.join("moments.digests")).unwrap();
+    let mut head = Value::Object(keys).to_string();
+    head.push_str(&" ".repeat(head.len().next_multiple_of(8) - head.len()));
+    let file = [&(head.len() as u64).to_le_bytes(), head.as_bytes(), &data].concat();
+    fs::write(checkpoint.join("state.safetensors"), file).unwrap();
 }
 
 /// Writes `checkpoint.json` as programs did that recorded no identity.
@@ -339,6 +363,9 @@ fn copies_old_and_not_finite_checkpoints() {
     assert_eq!(last_hash(&at.join("whole")), hash);
     fs::remove_dir_all(checkpoints.join("step-000009")).unwrap();
     // A checkpoint with a NaN gives way to the one before, and one without an identity is told of.
+    for step in [2, 3] {
+        join_files(&checkpoints.join(format!("step-{step:06}")));
+    }
     let state = checkpoints.join("step-000003/state.safetensors");
     let mut bytes = fs::read(&state).unwrap();
     let end = bytes.len();

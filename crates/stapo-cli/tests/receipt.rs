@@ -115,9 +115,9 @@ fn a_run_ends_in_a_receipt_that_names_what_differs() {
     fs::remove_file(run.join("notes.txt")).unwrap();
     fs::remove_dir_all(run.join("checkpoints/step-000002")).unwrap();
     let said = differs(at, &["verify", "run"]);
-    assert!(said.contains("checkpoints/step-000002/state.safetensors: MISSING"), "{said}");
+    assert!(said.contains("checkpoints/step-000002/weights.safetensors: MISSING"), "{said}");
     let said = ok(&stapo(at, &["verify", "run", "--without-checkpoints"]));
-    assert!(said.contains("checkpoints: 3 files are not here"), "{said}");
+    assert!(said.contains("checkpoints: 5 files are not here"), "{said}");
 }
 
 #[test]

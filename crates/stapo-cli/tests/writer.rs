@@ -222,7 +222,7 @@ fn an_arm_takes_no_other_run_for_its_own_and_removes_nothing() {
     fs::rename(&a, at.join("other")).unwrap();
     fs::rename(at.join("kept"), &a).unwrap();
     for checkpoint in fs::read_dir(a.join("checkpoints")).unwrap() {
-        fs::write(checkpoint.unwrap().path().join("state.safetensors"), "x").unwrap();
+        fs::write(checkpoint.unwrap().path().join("checkpoint.json"), "x").unwrap();
     }
     fs::write(a.join("notes.txt"), "mine").unwrap();
     ok(&stapo(at, &args));

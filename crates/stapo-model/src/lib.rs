@@ -32,8 +32,8 @@ pub use stapo_ops::cuda;
 pub use stapo_ops::mapped::MappedFile;
 pub use stapo_ops::sha256::{Digest, LEAF};
 pub use stapo_ops::{
-    CpuOptions, Device, DeviceName, DeviceNameError, Form, Mark, OptionError, OutOfMemory, Region, Simd,
-    Stored, Tenant, View, ViewMut,
+    CpuOptions, Device, DeviceName, DeviceNameError, Form, HostBuffer, Mark, OptionError, OutOfMemory,
+    Region, Simd, Stored, Tenant, View, ViewMut,
 };
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use weights::{Encoding, Weights};

@@ -14,6 +14,7 @@ mod cpu;
 mod device;
 mod element;
 mod heads;
+mod host;
 mod kernels;
 mod memory;
 
@@ -59,6 +60,7 @@ pub use device::{
     CpuOptions, Device, DeviceName, DeviceNameError, Mark, OptionError, Recording, Region, Tenant,
 };
 pub use element::Element;
+pub use host::HostBuffer;
 pub use matmul::{Shape, Weight, WeightRows};
 pub use memory::OutOfMemory;
 

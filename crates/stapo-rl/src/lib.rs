@@ -43,6 +43,7 @@ pub mod ranks;
 /// Settings and what follows from them before a run starts: the plan, its memory, its time.
 pub mod plan {
     pub mod config;
+    pub mod disk;
     pub mod estimate;
     pub mod host;
     pub mod memory;

@@ -21,6 +21,7 @@ use crate::learn::memory::RunMemory;
 use crate::learn::teacher::Teacher;
 use crate::learn::update::{Learned, MinibatchContext, learn};
 use crate::plan::config::{GradientSum, Plan};
+use crate::plan::disk::DiskPlan;
 use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
@@ -49,6 +50,8 @@ pub trait Watch {
     fn stop_reason(&self) -> String {
         "asked to stop".to_string()
     }
+    /// The run has ended, and the checkpoint of that step is still being written.
+    fn waits_for_checkpoint(&mut self, _step: u64) {}
     /// Another rank was asked to stop by the signal of that number; the run saves and ends.
     fn asked_elsewhere(&mut self, _signal: i32) {}
 }
@@ -142,6 +145,13 @@ impl Trainer {
     /// What the run takes of its device's memory, and what the settings left to the program became.
     pub fn memory(&self) -> &MemoryPlan {
         &self.memory.planned
+    }
+
+    /// What the checkpoints of a run of this plan take on the disk.
+    pub fn disk(&self, plan: &Plan) -> DiskPlan {
+        let Learner { model, optimizer, .. } = &self.learner;
+        let (weights, moments) = optimizer.n_stored_bytes(&model.policy);
+        DiskPlan::new(plan, weights as u64, moments as u64)
     }
 
     /// Counts what the trainer does, for displays.
@@ -257,6 +267,9 @@ fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Ve
 pub fn train(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let ranks = Ranks::clone(trainer.ranks());
     let outcome = fail_on_all_ranks(&*ranks, lead(plan, run, trainer, watch));
+    // After an error too the checkpoint that is being written is completed.
+    let settled = run.settle();
+    let outcome = outcome.and_then(|outcome| settled.map(|()| outcome));
     // Where the event cannot be written, the caller learns of the error that ended the run.
     let recorded = match &outcome {
         Ok(Outcome::Done) => run.record_stop(StopReason::Done, ""),
@@ -283,7 +296,13 @@ fn record_error(run: &mut Run, error: &Error) -> Result<()> {
 
 fn lead(plan: &Plan, run: &mut Run, trainer: &mut Trainer, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut leader = Leader::open(plan, run, trainer, watch)?;
-    make_steps(plan, trainer, &mut leader)
+    let outcome = make_steps(plan, trainer, &mut leader)?;
+    if let Some(step) = run.step_in_flight() {
+        watch.waits_for_checkpoint(step);
+        trainer.meter.enter(Phase::CheckpointWait);
+        run.settle()?;
+    }
+    Ok(outcome)
 }
 
 /// The part in [`train`] of every rank but the first, which has no folder and no display: the same steps, until rank 0 ends

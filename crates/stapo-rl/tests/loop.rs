@@ -137,7 +137,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let mut quiet = Quiet { stop_after: Some(3), step: 0 };
     train(&plan, &mut run, &mut trainer, &mut quiet).unwrap();
     let newest = Checkpoint::list(&path).unwrap().pop().unwrap();
-    let state = newest.join("state.safetensors");
+    let state = newest.join("weights.safetensors");
     let mut bytes = fs::read(&state).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -6,17 +6,19 @@ mod planned;
 mod text;
 
 use crate::shared::allow_command::AllowCommand;
+use crate::shared::machine::free_disk;
 use crate::shared::option::{positive, threads};
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
+use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{
     self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World,
 };
 use stapo_rl::plan::memory::{self, MemoryPlan, TrainedModel};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Says what a config would run: steps, tokens, memory and time by phase. The exit status is 1 where the run does not fit.
@@ -171,6 +173,8 @@ impl<'a> Planning<'a> {
         Planned {
             on_one: (world.n_ranks > 1).then(|| on_one(&shape, shapes, memory_bytes)),
             memory: self.memory.clone(),
+            disk: DiskPlan::for_weights(plan, self.shape.n_trained()),
+            disk_free: args.machine.is_none().then(|| free_disk(Path::new("runs"))).flatten(),
             remedy: memory_bytes.and_then(|bytes| remedy(plan, shapes, bytes, world.n_ranks)),
             plan,
             shapes,

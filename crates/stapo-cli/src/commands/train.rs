@@ -4,19 +4,22 @@ mod progress;
 mod screen;
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::machine::free_disk;
 use crate::shared::model::Fetch;
 use crate::shared::option::threads;
 use crate::shared::program::PROGRAM;
 use crate::shared::ranks::{self, Joined, RankFlags};
 use crate::shared::stop::{GivesUp, Stop};
 use crate::shared::tensorboard::EventFile;
+use crate::shared::units::size;
 use crate::shared::{run_folder, shipped, stop};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use screen::Screen;
 use stapo_core::record::{EventKind, Metrics, StopReason};
 use stapo_rl::Plan;
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::lab::evaluation::Evaluated;
+use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::policy::identity;
 use stapo_rl::run::Run;
 use stapo_rl::run::meter::Phase;
@@ -161,6 +164,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         Ok(outcome) => outcome?,
         Err(lost) => {
             // Where the event cannot be written, the error that ended the run is shown all the same.
+            let _ = run.settle();
             let _ = run.record_stop(StopReason::Error, &lost.to_string()).and_then(|()| run.seal());
             return Err(lost.into());
         }
@@ -212,6 +216,10 @@ impl Watch for TrainWatch {
         self.screen.wants_stop()
     }
 
+    fn waits_for_checkpoint(&mut self, step: u64) {
+        self.screen.waits_for_checkpoint(step);
+    }
+
     fn stop_reason(&self) -> String {
         self.screen.stop_reason()
     }
@@ -234,9 +242,13 @@ fn begin(args: &Args, joined: &Joined, stop: &Stop) -> Result<(Plan, Run, Traine
     let programs = args.allow.of_config(args.config.as_deref());
     let mut trainer = Trainer::on_ranks(&plan, &device, programs, ranks)?;
     trainer.open_benchmarks(&plan)?;
+    let disk = disk_warning(&plan, &trainer, &folder)?;
+    if let Some(text) = &disk {
+        eprintln!("warning: {text}");
+    }
     stop.begin_work();
     let mut run = Run::create(&folder, &text, &plan.to_toml(), identity, &joined.writer(plan.device()))?;
-    for note in &notes {
+    for note in notes.iter().chain(&disk) {
         run.record(EventKind::Warning, note)?;
     }
     Ok((plan, run, trainer))
@@ -253,6 +265,27 @@ fn reopen(args: &Args, folder: &Path, joined: &Joined) -> Result<(Plan, Run, Tra
 }
 
 /// The settings of the command line: `--set`, and `--device` and `--model` as two of them.
+/// Refuses a run whose first checkpoint has no room on the disk; returns a word where later ones have none.
+fn disk_warning(plan: &Plan, trainer: &Trainer, folder: &Path) -> Result<Option<String>> {
+    let DiskPlan { first_bytes, most_bytes, n_most } = trainer.disk(plan);
+    let Some(free) = free_disk(folder).filter(|free| most_bytes > *free) else { return Ok(None) };
+    let keep = plan.config.record.keep_checkpoints;
+    let text = format!(
+        "the disk of {} has {} free, and the run will keep up to {n_most} checkpoints of {}, {} in all (record.keep_checkpoints = {keep}, the best one, and the one being written)",
+        folder.display(),
+        size(free),
+        size(first_bytes),
+        size(most_bytes)
+    );
+    if first_bytes > free {
+        bail!(
+            "{text}: not even the first one fits\nhint: free {} or name a folder on another disk with --out; a lower record.keep_checkpoints helps only later ones",
+            size(first_bytes - free)
+        );
+    }
+    Ok(Some(format!("{text}; a lower record.keep_checkpoints or record.optimizer = \"last\" takes less")))
+}
+
 fn settings(args: &Args) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
     let model = args.model.as_ref().map(|model| format!("model={}", toml::Value::String(model.clone())));

@@ -270,7 +270,9 @@ catalogue! {
     SECONDS_EVALUATE: "seconds.evaluate", "Evaluation time", "evaluate", Seconds, Linear, Lower,
         Some("seconds/evaluate"), "held-out problems and benchmarks", |m| Some(m.seconds?.evaluate);
     SECONDS_CHECKPOINT: "seconds.checkpoint", "Checkpoint time", "checkpoint", Seconds, Linear, Lower,
-        Some("seconds/checkpoint"), "writing checkpoints", |m| Some(m.seconds?.checkpoint);
+        Some("seconds/checkpoint"), "copying the state for checkpoints, or writing it", |m| Some(m.seconds?.checkpoint);
+    SECONDS_CHECKPOINT_WAIT: "seconds.checkpoint_wait", "Checkpoint wait", "wait", Seconds, Linear, Lower,
+        Some("seconds/checkpoint_wait"), "waiting for a checkpoint that was still being written", |m| Some(m.seconds?.checkpoint_wait);
     WALL_SECONDS: "wall_seconds", "Time of the run", "wall", Seconds, Linear, Lower,
         Some("seconds/wall"), "that processes have worked on the run so far", |m| m.wall_seconds;
     MEMORY_BYTES: "memory_bytes", "Memory", "memory", Bytes, Linear, Lower,

@@ -147,12 +147,15 @@ pub struct PhaseSeconds {
     /// Held-out problems and benchmarks.
     pub evaluate: f64,
     pub checkpoint: f64,
+    /// Waiting for a checkpoint that was written beside the steps.
+    #[serde(default)]
+    pub checkpoint_wait: f64,
 }
 
 impl PhaseSeconds {
     pub fn total(&self) -> f64 {
-        let Self { rollout, grade, calibrate, update, record, evaluate, checkpoint } = self;
-        rollout + grade + calibrate + update + record + evaluate + checkpoint
+        let Self { rollout, grade, calibrate, update, record, evaluate, checkpoint, checkpoint_wait } = self;
+        rollout + grade + calibrate + update + record + evaluate + checkpoint + checkpoint_wait
     }
 }
 

@@ -63,6 +63,9 @@ impl TensorState {
     }
 }
 
+/// What the caller of a copy promises.
+const ROOM: &str = "as many bytes as the state has";
+
 impl Optimizer<f32> {
     /// Gives every trained tensor of the policy to `take`, in its exact form, on rank 0; the other ranks send what they
     /// own.
@@ -105,6 +108,60 @@ impl Optimizer<f32> {
             for (spec, range) in parameter.spec.tensors() {
                 take(spec, Moment::First, TensorState { range: range.clone(), gathered: first.clone() })?;
                 take(spec, Moment::Second, TensorState { range, gathered: second.clone() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of the weights and of the moments of all trained tensors, as they are stored.
+    pub fn n_stored_bytes(&self, policy: &Policy) -> (usize, usize) {
+        let stored = |form: Form, n: usize| n * form.n_bytes() + 4 * form.n_scales(n);
+        let sizes = policy.trained_tensors().map(|(spec, values)| (spec.n_elements(), values.form()));
+        let moments = [self.form(Moment::First), self.form(Moment::Second)];
+        sizes.fold((0, 0), |(weights, of_moments), (n, form)| {
+            let both = moments.iter().map(|form| stored(*form, n)).sum::<usize>();
+            (weights + stored(form, n), of_moments + both)
+        })
+    }
+
+    /// Copies every trained tensor of the policy, in its exact form, one behind the other, to `to` on rank 0; the other ranks
+    /// send what they own, and give an empty slice.
+    pub fn copy_weights(&self, policy: &Policy, mut to: &mut [u8]) -> Result<(), RankError> {
+        if self.ranks.world() > 1 {
+            return self.visit_weights(policy, |state| {
+                state
+                    .slices()
+                    .into_iter()
+                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
+                Ok(())
+            });
+        }
+        for parameter in policy.weights.trained() {
+            for (_, range) in parameter.spec.tensors() {
+                let view = parameter.view().range(range);
+                view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Optimizer::copy_weights`], of every tensor's first and second moment.
+    pub fn copy_moments(&self, policy: &Policy, mut to: &mut [u8]) -> Result<(), RankError> {
+        if self.ranks.world() > 1 {
+            return self.visit_moments(policy, |_, _, state| {
+                state
+                    .slices()
+                    .into_iter()
+                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
+                Ok(())
+            });
+        }
+        for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
+            for (_, range) in parameter.spec.tensors() {
+                for moment in [Moment::First, Moment::Second] {
+                    let view = moments.view(moment).range(range.clone());
+                    view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
+                }
             }
         }
         Ok(())

@@ -138,6 +138,29 @@ impl View<'_, f32> {
         }
     }
 
+    /// The bytes that [`View::copy_stored`] writes.
+    pub fn n_stored_bytes(&self) -> usize {
+        let (form, len) = (self.form(), self.len());
+        len * form.n_bytes() + 4 * form.n_scales(len)
+    }
+
+    /// Copies the elements as they are stored, and behind them their scales, little-endian, to host memory. Waits for the
+    /// device.
+    ///
+    /// # Panics
+    /// If `to` has another length than [`View::n_stored_bytes`].
+    pub fn copy_stored(&self, to: &mut [u8]) {
+        assert_eq!(to.len(), self.n_stored_bytes(), "copy_stored: bytes");
+        match self.0 {
+            Elements::Host(slice) => {
+                for (to, x) in to.as_chunks_mut().0.iter_mut().zip(slice) {
+                    *to = x.to_le_bytes();
+                }
+            }
+            Elements::Cuda(part) => part.cuda().copy_stored(part.slice(), to),
+        }
+    }
+
     /// The elements as they are stored. Waits for the device.
     pub fn read_stored(&self) -> Stored {
         let form = self.form();

@@ -209,6 +209,12 @@ impl Cuda {
         unsafe { ctx::set_current(self.context) }.or_panic("choosing the GPU");
     }
 
+    /// As [`Cuda::make_current`], where a failure changes nothing.
+    pub(super) fn try_make_current(&self) {
+        // SAFETY: the context lives as long as the `Cuda`.
+        let _ = unsafe { ctx::set_current(self.context) };
+    }
+
     /// Waits until all queued work is done.
     pub(crate) fn synchronize(&self) {
         self.make_current();

@@ -9,6 +9,7 @@ use super::allocation::{Allocation, Lender};
 use super::context::{Cuda, Precision, Training};
 use super::error::{Code, CudaError, OrPanic, fail};
 use super::kernels::{ADAMW, ELEMENTWISE};
+use super::locked::PIECE;
 use super::slice::{ElementType, MOMENT_BLOCK, Masters, Slice};
 use crate::dtype::bf16_to_f32;
 use crate::element::Element;
@@ -168,13 +169,44 @@ impl Cuda {
         }
     }
 
-    /// The bytes of a slice as they are stored (those of the masters where there are any), and its scales.
-    pub(crate) fn read_stored(&self, from: Slice, n_scales: usize) -> (Vec<u8>, Vec<f32>) {
-        let (address, n_bytes) = match (from.master(), from.masters) {
+    /// Where a slice is stored, that is its masters where there are any, and in how many bytes.
+    fn stored(from: Slice) -> (u64, usize) {
+        match (from.master(), from.masters) {
             (Some(master), _) => (master, 4 * from.len),
             (None, None) => (from.address, from.len * from.kind.n_bytes()),
             (None, Some(_)) => panic!("read_stored: other ranks have masters of these {} weights", from.len),
-        };
+        }
+    }
+
+    /// Copies the bytes of a slice as they are stored, and behind them those of its scales, which fill the rest of `to`.
+    pub(crate) fn copy_stored(&self, from: Slice, to: &mut [u8]) {
+        let (address, n_bytes) = Self::stored(from);
+        self.make_current();
+        let (elements, scales) = to.split_at_mut(n_bytes);
+        self.download_in_pieces(address, elements);
+        if let Some(address) = from.scales.filter(|_| !scales.is_empty()) {
+            self.download_in_pieces(address, scales);
+        }
+        self.synchronize();
+    }
+
+    /// Queues copies of which none crosses a border of a [`crate::HostBuffer`]'s pieces: the driver takes a range for
+    /// pinned only where it lies in one piece.
+    fn download_in_pieces(&self, mut address: u64, mut to: &mut [u8]) {
+        while !to.is_empty() {
+            let in_piece = PIECE - to.as_ptr() as usize % PIECE;
+            let (now, later) = to.split_at_mut(in_piece.min(to.len()));
+            // SAFETY: the range on the GPU is the caller's slice and as long as `now`, which nobody reads before the caller
+            // has waited for the stream.
+            unsafe { result::memcpy_dtoh_async(now, address, self.stream) }.or_panic("reading from the GPU");
+            address += now.len() as u64;
+            to = later;
+        }
+    }
+
+    /// The bytes of a slice as they are stored, and its scales.
+    pub(crate) fn read_stored(&self, from: Slice, n_scales: usize) -> (Vec<u8>, Vec<f32>) {
+        let (address, n_bytes) = Self::stored(from);
         self.make_current();
         let mut bytes = vec![0; n_bytes];
         if n_bytes > 0 {

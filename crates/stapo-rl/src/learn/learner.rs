@@ -1,9 +1,11 @@
 //! A model in training: weights, optimizer state, gradients and counters.
 
 use crate::error::Result;
+use crate::plan::config::Keeping;
+use crate::plan::host::HostMemory;
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{RankError, Ranks, Solo};
-use crate::run::{self, Checkpoint, Counters, LoopState, Run, Snapshot};
+use crate::run::{self, Checkpoint, Counters, Image, LoopState, Run, ToSave};
 use serde::{Deserialize, Serialize};
 use stapo_model::decoder::{Exchanged, GradientSums, Gradients, Pass};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, StepError, Update};
@@ -31,20 +33,10 @@ impl Accumulated {
 pub(crate) enum Saving {
     /// The folder has a checkpoint of this step.
     Nothing,
-    /// The state, for the file.
+    /// The hash of the state, which is the model that the run started from.
+    Start,
+    /// The state, for the files.
     State,
-    /// The state twice, first for a hash that no step has recorded.
-    HashAndState,
-}
-
-impl Saving {
-    pub fn needed(run: &Run, step: u64) -> Self {
-        match (run.is_saved(step), run.state_hash(step)) {
-            (true, _) => Saving::Nothing,
-            (false, Some(_)) => Saving::State,
-            (false, None) => Saving::HashAndState,
-        }
-    }
 }
 
 /// What reinforcement learning and pretraining change.
@@ -114,36 +106,61 @@ impl Learner {
         })
     }
 
-    /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only the newest
-    /// `n_kept` checkpoints of the run and the best one remain. A state that is not finite is refused.
-    pub fn save(&self, run: &mut Run, n_kept: usize) -> Result<()> {
-        self.save_on_all_ranks(Saving::needed(run, self.counters.step), Some((run, n_kept)))
+    /// What a checkpoint of the present state needs of all ranks. The weights before the first step are those of the model that the
+    /// run's plan names; adapters are not, and they are small.
+    pub(crate) fn saving(&self, run: &Run) -> Saving {
+        let Counters { step, n_updates, .. } = self.counters;
+        match (run.is_saved(step), step == 0 && n_updates == 0 && self.model.policy.lora().is_none()) {
+            (true, _) => Saving::Nothing,
+            (false, true) => Saving::Start,
+            (false, false) => Saving::State,
+        }
     }
 
-    /// As [`Learner::save`] on every rank. Rank 0 gives its folder and the number of checkpoints to keep, and says what the
+    /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only what is to be kept of the
+    /// run's checkpoints remains. Where host memory has room for a copy of the state, the checkpoint is written while the
+    /// caller goes on. A state that is not finite is refused.
+    pub fn save(&self, run: &mut Run, keeping: Keeping) -> Result<()> {
+        self.save_on_all_ranks(self.saving(run), Some((run, keeping)))
+    }
+
+    /// Lets the run make ready for checkpoints of this state.
+    pub(crate) fn prepare_saving(&self, run: &mut Run) {
+        let n_bytes = Image::n_bytes(&self.model.policy, &self.optimizer);
+        if has_room_for(n_bytes) {
+            run.prepare_buffer(self.model.policy.device(), n_bytes);
+        }
+    }
+
+    /// As [`Learner::save`] on every rank. Rank 0 gives its folder and what is kept of its checkpoints, and says what the
     /// checkpoint needs of all.
-    pub(crate) fn save_on_all_ranks(&self, saving: Saving, folder: Option<(&mut Run, usize)>) -> Result<()> {
-        let step = self.counters.step;
+    pub(crate) fn save_on_all_ranks(
+        &self,
+        saving: Saving,
+        folder: Option<(&mut Run, Keeping)>,
+    ) -> Result<()> {
         if saving == Saving::Nothing {
-            return folder.map_or(Ok(()), |(run, n_kept)| run.prune(step, n_kept));
+            return folder.map_or(Ok(()), |(run, keeping)| run.prune(self.counters.step, keeping));
         }
-        let computed = if saving == Saving::HashAndState { Some(self.state_hash()?) } else { None };
-        if self.ranks.world() > 1 {
-            self.check_finite()?;
-        }
-        let Some((run, n_kept)) = folder else {
-            return Ok(run::send_state(&self.model.policy, &self.optimizer)?);
+        self.check_finite()?;
+        let (policy, optimizer) = (&self.model.policy, &self.optimizer);
+        let start = if saving == Saving::Start { Some(self.state_hash()?) } else { None };
+        let Some((run, keeping)) = folder else {
+            return if start.is_some() { Ok(()) } else { Ok(run::send_state(policy, optimizer)?) };
         };
-        let recorded = run.state_hash(step).map(str::to_owned);
-        let state_hash = computed.or(recorded).expect("a hash that no step has recorded is computed");
-        let snapshot = |provenance| Snapshot {
-            counters: self.counters,
-            loop_state: &self.loop_state,
-            policy: &self.model.policy,
-            optimizer: &self.optimizer,
-            provenance,
+        let state = if let Some(state_hash) = start {
+            ToSave::Start { state_hash }
+        } else {
+            run.settle()?;
+            let buffer = run.take_buffer();
+            let n_bytes = Image::n_bytes(policy, optimizer);
+            if buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes) || has_room_for(n_bytes) {
+                ToSave::Copied(Image::copy(policy, optimizer, buffer)?)
+            } else {
+                ToSave::Streamed(policy, optimizer)
+            }
         };
-        run.save(state_hash, snapshot, n_kept)
+        run.save((self.counters, &self.loop_state), state, keeping)
     }
 
     /// Backward of a round of micro-batches, one on each rank: of this rank's, whose last forward was `pass`'s, from the
@@ -238,4 +255,9 @@ impl Learner {
         self.counters.n_updates += 1;
         Ok(gradient_norm)
     }
+}
+
+/// Whether host memory has room for a copy of the state.
+fn has_room_for(n_bytes: usize) -> bool {
+    HostMemory::find().is_none_or(|memory| memory.has_room_for(n_bytes as u64))
 }

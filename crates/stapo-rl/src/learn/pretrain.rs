@@ -109,7 +109,7 @@ impl Pretrainer {
 
     /// Writes a checkpoint and the manifest.
     pub fn save(&self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
-        self.learner.save(run, config.record.keep_checkpoints)
+        self.learner.save(run, config.record.keeping())
     }
 
     /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
@@ -197,6 +197,9 @@ pub fn pretrain(
     watch: &mut dyn WatchPretrain,
 ) -> Result<()> {
     let outcome = pretrain_steps(config, run, pretrainer, watch);
+    // After an error too the checkpoint that is being written is completed.
+    let settled = run.settle();
+    let outcome = outcome.and(settled);
     let is_done = pretrainer.learner.counters.step >= config.steps;
     // Where the event cannot be written, the caller learns of the error that ended the run.
     let _ = match &outcome {
@@ -246,6 +249,7 @@ fn pretrain_steps(
         }
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;
+        run.settle_if_landed()?;
         watch.stepped(&metrics);
         let is_stopped = watch.wants_stop();
         if is_stopped || is_saved {

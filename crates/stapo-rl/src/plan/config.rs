@@ -277,6 +277,24 @@ impl EvaluationConfig {
     }
 }
 
+/// Which checkpoints have the state of the optimizer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KeptOptimizer {
+    #[default]
+    All,
+    /// The newest one. Earlier ones can be evaluated and exported.
+    Last,
+}
+
+/// What of a run's checkpoints stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keeping {
+    /// The newest ones, besides the best.
+    pub checkpoints: usize,
+    pub optimizer: KeptOptimizer,
+}
+
 /// What a run writes to its folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -285,6 +303,8 @@ pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
+    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot go on from them.
+    pub optimizer: KeptOptimizer,
     /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
     /// with a silenced token in addition; 0 records none.
     pub responses: usize,
@@ -409,11 +429,18 @@ impl Default for EvaluationConfig {
     }
 }
 
+impl RecordConfig {
+    pub fn keeping(&self) -> Keeping {
+        Keeping { checkpoints: self.keep_checkpoints, optimizer: self.optimizer }
+    }
+}
+
 impl Default for RecordConfig {
     fn default() -> Self {
         RecordConfig {
             checkpoint_every_steps: 20,
             keep_checkpoints: 2,
+            optimizer: KeptOptimizer::All,
             responses: 32,
             responses_every_steps: 10,
             alternatives: 4,

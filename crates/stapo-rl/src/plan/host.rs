@@ -34,6 +34,11 @@ impl HostMemory {
         Some(Self { total: field("MemTotal")?, available: field("MemAvailable")?, free_swap })
     }
 
+    /// Whether there is room for so many bytes besides what the process will come to need: a fifth of what is free.
+    pub fn has_room_for(&self, n_bytes: u64) -> bool {
+        n_bytes <= self.available / 5 * 4
+    }
+
     /// What a process can have at most.
     pub fn usable(&self) -> u64 {
         self.available.saturating_add(self.free_swap)

@@ -36,6 +36,8 @@ pub struct FoundModel {
     pub base_storage: BaseStorage,
     /// The checkpoint that holds the frozen weights below `lora`, where they are an earlier run's.
     pub frozen: Option<Arc<Checkpoint>>,
+    /// The checkpoint before the first step of a run of which this is the model: it has the hashes of the model, and no copy.
+    pub start: Option<Arc<Checkpoint>>,
 }
 
 /// A model that is no run's.
@@ -88,6 +90,7 @@ impl ModelSource {
                 lora: None,
                 base_storage: BaseStorage::default(),
                 frozen: None,
+                start: None,
             }),
             Located::Run { run, step } => FoundModel::of_run(&run, step),
         }
@@ -98,8 +101,8 @@ impl FoundModel {
     /// The newest good checkpoint of a run, or that of a step.
     fn of_run(run: &Path, step: Option<u64>) -> Result<Self> {
         let (checkpoint, refused) = match step {
-            None => Checkpoint::newest(run)?,
-            Some(step) => (Some(Checkpoint::open(&checkpoint_at(run, step)?)?), Vec::new()),
+            None => Checkpoint::newest_weights(run)?,
+            Some(step) => (Some(Checkpoint::open_weights(&checkpoint_at(run, step)?)?), Vec::new()),
         };
         let Some(checkpoint) = checkpoint else {
             let problem = refused.first().map_or("no checkpoint".to_string(), |first| {
@@ -108,6 +111,9 @@ impl FoundModel {
             let remedy = "name another run, or another model".to_string();
             return Err(Error::NoRun { folder: run.to_owned(), problem, remedy });
         };
+        if checkpoint.is_start() {
+            return Ok(Self { refused, ..Self::before_first_step(run, checkpoint)? });
+        }
         let step = checkpoint.counters.step;
         let start = start_of_run(run)?;
         Ok(Self {
@@ -118,7 +124,19 @@ impl FoundModel {
             base_storage: start.lora.as_ref().map_or(BaseStorage::default(), LoraConfig::base_storage),
             lora: start.lora.as_ref().map(LoraConfig::spec),
             frozen: start.frozen,
+            start: None,
         })
+    }
+
+    /// The model that a run started from. One that is not there any more is refused; whoever loads it compares its hashes.
+    fn before_first_step(run: &Path, checkpoint: Checkpoint) -> Result<Self> {
+        let source = model_of_run(run)?.0;
+        let found = source.find().map_err(|error| Error::Checkpoint {
+            path: checkpoint.path.clone(),
+            problem: format!("is the model that the run started from, of which it has no copy: {error}"),
+        })?;
+        let pinned = ModelSource::named(&format!("{}@0", run.display()));
+        Ok(Self { pinned, start: Some(Arc::new(checkpoint)), ..found })
     }
 
     /// The layers that adapters of a run on this model would lie on, quantised as its file has them. Refuses a model whose
@@ -142,12 +160,17 @@ impl FoundModel {
 
     /// The training steps that a run's checkpoint has seen; `None` for a model that is no run's.
     pub fn step(&self) -> Option<u64> {
-        self.checkpoint.as_ref().map(|checkpoint| checkpoint.counters.step)
+        self.checkpoint_of_run().map(|checkpoint| checkpoint.counters.step)
     }
 
     /// The folder of the run whose checkpoint this is; `None` for a model that is no run's.
     pub fn run(&self) -> Option<&Path> {
-        self.checkpoint.as_ref()?.path.parent()?.parent()
+        self.checkpoint_of_run()?.path.parent()?.parent()
+    }
+
+    /// The run's checkpoint that this is the model of.
+    fn checkpoint_of_run(&self) -> Option<&Checkpoint> {
+        self.start.as_deref().or(self.checkpoint.as_deref())
     }
 
     /// The base model by a name for other programs: that of the hub, or its path.

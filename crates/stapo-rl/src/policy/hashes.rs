@@ -26,14 +26,13 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
 
 /// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
-    let base = of_base(model)?;
-    let Some(checkpoint) = &model.checkpoint else { return Ok(base) };
-    let mut inputs = vec![checkpoint.state_file()];
+    let Some(checkpoint) = &model.checkpoint else { return of_base(model) };
+    let mut inputs = Vec::from_iter(checkpoint.weights_hash());
     if model.lora.is_some() {
         let below = of_frozen(model)?.into_iter().filter(|input| !is_model_file(&input.name));
         inputs.extend(below.map(|input| FileHash { name: format!("base {}", input.name), ..input }));
     }
-    inputs.extend(beside_weights(base));
+    inputs.extend(of_files_beside(model)?);
     Ok(inputs)
 }
 
@@ -51,6 +50,14 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
     }
 }
 
+/// As [`of_base`], of the files beside the weights: those of the weights are not read.
+pub(crate) fn of_files_beside(model: &FoundModel) -> Result<Vec<FileHash>> {
+    match &model.base {
+        BaseModel::Files(path) => files_beside_weights(path, &weight_files(path)?),
+        BaseModel::Builtin | BaseModel::Random { .. } => Ok(beside_weights(of_base(model)?)),
+    }
+}
+
 /// The hashes of the model below the adapters of a run.
 pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
     let below = FoundModel {
@@ -61,6 +68,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
         lora: None,
         base_storage: model.base_storage,
         frozen: None,
+        start: None,
     };
     of_found(&below)
 }
@@ -84,6 +92,12 @@ pub(crate) fn below_adapters(inputs: Vec<FileHash>) -> Vec<FileHash> {
         .collect()
 }
 
+/// Of the inputs of a run, those of the model that it started from.
+pub(crate) fn of_start(inputs: Vec<FileHash>) -> Vec<FileHash> {
+    let is_weights = |name: &str| name.trim_start_matches("base ").starts_with("weights");
+    inputs.into_iter().filter(|input| is_weights(&input.name) || is_model_file(&input.name)).collect()
+}
+
 /// The files of a model besides its weights.
 pub(crate) fn beside_weights(mut files: Vec<FileHash>) -> Vec<FileHash> {
     files.retain(|file| is_model_file(&file.name));
@@ -100,6 +114,13 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
         let name = if is_single { "weights".to_string() } else { format!("weights {file}") };
         inputs.push(hash_file(&name, path)?);
     }
+    inputs.extend(files_beside_weights(model, &weights)?);
+    Ok(inputs)
+}
+
+/// The hashes of the files beside a model's weights.
+fn files_beside_weights(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHash>> {
+    let mut inputs = Vec::new();
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     let is_gguf = weights.iter().any(|path| path.extension().is_some_and(|e| e == "gguf"));
     for (file, name) in MODEL_FILES.iter().filter(|_| !is_gguf) {

@@ -4,11 +4,11 @@ use crate::error::{Error, Result};
 use crate::plan::config::{BaseStorage, LoraConfig, ModelSource, Plan, PromptStyle, States};
 use crate::policy::adapters::{self, Adapters, Adapting};
 use crate::policy::found::{BaseModel, FoundModel};
-use crate::policy::hashes::{below_adapters, beside_weights, of_base, of_frozen};
+use crate::policy::hashes::{below_adapters, beside_weights, of_files_beside, of_found, of_frozen, of_start};
 use crate::run::Checkpoint;
 use crate::tasks::prompting::Prompting;
 use serde_json::{Map, Value};
-use stapo_core::record::changed_inputs;
+use stapo_core::record::{Change, changed_inputs};
 use stapo_model::decoder::{LoraSpec, Policy, PolicySpec};
 use stapo_model::export::Companion;
 use stapo_model::generate::StopTexts;
@@ -80,16 +80,7 @@ impl LoadedModel {
         device: &Device,
         tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
     ) -> Result<Self> {
-        if let Some(Checkpoint { path, provenance: Some(provenance), .. }) = found.checkpoint.as_deref() {
-            let recorded = provenance.identity.inputs.clone();
-            let changes = match &found.lora {
-                Some(_) => changed_inputs(&below_adapters(recorded), &of_frozen(found)?),
-                None => changed_inputs(&beside_weights(recorded), &beside_weights(of_base(found)?)),
-            };
-            if !changes.is_empty() {
-                return Err(Error::ChangedModel { folder: path.clone(), changes });
-            }
-        }
+        check_unchanged(found)?;
         let storage = storage_of_base(found, &adapting);
         let adapters = Adapters::for_model(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
@@ -102,6 +93,13 @@ impl LoadedModel {
         let files = found.files()?;
         let pretrained = Pretrained::open(&files.path)?;
         let mut model = match &found.base {
+            // A checkpoint that holds all weights is written over the model's, which are not read.
+            _ if found.checkpoint.is_some() && found.lora.is_none() => {
+                let config = found.shape()?;
+                let policy = Policy::zeros(device, PolicySpec { config: &config, lora })
+                    .map_err(stapo_model::Error::OutOfMemory)?;
+                Self::with_policy(&pretrained, tokenizer(&pretrained)?, policy)?
+            }
             BaseModel::Random { seed, .. } => {
                 let config = found.shape()?;
                 let spec = PolicySpec { config: &config, lora };
@@ -231,6 +229,26 @@ impl LoadedModel {
         let text = template.prompt(messages, arguments)?;
         Ok(Some(self.tokenizer()?.encode_rendered(&text)?))
     }
+}
+
+/// Refuses a model whose files are not those that the run of its checkpoint had.
+fn check_unchanged(found: &FoundModel) -> Result<()> {
+    let recorded = |checkpoint: &Checkpoint| {
+        let inputs = checkpoint.provenance.as_ref().map(|by| by.identity.inputs.clone());
+        inputs.map(|inputs| (checkpoint.path.clone(), inputs))
+    };
+    let refuse_changes = |folder, changes: Vec<Change>| {
+        if changes.is_empty() { Ok(()) } else { Err(Error::ChangedModel { folder, changes }) }
+    };
+    if let Some((folder, inputs)) = found.start.as_deref().and_then(recorded) {
+        refuse_changes(folder, changed_inputs(&of_start(inputs), &of_found(found)?))?;
+    }
+    let Some((folder, inputs)) = found.checkpoint.as_deref().and_then(recorded) else { return Ok(()) };
+    let changes = match &found.lora {
+        Some(_) => changed_inputs(&below_adapters(inputs), &of_frozen(found)?),
+        None => changed_inputs(&beside_weights(inputs), &of_files_beside(found)?),
+    };
+    refuse_changes(folder, changes)
 }
 
 fn tokenizer_of(pretrained: &Pretrained) -> Result<std::result::Result<Tokenizer, String>> {

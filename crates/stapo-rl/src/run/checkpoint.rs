@@ -1,17 +1,22 @@
-//! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number.
+//! Checkpoints: safetensors, the plan and JSON, atomic, sealed with hashes, bounded in number. Weights and moments are two files,
+//! so that weights are read alone and moments can be removed.
 
+mod files;
+mod sealed;
+mod writing;
+
+pub use writing::{Snapshot, StateSource};
+
+use super::hashes::hash_file;
 use super::state::{self, Counters, LoopState};
-use super::state_hash::StateFileHashes;
 use super::tree::check_tree;
 use crate::error::{Error, Result};
+use crate::plan::config::{Keeping, KeptOptimizer};
 use crate::ranks::{RankError, Transport};
-use crate::run::disk::{
-    create_folder_of_part, remove_folder, rename, sha256_hex, write_whole, write_whole_with,
-};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use crate::run::disk::{remove_file, remove_folder, rename, sha256_hex};
+use files::{Needed, StateFiles, other_state};
+use sealed::Sealed;
 use stapo_core::record::{FileHash, Identity};
-use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
 use std::fs;
@@ -26,9 +31,7 @@ pub struct Checkpoint {
     pub loop_state: LoopState,
     /// `None` for a checkpoint of a program that did not record it.
     pub provenance: Option<Provenance>,
-    /// The file of the weights and the optimizer state; pages are read as they are touched.
-    state: MappedFile,
-    state_sha256: String,
+    state: StateFiles,
 }
 
 /// What a checkpoint says about the run that made it.
@@ -45,101 +48,18 @@ pub struct Provenance {
     pub records: Vec<FileHash>,
 }
 
-/// What a checkpoint is made of.
-pub struct Snapshot<'a> {
-    pub counters: Counters,
-    pub loop_state: &'a LoopState,
-    pub policy: &'a Policy,
-    pub optimizer: &'a Optimizer,
-    pub provenance: Provenance,
-}
-
-/// `checkpoint.json`. Schema 1 has only the first three keys and a seal of its own.
-#[derive(Clone, Serialize, Deserialize)]
-struct Sealed {
-    schema: u32,
-    counters: Counters,
-    /// The hash of `state.safetensors`.
-    state_sha256: String,
-    #[serde(default)]
-    loop_state: LoopState,
-    #[serde(default)]
-    state_hash: String,
-    #[serde(default)]
-    metrics: Option<String>,
-    /// The hash of the checkpoint's copy of `plan.toml`.
-    #[serde(default)]
-    plan_sha256: String,
-    #[serde(default)]
-    identity: Identity,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    records: Vec<FileHash>,
-    /// A hash of the other keys, so that a changed counter is found like a changed weight.
-    seal: String,
-}
-
-/// The schema of `checkpoint.json` that this program writes, and the highest that this program reads.
-const CHECKPOINT_SCHEMA: u32 = 3;
-pub(super) const STATE: &str = "state.safetensors";
+/// The files of a checkpoint: weights, moments, the digests of the moments, by which weights can be checked without them, and the
+/// plan. Up to schema 3, [`STATE`] held weights and moments.
+const WEIGHTS: &str = "weights.safetensors";
+const MOMENTS: &str = "moments.safetensors";
+const DIGESTS: &str = "moments.digests";
+const STATE: &str = "state.safetensors";
 const PLAN: &str = "plan.toml";
-const SEALED: &str = "checkpoint.json";
-
-impl Sealed {
-    /// The file of a checkpoint, with a seal that fits.
-    fn read(checkpoint: &Path) -> Result<Self> {
-        let refuse = |problem: String| Error::Checkpoint { path: checkpoint.to_owned(), problem };
-        let bytes = fs::read(checkpoint.join(SEALED)).map_err(|e| refuse(format!("{SEALED}: {e}")))?;
-        let sealed: Self =
-            serde_json::from_slice(&bytes).map_err(|e| refuse(format!("{SEALED} is damaged: {e}")))?;
-        if sealed.schema > CHECKPOINT_SCHEMA {
-            return Err(refuse(format!(
-                "schema {} is newer than this program's {CHECKPOINT_SCHEMA}",
-                sealed.schema
-            )));
-        }
-        if sealed.expected_seal() != sealed.seal {
-            return Err(refuse(format!("{SEALED} is damaged: its seal does not fit")));
-        }
-        Ok(sealed)
-    }
-
-    /// The hash of the state by the checkpoint and by its step's line of metrics; none where neither was recorded.
-    fn recorded_states(&self) -> Vec<String> {
-        let line = self.metrics.as_ref().and_then(|line| serde_json::from_str::<Value>(line).ok());
-        let in_metrics = line.and_then(|line| line["state_sha256"].as_str().map(str::to_owned));
-        let recorded = Some(self.state_hash.clone()).filter(|hash| !hash.is_empty());
-        recorded.into_iter().chain(in_metrics).collect()
-    }
-
-    fn expected_seal(&self) -> String {
-        if self.schema == 1 {
-            let Counters { step, position, n_updates } = self.counters;
-            return sha256_hex(format!("{step} {position} {n_updates} {}", self.state_sha256).as_bytes());
-        }
-        let unsealed = Sealed { seal: String::new(), ..self.clone() };
-        sha256_hex(serde_json::to_string(&unsealed).expect("numbers and strings are JSON").as_bytes())
-    }
-}
 
 impl Checkpoint {
-    /// Writes the state after `counters.step`. A state that is not finite is refused, and nothing is written.
-    pub fn save(run: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
-        let Snapshot { counters, policy, optimizer, .. } = *snapshot;
-        state::check_finite(counters.step, policy, optimizer)?;
-        let folder = run.join("checkpoints");
-        let path = folder.join(folder_name(counters.step));
-        let temporary = temporary_folder(&folder, counters.step);
-        let written = snapshot.write(&temporary).and_then(|()| put_in_place(&temporary, &path));
-        if written.is_err() {
-            let _ = fs::remove_dir_all(&temporary);
-        }
-        written?;
-        Ok(path)
-    }
-
-    /// Removes all but the newest `n_kept` checkpoints up to `step` and that of step `spared`, and what interrupted
-    /// writers left behind.
-    pub fn prune(run: &Path, step: u64, n_kept: usize, spared: Option<u64>) -> Result<()> {
+    /// Removes all but the newest `keeping.checkpoints` checkpoints up to `step` and that of step `spared`, what interrupted
+    /// writers left behind, and the moments of all but the newest where these are not kept.
+    pub fn prune(run: &Path, step: u64, keeping: Keeping, spared: Option<u64>) -> Result<()> {
         let folder = run.join("checkpoints");
         let entries = fs::read_dir(&folder).map_err(|e| Error::io(&folder, e))?;
         for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
@@ -148,12 +68,24 @@ impl Checkpoint {
                 remove_folder(&path)?;
             }
         }
-        let earlier = Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step);
-        for (number, old) in earlier.skip(n_kept).filter(|(number, _)| Some(*number) != spared) {
+        let mut kept: Vec<_> =
+            Self::numbered(run)?.into_iter().rev().filter(|(number, _)| *number <= step).collect();
+        let mut earlier = kept.split_off(keeping.checkpoints.min(kept.len()));
+        kept.extend(earlier.extract_if(.., |(number, _)| Some(*number) == spared));
+        for (number, old) in earlier {
             // It leaves by one rename: whoever reads beside the trainer finds the whole folder or none.
             let leaving = temporary_folder(&folder, number);
             rename(&old, &leaving)?;
             remove_folder(&leaving)?;
+        }
+        for (_, old) in
+            kept.iter().filter(|(number, _)| keeping.optimizer == KeptOptimizer::Last && *number < step)
+        {
+            // One removal: a checkpoint has its moments or has none.
+            let moments = old.join(MOMENTS);
+            if moments.exists() {
+                remove_file(&moments)?;
+            }
         }
         Ok(())
     }
@@ -184,11 +116,20 @@ impl Checkpoint {
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused. Where a trainer removed a
     /// checkpoint while it was read, there are newer ones, and the search begins anew.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        Self::newest_with(run, Needed::State)
+    }
+
+    /// As [`Checkpoint::newest`], of which only the weights are read and checked.
+    pub fn newest_weights(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
+        Self::newest_with(run, Needed::Weights)
+    }
+
+    fn newest_with(run: &Path, needed: Needed) -> Result<(Option<Self>, Vec<Error>)> {
         check_tree(run)?;
         let mut refused = Vec::new();
         let mut paths = Self::list(run)?;
         while let Some(path) = paths.pop() {
-            match Self::open(&path) {
+            match Self::open_with(&path, needed) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
                 Err(_) if !path.exists() => {
                     paths = Self::list(run)?;
@@ -206,63 +147,70 @@ impl Checkpoint {
         Some((sealed.counters.step, sealed.state_hash))
     }
 
-    /// The hash of the state file that a checkpoint whose seal fits has recorded; the file itself is not read.
-    pub(super) fn recorded_state_file(path: &Path) -> Option<String> {
-        Sealed::read(path).ok().map(|sealed| sealed.state_sha256)
+    /// Whether a file of that name holds tensors of a checkpoint's state.
+    pub(super) fn is_state_file(name: &str) -> bool {
+        [WEIGHTS, MOMENTS, STATE].contains(&name)
     }
 
-    /// Reads the state file of a checkpoint once and returns its hash, and what is wrong with the state in it. `known` is the
+    /// The hash of a file of the state that a checkpoint whose seal fits has recorded; the file itself is not read.
+    pub(super) fn recorded_file(path: &Path, name: &str) -> Option<String> {
+        let sealed = Sealed::read(path).ok()?;
+        match name {
+            STATE => Some(sealed.state_sha256).filter(|hash| !hash.is_empty()),
+            _ => sealed.file(name).map(|file| file.sha256.clone()),
+        }
+    }
+
+    /// Reads a file of a checkpoint's state once and returns its hash, and what is wrong with the state in it. `known` is the
     /// hash of that state by the run's manifest.
-    pub(super) fn check_state(path: &Path, known: Option<&str>) -> Result<(String, Option<String>)> {
-        let state = path.join(STATE);
-        let mapped = MappedFile::open(&state).map_err(|e| Error::io(&state, e))?;
-        let sealed = match Sealed::read(path) {
-            Ok(sealed) => sealed,
-            Err(error) => return Ok((sha256_hex(&mapped), Some(error.to_string()))),
-        };
-        let hashes = StateFileHashes::compute(&mapped, sealed.counters, &sealed.loop_state);
-        let problem = match &hashes.state {
-            Err(problem) => Some(problem.clone()),
-            Ok(found) => {
-                let recorded = sealed.recorded_states().into_iter().chain(known.map(str::to_owned));
-                recorded.into_iter().find(|hash| hash != found).map(|hash| other_state(&hash, found))
-            }
-        };
-        Ok((hashes.file, problem))
+    pub(super) fn check_file(
+        path: &Path,
+        name: &str,
+        known: Option<&str>,
+    ) -> Result<(String, Option<String>)> {
+        let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
+        match Sealed::read(path) {
+            Ok(sealed) => files::check(path, name, &sealed, known).map_err(refuse),
+            Err(error) => Ok((hash_file(name, &path.join(name))?.sha256, Some(error.to_string()))),
+        }
     }
 
-    /// As [`Checkpoint::check_state`], of a checkpoint that has been read; `None` where it recorded no state.
-    pub(super) fn checked_state(&self, known: Option<&str>) -> Option<(String, Option<String>)> {
+    /// As [`Checkpoint::check_file`], of a file of this checkpoint that has been read; `None` of one that has not been, and where
+    /// the checkpoint recorded no state.
+    pub(super) fn checked_file(&self, name: &str, known: Option<&str>) -> Option<(String, Option<String>)> {
         let found = &self.provenance.as_ref()?.state_hash;
         let other = known.filter(|known| known != found).map(|known| other_state(known, found));
-        Some((self.state_sha256.clone(), other))
+        Some((self.state.checked(name)?, other))
     }
 
-    /// Reads a checkpoint, and checks the hashes of the file and of the state in it, and that every number is finite.
+    /// Reads a checkpoint, and checks the hashes of the files and of the state in them, and that every number is finite. One without
+    /// moments is refused.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, Needed::State)
+    }
+
+    /// As [`Checkpoint::open`], of which only the weights are read and checked.
+    pub fn open_weights(path: &Path) -> Result<Self> {
+        Self::open_with(path, Needed::Weights)
+    }
+
+    /// As [`Checkpoint::open`]; one without moments is not refused.
+    pub fn open_kept(path: &Path) -> Result<Self> {
+        Self::open_with(path, Needed::Kept)
+    }
+
+    fn open_with(path: &Path, needed: Needed) -> Result<Self> {
         let refuse = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-        let read = |name: &str| fs::read(path.join(name)).map_err(|e| refuse(format!("{name}: {e}")));
         let sealed = Sealed::read(path)?;
         let named = path.file_name().and_then(|name| name.to_str());
         if named.is_some_and(|name| name.starts_with("step-") && name != folder_name(sealed.counters.step)) {
             return Err(refuse(format!("is a copy of the checkpoint of step {}", sealed.counters.step)));
         }
-        let state = MappedFile::open(&path.join(STATE)).map_err(|e| refuse(format!("{STATE}: {e}")))?;
-        let hashes = StateFileHashes::compute(&state, sealed.counters, &sealed.loop_state);
-        if hashes.file != sealed.state_sha256 {
-            return Err(refuse(format!("{STATE} is damaged: its hash is not the one recorded")));
-        }
-        let found = hashes.state.map_err(|problem| refuse(format!("{STATE}: {problem}")))?;
-        if let Some(recorded) = sealed.recorded_states().into_iter().find(|recorded| *recorded != found) {
-            let may_be_older = sealed.schema < CHECKPOINT_SCHEMA;
-            let hint = "; if an earlier program wrote it, which hashed states in another way, use the one that build.json names";
-            let hint = if may_be_older { hint } else { "" };
-            return Err(refuse(format!("{STATE}: {}{hint}", other_state(&recorded, &found))));
-        }
-        if let Some(problem) = state::first_not_finite_in(&state) {
-            return Err(refuse(format!("{STATE}: {problem}")));
-        }
-        let plan = if sealed.schema == 1 { None } else { Some(read(PLAN)?) };
+        let state = StateFiles::open(path, &sealed, needed).map_err(refuse)?;
+        let plan = match sealed.schema {
+            1 => None,
+            _ => Some(fs::read(path.join(PLAN)).map_err(|e| refuse(format!("{PLAN}: {e}")))?),
+        };
         if plan.as_ref().is_some_and(|plan| sha256_hex(plan) != sealed.plan_sha256) {
             return Err(refuse(format!("{PLAN} is damaged: its hash is not the one recorded")));
         }
@@ -273,24 +221,41 @@ impl Checkpoint {
             identity: sealed.identity,
             records: sealed.records,
         });
-        let Sealed { counters, loop_state, state_sha256, .. } = sealed;
-        Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state, state_sha256 })
+        let Sealed { counters, loop_state, .. } = sealed;
+        Ok(Self { path: path.to_owned(), counters, loop_state, provenance, state })
     }
 
-    /// The hash of the file that holds the weights, under the name that weights have among the inputs of a run.
-    pub(crate) fn state_file(&self) -> FileHash {
-        let n_bytes = self.state.len() as u64;
-        FileHash { name: "weights".to_string(), n_bytes, sha256: self.state_sha256.clone() }
+    /// Whether the state is the model that the run started from, of which the checkpoint has no copy.
+    pub fn is_start(&self) -> bool {
+        matches!(self.state, StateFiles::Start)
+    }
+
+    /// The hash of the weights, under the name that weights have among the inputs of a run: of a checkpoint of one file that of the
+    /// file, else one over the hashes of the tensors' leaves.
+    pub(crate) fn weights_hash(&self) -> Option<FileHash> {
+        let sha256 = match &self.state {
+            StateFiles::Start => return None,
+            StateFiles::One { sha256, .. } => sha256,
+            StateFiles::Two { weights_sha256, .. } => weights_sha256,
+        };
+        let n_bytes = self.state.weights()?.len() as u64;
+        Some(FileHash { name: "weights".to_string(), n_bytes, sha256: sha256.clone() })
     }
 
     /// Copies the weights of a run without adapters to a policy of the same shape, with adapters or without.
     pub fn restore_base(&self, policy: &mut Policy) -> Result<()> {
-        state::restore_base(&self.state, policy).map_err(|problem| self.refusal(problem))
+        let restored = self.weights().and_then(|weights| state::restore_base(weights, policy));
+        restored.map_err(|problem| self.refusal(problem))
     }
 
     /// Copies the weights that the run trained to a policy of the same shape.
     pub fn restore_weights(&self, policy: &mut Policy) -> Result<()> {
-        state::restore_weights(&self.state, policy).map_err(|problem| self.refusal(problem))
+        let restored = self.weights().and_then(|weights| state::restore_weights(weights, policy));
+        restored.map_err(|problem| self.refusal(problem))
+    }
+
+    fn weights(&self) -> std::result::Result<&[u8], String> {
+        self.state.weights().ok_or_else(|| "has no weights besides those of the run's model".to_string())
     }
 
     fn refusal(&self, problem: String) -> Error {
@@ -309,65 +274,27 @@ pub(crate) fn restore(
         Some(checkpoint) => checkpoint.refusal(problem),
         None => Error::Rank(RankError { rank: 0, problem }),
     };
-    let carried = checkpoint.map(|checkpoint| (checkpoint.counters, checkpoint.loop_state.clone()));
+    let carried = checkpoint.map(|checkpoint| {
+        let Checkpoint { counters, loop_state, .. } = checkpoint;
+        (*counters, loop_state.clone(), checkpoint.is_start())
+    });
     let text =
         carried.as_ref().map(|carried| serde_json::to_string(carried).expect("numbers and texts are JSON"));
     let shared = ranks.broadcast(text.unwrap_or_default().as_bytes())?;
-    let (counters, loop_state): (Counters, LoopState) =
+    let (counters, loop_state, is_start): (Counters, LoopState, bool) =
         serde_json::from_slice(&shared).map_err(|error| refuse(error.to_string()))?;
-    let file = checkpoint.map(|checkpoint| &*checkpoint.state);
-    state::restore(file, ranks, counters.n_updates, state).map_err(refuse)?;
+    if is_start {
+        // The policy and the optimizer are new: the model has been loaded, and the moments are zero.
+        return Ok((counters, loop_state));
+    }
+    let files = checkpoint.map(|checkpoint| {
+        let missing = || refuse("has been opened without its optimizer state".to_string());
+        let (weights, moments) =
+            checkpoint.state.weights().zip(checkpoint.state.moments()).ok_or_else(missing)?;
+        Ok::<_, Error>([weights, moments])
+    });
+    state::restore(files.transpose()?, ranks, counters.n_updates, state).map_err(refuse)?;
     Ok((counters, loop_state))
-}
-
-impl Snapshot<'_> {
-    fn write(&self, folder: &Path) -> Result<()> {
-        if folder.exists() {
-            remove_folder(folder)?;
-        }
-        create_folder_of_part(folder)?;
-        let state_sha256 = self.write_state(&folder.join(STATE))?;
-        let Provenance { state_hash, metrics, plan, identity, records } = &self.provenance;
-        write_whole(&folder.join(PLAN), plan.as_bytes())?;
-        let mut sealed = Sealed {
-            schema: CHECKPOINT_SCHEMA,
-            counters: self.counters,
-            state_sha256,
-            loop_state: self.loop_state.clone(),
-            state_hash: state_hash.clone(),
-            metrics: metrics.clone(),
-            plan_sha256: sha256_hex(plan.as_bytes()),
-            identity: identity.clone(),
-            records: records.clone(),
-            seal: String::new(),
-        };
-        sealed.seal = sealed.expected_seal();
-        let text = serde_json::to_string_pretty(&sealed).expect("numbers and strings are JSON");
-        write_whole(&folder.join(SEALED), text.as_bytes())
-    }
-
-    /// Writes weights and optimizer state, tensor by tensor, and returns the hash of the file.
-    fn write_state(&self, path: &Path) -> Result<String> {
-        let mut hash = String::new();
-        write_whole_with(path, |file| {
-            hash = state::write(self.policy, self.optimizer, file)?;
-            Ok(())
-        })?;
-        Ok(hash)
-    }
-}
-
-fn other_state(recorded: &str, found: &str) -> String {
-    format!("its weights and optimizer state have the hash {found}, recorded {recorded}")
-}
-
-/// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
-/// from its newest good checkpoint.
-fn put_in_place(temporary: &Path, path: &Path) -> Result<()> {
-    if path.exists() {
-        remove_folder(path)?;
-    }
-    rename(temporary, path)
 }
 
 /// A folder that is being written or removed.

@@ -10,6 +10,8 @@ use stapo_core::record::FileHash;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 
 /// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a
 /// part.
@@ -22,9 +24,14 @@ pub fn write_whole_with(
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
 ) -> Result<()> {
+    replace(path, |temporary| create_synced(temporary, write))
+}
+
+/// Renames what `create` makes beside `path` to `path`.
+fn replace(path: &Path, create: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let temporary = path.with_file_name(format!(".{name}.tmp"));
-    if let Err(error) = create_synced(&temporary, write) {
+    if let Err(error) = create(&temporary) {
         // The disk may be full, so the partial file is removed. A failure of the removal is not reported: the caller
         // learns of the failed write.
         let _ = fs::remove_file(&temporary);
@@ -33,20 +40,62 @@ pub fn write_whole_with(
     rename(&temporary, path)
 }
 
+/// As `write_whole`, of bytes that several threads write at once where there are many: one thread does not fill a fast disk.
+pub fn write_large(path: &Path, bytes: &[u8]) -> Result<()> {
+    if cfg!(not(unix)) || bytes.len() as u64 <= FLUSHED_AT_ONCE {
+        return write_whole(path, bytes);
+    }
+    replace(path, |temporary| create_synced_with(temporary, |file| write_pieces(file, path, bytes)))
+}
+
+/// Writes pieces of [`FLUSHED_AT_ONCE`] bytes, each at its place.
+#[cfg(unix)]
+fn write_pieces(file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let next = AtomicUsize::new(0);
+    let write = || {
+        let size = FLUSHED_AT_ONCE as usize;
+        while let Some(piece) = bytes.chunks(size).nth(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = (piece.as_ptr() as usize - bytes.as_ptr() as usize) as u64;
+            before_write(|half| file.write_all_at(half, start), piece, path)?;
+            file.write_all_at(piece, start)?;
+            begin_to_flush(file, start, piece.len() as u64);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..WRITERS).map(|_| scope.spawn(write)).collect();
+        let mut ended = threads.into_iter().map(ScopedJoinHandle::join);
+        ended.try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+#[cfg(not(unix))]
+fn write_pieces(mut file: &File, _: &Path, bytes: &[u8]) -> io::Result<()> {
+    file.write_all(bytes)
+}
+
+/// Threads that write one file.
+const WRITERS: usize = 4;
+
 fn create_synced(
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>,
 ) -> io::Result<()> {
+    create_synced_with(path, |file| write(&mut Counted { file, path, n_bytes: 0, n_flushed: 0 }))
+}
+
+fn create_synced_with(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     before(Operation::Create, path)?;
-    let mut writer = Counted { file: File::create(path)?, path, n_bytes: 0, n_flushed: 0 };
-    write(&mut writer)?;
+    let file = File::create(path)?;
+    write(&file)?;
     before(Operation::Sync, path)?;
-    writer.file.sync_all()
+    file.sync_all()
 }
 
 /// A file of which every write is a counted operation.
 struct Counted<'a> {
-    file: File,
+    file: &'a File,
     path: &'a Path,
     n_bytes: u64,
     /// Bytes that are on their way to the disk.
@@ -60,11 +109,11 @@ const FLUSHED_AT_ONCE: u64 = 64 << 20;
 impl Write for Counted<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let bytes = &bytes[..bytes.len().min(FLUSHED_AT_ONCE as usize)];
-        before_write(&mut self.file, bytes, self.path)?;
+        before_write(|half| self.file.write_all(half), bytes, self.path)?;
         let n = self.file.write(bytes)?;
         self.n_bytes += n as u64;
         if self.n_bytes - self.n_flushed >= FLUSHED_AT_ONCE {
-            begin_to_flush(&self.file, self.n_flushed, self.n_bytes - self.n_flushed);
+            begin_to_flush(self.file, self.n_flushed, self.n_bytes - self.n_flushed);
             self.n_flushed = self.n_bytes;
         }
         Ok(n)
@@ -155,7 +204,7 @@ pub fn overwrite(file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
         before(Operation::Write, path)?;
         file.set_len(0)?;
         file.rewind()?;
-        before_write(file, bytes, path)?;
+        before_write(|half| file.write_all(half), bytes, path)?;
         file.write_all(bytes)
     })();
     written.map_err(|e| Error::io(path, e))
@@ -192,8 +241,8 @@ impl Appended {
     /// Adds a record as one write. Of a record that could not be written whole nothing remains, so that the next one does
     /// not follow half of one.
     pub fn add(&mut self, record: &[u8]) -> Result<()> {
-        let written =
-            before_write(&mut self.file, record, &self.path).and_then(|()| self.file.write_all(record));
+        let written = before_write(|half| self.file.write_all(half), record, &self.path)
+            .and_then(|()| self.file.write_all(record));
         match written {
             Ok(()) => {
                 self.len += record.len() as u64;
@@ -225,4 +274,22 @@ pub fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_bytes_are_written_by_several_threads_and_are_all_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        let n_bytes = 2 * FLUSHED_AT_ONCE as usize + 5;
+        let bytes: Vec<u8> = (0..n_bytes).map(|idx| (idx % 251) as u8).collect();
+        write_large(&path, &bytes).unwrap();
+        assert!(fs::read(&path).unwrap() == bytes);
+        write_large(&path, &bytes[..7]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), bytes[..7]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file stays");
+    }
 }

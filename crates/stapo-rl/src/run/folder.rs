@@ -1,18 +1,24 @@
 //! An open run directory, which this process alone writes.
 
-use super::checkpoint::{Checkpoint, Provenance, Snapshot};
+use super::checkpoint::{Checkpoint, Provenance, Snapshot, StateSource};
 use super::events::{self, EventLog};
+use super::image::Image;
 use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
 use super::receipt;
+use super::saving::{InFlight, Spare};
+use super::state::{Counters, LoopState};
 use crate::error::{Error, Result};
+use crate::plan::config::Keeping;
 use crate::run::disk::{Appended, create_folder, remove_file, rename, write_whole};
 use stapo_core::record::{
     self, Best, EventKind, FileHash, Identity, Manifest, Record, SCHEMA, StepHash, Stepped, StopReason,
     Writer,
 };
-use stapo_model::Simd;
+use stapo_model::decoder::Policy;
+use stapo_model::optimizer::Optimizer;
+use stapo_model::{Device, HostBuffer, Simd};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +39,22 @@ pub struct Run {
     pub(super) saved: Option<u64>,
     /// The evaluation whose checkpoint is kept besides the newest ones.
     pub(super) best: Option<Best>,
+    /// The checkpoint that is being written.
+    pub(super) in_flight: Option<InFlight>,
+    /// Host memory that the next checkpoint is copied to.
+    pub(super) buffer: Spare,
     pub(super) warnings: Vec<String>,
+}
+
+/// The weights and moments of a checkpoint to write.
+pub(crate) enum ToSave<'a> {
+    /// Those of the model that the run started from, whose state has this hash.
+    Start {
+        state_hash: String,
+    },
+    Copied(Image),
+    /// They are read while the trainer waits.
+    Streamed(&'a Policy, &'a Optimizer),
 }
 
 /// The best evaluation of a run, and the file that names it.
@@ -124,6 +145,8 @@ impl Run {
             last: None,
             saved: None,
             best: None,
+            in_flight: None,
+            buffer: Spare::None,
             warnings: Vec::new(),
         };
         run.events.add(&events::entry(EventKind::Start, 0, writer))?;
@@ -170,8 +193,11 @@ impl Run {
     }
 
     fn add_state_hash(&mut self, step: u64, sha256: String) {
-        self.manifest.steps.retain(|hash| hash.step < step);
-        self.manifest.steps.push(StepHash { step, sha256 });
+        let steps = &mut self.manifest.steps;
+        steps.retain(|hash| hash.step != step);
+        // Steps may have been made while the checkpoint of this one was written.
+        let idx = steps.partition_point(|hash| hash.step < step);
+        steps.insert(idx, StepHash { step, sha256 });
     }
 
     /// The recorded hash of the state after `step`.
@@ -180,9 +206,14 @@ impl Run {
         hash.map(|hash| hash.sha256.as_str())
     }
 
-    /// Whether the newest good checkpoint is of that step.
+    /// Whether the newest good checkpoint is of that step, or will be.
     pub(crate) fn is_saved(&self, step: u64) -> bool {
-        self.saved == Some(step)
+        self.saved == Some(step) || self.step_in_flight() == Some(step)
+    }
+
+    /// The step of the checkpoint that is being written.
+    pub fn step_in_flight(&self) -> Option<u64> {
+        self.in_flight.as_ref().map(|in_flight| in_flight.step)
     }
 
     /// Names the evaluation whose checkpoint is kept from the next save on.
@@ -200,43 +231,101 @@ impl Run {
         }
     }
 
-    /// Writes `best.json` and removes all but the newest `n_kept` checkpoints and the best one. The file is written before
-    /// the checkpoint that it named so far is removed.
-    pub(crate) fn prune(&self, step: u64, n_kept: usize) -> Result<()> {
+    /// Writes `best.json` and removes the checkpoints, and what of them, that are not to be kept. A checkpoint that is being
+    /// written is waited for.
+    pub(crate) fn prune(&mut self, step: u64, keeping: Keeping) -> Result<()> {
+        self.settle()?;
+        self.prune_beside(step, keeping, self.best.as_ref())
+    }
+
+    /// The file is written before the checkpoint that it named so far is removed.
+    fn prune_beside(&self, step: u64, keeping: Keeping, best: Option<&Best>) -> Result<()> {
         let path = self.folder.join(BEST);
-        let text = self.best.as_ref().map(Record::to_line);
+        let text = best.map(Record::to_line);
         match (&text, fs::read_to_string(&path).ok()) {
             (Some(text), found) if found.as_ref() != Some(text) => write_whole(&path, text.as_bytes())?,
             (None, Some(_)) => remove_file(&path)?,
             _ => {}
         }
-        Checkpoint::prune(&self.folder, step, n_kept, self.best.as_ref().map(|best| best.step))
+        Checkpoint::prune(&self.folder, step, keeping, best.map(|best| best.step))
     }
 
-    /// Writes a checkpoint of the state with that hash, then the manifest; only the newest `n_kept` checkpoints and the
-    /// best one remain.
-    pub(crate) fn save<'a>(
+    /// Begins to make the memory that copies of the state will take, where a copy to prepared memory is faster.
+    pub(crate) fn prepare_buffer(&mut self, device: &Device, n_bytes: usize) {
+        if device.is_async() {
+            self.buffer = Spare::begin(device, n_bytes);
+        }
+    }
+
+    /// The memory that was prepared or that an earlier checkpoint had, for a copy of the state.
+    pub(crate) fn take_buffer(&mut self) -> Option<HostBuffer> {
+        self.buffer.take()
+    }
+
+    /// Writes a checkpoint, then the manifest; only what is to be kept remains. A state that has been copied is written while the
+    /// caller goes on, and [`Run::settle`] waits for it; the first checkpoint of a run is waited for here, since metrics without
+    /// any checkpoint cannot be gone on from. One that is still being written is waited for first.
+    pub(crate) fn save(
         &mut self,
-        state_hash: String,
-        snapshot: impl FnOnce(Provenance) -> Snapshot<'a>,
-        n_kept: usize,
+        (counters, loop_state): (Counters, &LoopState),
+        state: ToSave,
+        keeping: Keeping,
     ) -> Result<()> {
+        self.settle()?;
         self.journal.add_step(self.step())?;
-        let snapshot = snapshot(Provenance {
-            state_hash: state_hash.clone(),
+        let recorded = self.state_hash(counters.step).unwrap_or_default().to_string();
+        let provenance = Provenance {
+            state_hash: recorded,
             records: vec![self.metrics.written(), self.journal.synced()?],
             metrics: self.last.as_ref().map(|(_, line)| line.clone()),
             plan: self.plan_text.clone(),
             identity: self.identity.clone(),
-        });
-        let step = snapshot.counters.step;
-        Checkpoint::save(&self.folder, &snapshot)?;
+        };
+        let mut snapshot = Snapshot { counters, loop_state: loop_state.clone(), provenance };
+        let (step, best) = (counters.step, self.best.clone());
+        let state_hash = match state {
+            ToSave::Copied(image) => {
+                self.in_flight = Some(InFlight::begin(&self.folder, snapshot, image, keeping, best)?);
+                return if self.saved.is_none() { self.settle() } else { Ok(()) };
+            }
+            ToSave::Start { state_hash } => {
+                snapshot.provenance.state_hash = state_hash;
+                snapshot.write(&self.folder, &StateSource::Start)?
+            }
+            ToSave::Streamed(policy, optimizer) => {
+                snapshot.write(&self.folder, &StateSource::Streamed(policy, optimizer))?
+            }
+        };
+        self.take_saved(step, state_hash, keeping, best.as_ref())
+    }
+
+    /// Follows a checkpoint that is whole.
+    fn take_saved(
+        &mut self,
+        step: u64,
+        state_hash: String,
+        keeping: Keeping,
+        best: Option<&Best>,
+    ) -> Result<()> {
         self.saved = Some(step);
-        self.prune(step, n_kept)?;
+        self.prune_beside(step, keeping, best)?;
         if step > 0 {
             self.add_state_hash(step, state_hash);
         }
         self.write_manifest()
+    }
+
+    /// Waits for the checkpoint that is being written, and does what follows it.
+    pub fn settle(&mut self) -> Result<()> {
+        let Some(mut in_flight) = self.in_flight.take() else { return Ok(()) };
+        let Some((written, buffer)) = in_flight.land() else { return Ok(()) };
+        self.buffer = Spare::Ready(buffer);
+        self.take_saved(in_flight.step, written?, in_flight.keeping, in_flight.best.as_ref())
+    }
+
+    /// As [`Run::settle`], where nothing is left to wait for.
+    pub(crate) fn settle_if_landed(&mut self) -> Result<()> {
+        if self.in_flight.as_ref().is_some_and(InFlight::has_landed) { self.settle() } else { Ok(()) }
     }
 
     pub(super) fn write_manifest(&self) -> Result<()> {

@@ -53,7 +53,7 @@ fn derive(folder: &Path) -> Result<Manifest> {
         let path = folder.join(name);
         fs::read_to_string(&path).map_err(|e| Error::io(&path, e))
     };
-    let provenance = Checkpoint::newest(folder)?.0.and_then(|checkpoint| checkpoint.provenance);
+    let provenance = Checkpoint::newest_weights(folder)?.0.and_then(|checkpoint| checkpoint.provenance);
     let identity = provenance.map(|provenance| provenance.identity).unwrap_or_default();
     let mut manifest = fresh(&read("config.toml").unwrap_or_default(), &read("plan.toml")?, &identity);
     manifest.steps = recorded_hashes(folder, &[], u64::MAX)?;

@@ -20,10 +20,11 @@ pub enum Phase {
     Record,
     Evaluate,
     Checkpoint,
+    CheckpointWait,
 }
 
 impl Phase {
-    const COUNT: usize = 7;
+    const COUNT: usize = 8;
 
     pub fn name(self) -> &'static str {
         match self {
@@ -34,6 +35,7 @@ impl Phase {
             Phase::Record => "record",
             Phase::Evaluate => "evaluate",
             Phase::Checkpoint => "checkpoint",
+            Phase::CheckpointWait => "checkpoint_wait",
         }
     }
 }
@@ -129,6 +131,7 @@ impl Meter {
             record: seconds(Phase::Record),
             evaluate: seconds(Phase::Evaluate),
             checkpoint: seconds(Phase::Checkpoint),
+            checkpoint_wait: seconds(Phase::CheckpointWait),
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod sealed;
 
-use super::checkpoint::{Checkpoint, STATE};
+use super::checkpoint::Checkpoint;
 use super::hashes::{hash_file, hash_or_length};
 use super::lock::{describe, holder};
 use super::reading::step_of;
@@ -62,13 +62,17 @@ pub fn seal(folder: &Path, manifest: &Manifest, parts: &[String], written: &[Fil
     Ok(receipt)
 }
 
+/// The checkpoint and the name in it of a file with tensors of a state; `None` for any other file.
+fn state_file<'a>(path: &'a Path, name: &str) -> Option<(&'a Path, &'a str)> {
+    let file = path.file_name().and_then(|file| file.to_str())?;
+    (is_of_checkpoint(name) && Checkpoint::is_state_file(file)).then_some((path.parent()?, file))
+}
+
 /// The hash of a file. That of a checkpoint's state was taken when the state was written, and is not taken again.
 fn hash_of(folder: &Path, name: &str) -> Result<FileHash> {
     let path = folder.join(name);
-    let recorded = match (path.parent(), path.file_name()) {
-        (Some(checkpoint), Some(file)) if file == STATE => Checkpoint::recorded_state_file(checkpoint),
-        _ => None,
-    };
+    let recorded =
+        state_file(&path, name).and_then(|(checkpoint, file)| Checkpoint::recorded_file(checkpoint, file));
     match recorded {
         Some(sha256) => {
             let n_bytes = fs::metadata(&path).map_err(|e| Error::io(&path, e))?.len();
@@ -371,15 +375,14 @@ fn compare(
     if n_bytes != before.n_bytes {
         return Ok(changed(format!("{} bytes", before.n_bytes), format!("{n_bytes} bytes")));
     }
-    let checkpoint = path.parent().filter(|_| path.ends_with(STATE) && is_of_checkpoint(name));
-    let (after, problem) = match checkpoint {
-        Some(checkpoint) => {
+    let (after, problem) = match state_file(&path, name) {
+        Some((checkpoint, file)) => {
             let step = step_of(checkpoint);
             let known = steps.iter().find(|hash| Some(hash.step) == step).map(|hash| hash.sha256.as_str());
             let opened = opened.filter(|opened| opened.path == checkpoint);
-            match opened.and_then(|opened| opened.checked_state(known)) {
+            match opened.and_then(|opened| opened.checked_file(file, known)) {
                 Some(checked) => checked,
-                None => Checkpoint::check_state(checkpoint, known)?,
+                None => Checkpoint::check_file(checkpoint, file, known)?,
             }
         }
         None => (hash_file(name, &path)?.sha256, None),

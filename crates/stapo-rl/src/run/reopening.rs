@@ -8,6 +8,7 @@ use super::lock::FolderLock;
 use super::manifest;
 use super::plan_keys::{Freedom, differences, freedom};
 use super::receipt::{self, Reviewed};
+use super::saving::Spare;
 use super::tree::check_tree;
 use crate::error::{Error, Result};
 use crate::plan::config::Schedule;
@@ -250,6 +251,10 @@ impl Reopening {
         manifest.steps = manifest::recorded_hashes(&self.folder, &kept, step)?;
         manifest.program.clone_from(&identity.program);
         manifest.device.clone_from(&identity.device);
+        // The start of a run that goes on from another model is another start.
+        let is_kept = |checkpoint: &Checkpoint| !checkpoint.is_start() || self.changes.is_empty();
+        let saved = self.checkpoint.as_ref().filter(|checkpoint| is_kept(checkpoint));
+        let saved = saved.map(|checkpoint| checkpoint.counters.step);
         let run = Run {
             metrics: open_metrics(&self.folder)?,
             journal: Journal::open(&self.folder)?,
@@ -260,8 +265,10 @@ impl Reopening {
             plan_text: self.plan_text,
             identity,
             last,
-            saved: self.checkpoint.map(|checkpoint| checkpoint.counters.step),
+            saved,
             best: None,
+            in_flight: None,
+            buffer: Spare::None,
             warnings: self.warnings,
         };
         run.write_manifest()?;

@@ -4,11 +4,10 @@
 use crate::error::{Error, Result};
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
-use crate::run::disk::hex;
+use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer, TensorState};
 use stapo_model::{Form, Stored, TensorSpec, ViewMut};
@@ -49,20 +48,17 @@ fn part_of(moment: Moment) -> &'static str {
     }
 }
 
-/// Gives every tensor of the state to `take`, in the order of files and hashes, on rank 0; the other ranks send it what they
-/// own.
-fn visit<E: From<RankError>>(
-    policy: &Policy,
-    optimizer: &Optimizer,
-    mut take: impl FnMut(TensorState) -> std::result::Result<(), E>,
-) -> std::result::Result<(), E> {
-    optimizer.visit_weights(policy, &mut take)?;
-    optimizer.visit_moments(policy, |_, _, state| take(state))
+/// The tensors of one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Weights,
+    Moments,
 }
 
 /// The part of a rank other than the first in what rank 0 reads of the state.
 pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result::Result<(), RankError> {
-    visit(policy, optimizer, |_| Ok(()))
+    optimizer.copy_weights(policy, &mut [])?;
+    optimizer.copy_moments(policy, &mut [])
 }
 
 /// Refuses weights, and optimizer states of this rank, that are not finite numbers.
@@ -80,51 +76,44 @@ pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) ->
     }
 }
 
-/// Writes weights and moments as a safetensors file, and returns its hash. A tensor is written and hashed by threads of their
-/// own while the next one is read from the device and from other ranks.
-pub(super) fn write(
+/// Writes the safetensors file of one part of the state. A tensor is written by a thread of its own while the next one is read
+/// from the device and from other ranks.
+pub(super) fn stream(
     policy: &Policy,
     optimizer: &Optimizer,
+    part: Part,
     to: &mut (dyn Write + Send),
-) -> io::Result<String> {
-    let header = header(policy, optimizer);
-    let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+) -> io::Result<()> {
+    let head = head(policy, optimizer, part);
     let (to_write, written) = mpsc::sync_channel::<TensorState>(AHEAD);
-    let (to_hash, hashed) = mpsc::sync_channel::<TensorState>(AHEAD);
     std::thread::scope(|scope| {
-        let head = head.as_slice();
         let writing = scope.spawn(move || {
             let mut file = BufWriter::with_capacity(WRITTEN_AT_ONCE, to);
-            file.write_all(head)?;
+            file.write_all(&head)?;
             for state in written {
                 state.slices().into_iter().try_for_each(|slice| file.write_all(slice))?;
             }
             file.flush()
         });
-        let hashing = scope.spawn(move || {
-            let mut hash = Sha256::new();
-            hash.update(head);
-            for state in hashed {
-                state.slices().into_iter().for_each(|slice| hash.update(slice));
-            }
-            hex(&hash.finalize())
-        });
         // All ranks send all of their state; a thread that ended early tells its error below.
-        let visited = visit::<RankError>(policy, optimizer, |state| {
-            let _ = to_hash.send(state.clone());
+        let take = |state: TensorState| {
             let _ = to_write.send(state);
-            Ok(())
-        });
-        drop((to_write, to_hash));
-        let (written, hash) = (writing.join(), hashing.join());
+            Ok::<(), RankError>(())
+        };
+        let visited = match part {
+            Part::Weights => optimizer.visit_weights(policy, take),
+            Part::Moments => optimizer.visit_moments(policy, |_, _, state| take(state)),
+        };
+        drop(to_write);
+        let written = writing.join();
         visited.map_err(io::Error::other)?;
-        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok(hash.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        written.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-/// The JSON header: name, type, shape and place of every tensor, filled up with spaces to a multiple of 8 bytes.
-fn header(policy: &Policy, optimizer: &Optimizer) -> String {
+/// What a safetensors file begins with: the length of its header, and as JSON the name, type, shape and place of every tensor,
+/// filled up with spaces to a multiple of 8 bytes.
+pub(super) fn head(policy: &Policy, optimizer: &Optimizer, part: Part) -> Vec<u8> {
     let mut keys = Map::new();
     let mut end = 0;
     let mut add = |name: String, dtype: Dtype, shape: &[usize], n_bytes: usize| {
@@ -142,16 +131,18 @@ fn header(policy: &Policy, optimizer: &Optimizer) -> String {
         }
     };
     for (spec, values) in policy.trained_tensors() {
-        add_tensor(PARTS[0], spec, values.form());
-    }
-    for (spec, _) in policy.trained_tensors() {
-        for moment in [Moment::First, Moment::Second] {
-            add_tensor(part_of(moment), spec, optimizer.form(moment));
+        match part {
+            Part::Weights => add_tensor(PARTS[0], spec, values.form()),
+            Part::Moments => {
+                for moment in [Moment::First, Moment::Second] {
+                    add_tensor(part_of(moment), spec, optimizer.form(moment));
+                }
+            }
         }
     }
     let mut text = Value::Object(keys).to_string();
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-    text
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
 fn dtype(form: Form) -> Dtype {
@@ -191,20 +182,34 @@ fn restore_tensor(
     spec: &TensorSpec,
     mut values: ViewMut<'_, f32>,
 ) -> std::result::Result<(), String> {
-    values.write_stored(&read(tensors, PARTS[0], spec)?);
+    let name = format!("{}.{}", PARTS[0], spec.name);
+    match tensors.tensor(&name) {
+        // Several threads read the file and copy the numbers once.
+        Ok(tensor) if tensor.dtype() == Dtype::F32 && tensor.data().len() == 4 * spec.n_elements() => {
+            let numbers: Vec<f32> =
+                tensor.data().as_chunks().0.par_iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            values.write(&numbers);
+        }
+        _ => values.write_stored(&read(tensors, PARTS[0], spec)?),
+    }
     Ok(())
 }
 
-/// Copies the weights and moments of the state file that rank 0 has to a policy and an optimizer of the same shape, on every
+/// Copies the weights and moments of the two files that rank 0 has to a policy and an optimizer of the same shape, on every
 /// rank; the error names the tensor.
 pub(super) fn restore(
-    state: Option<&[u8]>,
+    files: Option<[&[u8]; 2]>,
     ranks: &dyn Transport,
     n_updates: u64,
     (policy, optimizer): (&mut Policy, &mut Optimizer),
 ) -> std::result::Result<(), String> {
-    let tensors = state.map(SafeTensors::deserialize).transpose().map_err(|e| e.to_string())?;
+    let opened = |idx: usize| {
+        let file = files.map(|files| SafeTensors::deserialize(files[idx]));
+        file.transpose().map_err(|e| e.to_string())
+    };
+    let [weights, moments] = [opened(0)?, opened(1)?];
     let shared = |part: &str, spec: &TensorSpec| {
+        let tensors = if part == PARTS[0] { &weights } else { &moments };
         let stored = tensors.as_ref().map(|tensors| read(tensors, part, spec)).transpose()?;
         if ranks.world() == 1 {
             return stored.ok_or_else(|| "there is no state file".to_string());
@@ -268,7 +273,8 @@ pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
         Ok(tensors) => tensors,
         Err(error) => return Some(error.to_string()),
     };
-    tensors.iter().find_map(|(name, tensor)| {
+    let tensors: Vec<_> = tensors.iter().collect();
+    tensors.par_iter().find_map_first(|(name, tensor)| {
         let form = match tensor.dtype() {
             Dtype::F32 => Form::F32,
             Dtype::BF16 => Form::Bf16,

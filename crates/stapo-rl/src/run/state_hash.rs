@@ -15,6 +15,9 @@ use std::ops::Range;
 /// What the hash of a state begins with. Another way to hash gets another number.
 const STATE_HASH: &[u8] = b"stapo state 2";
 
+/// What the hash of a file's header and leaves begins with.
+const TREE_HASH: &[u8] = b"stapo tensors 1";
+
 /// Bytes of a state file that are hashed at a time, by threads that share them while they are in memory.
 const BLOCK: usize = 64 << 20;
 
@@ -30,15 +33,19 @@ pub(crate) fn state_hash(
     Ok(digests.map(|digests| combined(&digests, counters, loop_state)))
 }
 
+/// The digests of the leaves of lists of elements, in order.
+pub(super) type Digests = Vec<Vec<Digest>>;
+
 /// The hash over the digests of every parameter's weights, first and second moments, and what is no tensor.
-fn combined(digests: &[Vec<Digest>], counters: Counters, loop_state: &LoopState) -> String {
+fn combined<'a>(
+    digests: impl IntoIterator<Item = &'a Vec<Digest>>,
+    counters: Counters,
+    loop_state: &LoopState,
+) -> String {
     let mut hash = Sha256::new();
     hash.update(STATE_HASH);
     for leaves in digests {
-        hash.update((leaves.len() as u64).to_le_bytes());
-        for digest in leaves {
-            hash.update(digest);
-        }
+        add_list(&mut hash, leaves);
     }
     for count in [counters.step, counters.position, counters.n_updates] {
         hash.update(count.to_le_bytes());
@@ -50,40 +57,116 @@ fn combined(digests: &[Vec<Digest>], counters: Counters, loop_state: &LoopState)
     hex(&hash.finalize())
 }
 
-/// The hash of a state file, and the hash of the state in it, which [`state_hash`] gave when the file was written.
-pub(super) struct StateFileHashes {
-    pub file: String,
-    /// The error says what is wrong with the file.
-    pub state: Result<String, String>,
+fn add_list(hash: &mut Sha256, leaves: &[Digest]) {
+    hash.update((leaves.len() as u64).to_le_bytes());
+    for digest in leaves {
+        hash.update(digest);
+    }
 }
 
-impl StateFileHashes {
-    /// Reads the file once: while one thread hashes a block of the file, the others hash the leaves that end in the block.
-    pub fn compute(file: &[u8], counters: Counters, loop_state: &LoopState) -> Self {
-        let lists = match lists(file) {
-            Ok(lists) => lists,
-            Err(problem) => return Self { file: sha256_hex(file), state: Err(problem) },
-        };
+/// As [`state_hash`], from the digests of the weights of every parameter and those of its two moments.
+pub(super) fn hash_of_parts(
+    weights: &Digests,
+    moments: &Digests,
+    counters: Counters,
+    loop_state: &LoopState,
+) -> Result<String, String> {
+    if moments.len() != 2 * weights.len() {
+        return Err(format!("{} lists of moments for {} of weights", moments.len(), weights.len()));
+    }
+    let lists = weights.iter().zip(moments.as_chunks::<2>().0).flat_map(|(weights, [a, b])| [weights, a, b]);
+    Ok(combined(lists, counters, loop_state))
+}
+
+/// Digests as bytes: of each list the number, and then the digests.
+pub(super) fn to_bytes(digests: &Digests) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for leaves in digests {
+        bytes.extend((leaves.len() as u64).to_le_bytes());
+        bytes.extend(leaves.iter().flatten());
+    }
+    bytes
+}
+
+/// The digests that [`to_bytes`] wrote; `None` for other bytes.
+pub(super) fn from_bytes(mut bytes: &[u8]) -> Option<Digests> {
+    let mut digests = Vec::new();
+    while !bytes.is_empty() {
+        let (n, rest) = bytes.split_first_chunk::<8>()?;
+        let n_bytes = usize::try_from(u64::from_le_bytes(*n)).ok()?.checked_mul(size_of::<Digest>())?;
+        let (leaves, rest) = rest.split_at_checked(n_bytes)?;
+        digests.push(leaves.as_chunks().0.to_vec());
+        bytes = rest;
+    }
+    Some(digests)
+}
+
+/// The hashes of a file with tensors of a state.
+pub(super) struct HashedFile {
+    /// Of the whole file, where it was asked for.
+    pub file: Option<String>,
+    /// Of the header, which says where the tensors lie.
+    pub head: String,
+    pub digests: Digests,
+}
+
+impl HashedFile {
+    /// Hashes the leaves of these parts of the state by several threads at once. A hash of the whole file is the work of one
+    /// thread, which goes through the file block by block; the others hash the leaves that end in the block.
+    pub fn compute(file: &[u8], parts: &[&str], hashes_whole: bool) -> Result<Self, String> {
+        let (n_head, lists) = lists(file, parts)?;
         let mut leaves: Vec<Leaf> =
             lists.iter().enumerate().flat_map(|(idx, list)| list.leaves(idx)).collect();
         leaves.sort_by_key(|leaf| leaf.end);
-        let mut of_file = Sha256::new();
-        let mut unhashed = leaves.as_mut_slice();
-        for start in (0..file.len()).step_by(BLOCK) {
-            let end = (start + BLOCK).min(file.len());
-            let (due, later) = unhashed.split_at_mut(unhashed.partition_point(|leaf| leaf.end <= end));
-            rayon::join(
-                || of_file.update(&file[start..end]),
-                || due.par_iter_mut().for_each(|leaf| leaf.digest = lists[leaf.list].digest(file, leaf)),
-            );
-            unhashed = later;
+        let hash_leaves = |leaves: &mut [Leaf]| {
+            leaves.par_iter_mut().for_each(|leaf| leaf.digest = lists[leaf.list].digest(file, leaf));
+        };
+        let mut whole = hashes_whole.then(Sha256::new);
+        match &mut whole {
+            None => hash_leaves(&mut leaves),
+            Some(whole) => {
+                let mut unhashed = leaves.as_mut_slice();
+                for start in (0..file.len()).step_by(BLOCK) {
+                    let end = (start + BLOCK).min(file.len());
+                    let (due, later) =
+                        unhashed.split_at_mut(unhashed.partition_point(|leaf| leaf.end <= end));
+                    rayon::join(|| whole.update(&file[start..end]), || hash_leaves(due));
+                    unhashed = later;
+                }
+            }
         }
         leaves.sort_by_key(|leaf| (leaf.list, leaf.idx));
         let mut digests = vec![Vec::new(); lists.len()];
         for leaf in leaves {
             digests[leaf.list].push(leaf.digest);
         }
-        Self { file: hex(&of_file.finalize()), state: Ok(combined(&digests, counters, loop_state)) }
+        let file_hash = whole.map(|whole| hex(&whole.finalize()));
+        Ok(Self { file: file_hash, head: sha256_hex(&file[..n_head]), digests })
+    }
+
+    /// One hash of the header and the leaves, which stands for the tensors of the file.
+    pub fn tree(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(TREE_HASH);
+        hash.update(&self.head);
+        self.digests.iter().for_each(|leaves| add_list(&mut hash, leaves));
+        hex(&hash.finalize())
+    }
+}
+
+/// The hash of the state in a file of weights and moments together, which [`state_hash`] gave when the file was written, and the
+/// hash of the file. The error says what is wrong with the file.
+pub(super) fn hash_of_one_file(
+    file: &[u8],
+    counters: Counters,
+    loop_state: &LoopState,
+) -> (String, Result<String, String>) {
+    match HashedFile::compute(file, &PARTS, true) {
+        Err(problem) => (sha256_hex(file), Err(problem)),
+        Ok(hashed) => {
+            let state = combined(&hashed.digests, counters, loop_state);
+            (hashed.file.unwrap_or_default(), Ok(state))
+        }
     }
 }
 
@@ -144,20 +227,21 @@ fn parts<'a>(pieces: &'a [Range<usize>], range: &'a Range<usize>) -> impl Iterat
     })
 }
 
-/// The weights, the first and the second moment of every parameter in a state file, in this order.
-fn lists(file: &[u8]) -> Result<Vec<List>, String> {
+/// The bytes before the tensors of a file, and these parts of every parameter, in this order.
+fn lists(file: &[u8], parts: &[&str]) -> Result<(usize, Vec<List>), String> {
     let (n_header, metadata) = SafeTensors::read_metadata(file).map_err(|error| error.to_string())?;
     let first = 8 + n_header;
     let names = metadata.offset_keys();
-    let weights: Vec<&str> =
-        names.iter().filter_map(|name| name.strip_prefix(PARTS[0])?.strip_prefix('.')).collect();
+    let tensors = names.iter().filter_map(|name| name.strip_prefix(parts[0])?.strip_prefix('.'));
+    let tensors: Vec<&str> =
+        tensors.filter(|name| name.strip_suffix(SCALES).is_none_or(|name| !name.ends_with('.'))).collect();
     let mut lists = Vec::new();
-    for tensors in weights.chunk_by(|a, b| parameter_of(a) == parameter_of(b)) {
-        for part in PARTS {
+    for tensors in tensors.chunk_by(|a, b| parameter_of(a) == parameter_of(b)) {
+        for part in parts {
             lists.push(list(&metadata, first, part, tensors)?);
         }
     }
-    Ok(lists)
+    Ok((first, lists))
 }
 
 fn list(metadata: &Metadata, first: usize, part: &str, tensors: &[&str]) -> Result<List, String> {
@@ -242,10 +326,23 @@ mod tests {
         let counters = Counters { step: 3, position: 2, n_updates: 1 };
         let loop_state = LoopState::from([("key".to_string(), "value".to_string())]);
         let file = state_file(&tensors);
-        let hashes = StateFileHashes::compute(&file, counters, &loop_state);
-        assert_eq!(hashes.file, sha256_hex(&file));
-        assert_eq!(hashes.state.unwrap(), combined(&expected, counters, &loop_state));
-        let problem = StateFileHashes::compute(&file[..file.len() - 1], counters, &loop_state).state;
-        assert!(problem.is_err());
+        let expected_hash = combined(&expected, counters, &loop_state);
+        let (file_hash, state) = hash_of_one_file(&file, counters, &loop_state);
+        assert_eq!((file_hash, state), (sha256_hex(&file), Ok(expected_hash.clone())));
+        assert!(hash_of_one_file(&file[..file.len() - 1], counters, &loop_state).1.is_err());
+        // The same state in two files.
+        let split = |prefix: &str| {
+            let chosen: Vec<_> =
+                tensors.iter().filter(|(name, ..)| name.starts_with(prefix)).cloned().collect();
+            state_file(&chosen)
+        };
+        let weights = HashedFile::compute(&split("weight"), &PARTS[..1], false).unwrap();
+        let moments = HashedFile::compute(&split("moment"), &PARTS[1..], true).unwrap();
+        assert_eq!(moments.file, Some(sha256_hex(&split("moment"))));
+        let kept = from_bytes(&to_bytes(&moments.digests)).unwrap();
+        let found = hash_of_parts(&weights.digests, &kept, counters, &loop_state);
+        assert_eq!(found, Ok(expected_hash));
+        assert!(from_bytes(&to_bytes(&kept)[1..]).is_none());
+        assert!(hash_of_parts(&weights.digests, &kept[1..].to_vec(), counters, &loop_state).is_err());
     }
 }

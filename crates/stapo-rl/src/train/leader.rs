@@ -8,8 +8,7 @@ use super::{Outcome, Trainer, Watch};
 use crate::error::Result;
 use crate::lab::evaluation::changed_questions;
 use crate::learn::canary;
-use crate::learn::learner::Saving;
-use crate::plan::config::Plan;
+use crate::plan::config::{Keeping, Plan};
 use crate::run::best::BestSoFar;
 use crate::run::records::set_times;
 use crate::run::{Run, is_due};
@@ -73,7 +72,7 @@ impl<'a> Leader<'a> {
     }
 
     /// Saves where a checkpoint is due, or the step was the best or the last, and ends the run where nothing is left to do.
-    fn decision(&mut self, metrics: &Metrics, is_stopped: bool) -> Decision {
+    fn decision(&mut self, trainer: &Trainer, metrics: &Metrics, is_stopped: bool) -> Decision {
         let config = &self.plan.config;
         let step = metrics.step;
         let target = config.evaluation.target_accuracy;
@@ -89,7 +88,7 @@ impl<'a> Leader<'a> {
             _ => early_end.or(is_stopped.then_some(Outcome::Stopped)),
         };
         let is_saved = is_end || is_best || is_due(step, config.record.checkpoint_every_steps);
-        Decision { saving: is_saved.then(|| Saving::needed(self.run, step)), outcome }
+        Decision { saving: is_saved.then(|| trainer.learner.saving(self.run)), outcome }
     }
 }
 
@@ -105,13 +104,13 @@ impl Role for Leader<'_> {
             }
         }
         let step = trainer.learner.counters.step;
-        let saving = Some(Saving::needed(self.run, step));
+        let saving = Some(trainer.learner.saving(self.run));
         Ok(Some(Decision { saving, outcome: self.early_end(step) }))
     }
 
     fn abandoned(&mut self, trainer: &Trainer, signal: i32) -> Option<Decision> {
         self.watch.asked_elsewhere(signal);
-        let saving = Some(Saving::needed(self.run, trainer.learner.counters.step));
+        let saving = Some(trainer.learner.saving(self.run));
         Some(Decision { saving, outcome: Some(Outcome::Stopped) })
     }
 
@@ -129,6 +128,7 @@ impl Role for Leader<'_> {
 
     fn decide(
         &mut self,
+        trainer: &Trainer,
         mut metrics: Metrics,
         seconds: PhaseSeconds,
         reports: &[StepReport],
@@ -148,12 +148,12 @@ impl Role for Leader<'_> {
             self.warn(text)?;
         }
         let is_stopped = self.watch.wants_stop() || signal.is_some();
-        let decision = self.decision(&metrics, is_stopped);
+        let decision = self.decision(trainer, &metrics, is_stopped);
         Ok(Some(decision))
     }
 
-    fn folder(&mut self) -> Option<(&mut Run, usize)> {
+    fn folder(&mut self) -> Option<(&mut Run, Keeping)> {
         self.run.set_best(self.best.best().cloned());
-        Some((self.run, self.plan.config.record.keep_checkpoints))
+        Some((self.run, self.plan.config.record.keeping()))
     }
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::lab::evaluation::Evaluated;
 use crate::learn::constants::RolledOut;
 use crate::learn::update::Learned;
-use crate::plan::config::Plan;
+use crate::plan::config::{Keeping, Plan};
 use crate::run::meter::Phase;
 use crate::run::{Run, is_due};
 use stapo_core::record::{EvalRecord, PhaseSeconds};
@@ -40,12 +40,13 @@ pub(super) trait Role {
     /// others say nothing.
     fn decide(
         &mut self,
+        trainer: &Trainer,
         written: Self::Written,
         seconds: PhaseSeconds,
         reports: &[StepReport],
     ) -> Result<Option<Decision>>;
-    /// The run folder and the number of checkpoints to keep, on rank 0.
-    fn folder(&mut self) -> Option<(&mut Run, usize)>;
+    /// The run folder and what is kept of its checkpoints, on rank 0.
+    fn folder(&mut self) -> Option<(&mut Run, Keeping)>;
 }
 
 /// Makes the steps from the trainer's to the plan's last, or until rank 0 ends the run.
@@ -65,6 +66,9 @@ pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut
     };
     let decision = role.begin(trainer, before)?;
     let mut end = carry_out(trainer, role, decision)?;
+    if let Some((run, _)) = role.folder() {
+        trainer.learner.prepare_saving(run);
+    }
     while end.is_none() && trainer.learner.counters.step < plan.config.steps {
         end = step(plan, trainer, role)?;
     }
@@ -90,7 +94,7 @@ fn step<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut R) -> Result<Opt
     let seconds = trainer.meter.take();
     let report = StepReport::since_last(&mut trainer.learner, &seconds, role.signal());
     let reports = report.gather(&**trainer.ranks())?;
-    let decision = role.decide(written, seconds, &reports)?;
+    let decision = role.decide(trainer, written, seconds, &reports)?;
     carry_out(trainer, role, decision)
 }
 
@@ -116,6 +120,13 @@ fn carry_out<R: Role>(
     decision: Option<Decision>,
 ) -> Result<Option<Outcome>> {
     let Decision { saving, outcome } = Decision::share(decision, &**trainer.ranks())?;
+    if let Some((run, _)) = role.folder() {
+        run.settle_if_landed()?;
+        if saving.is_some() && run.step_in_flight().is_some() {
+            trainer.meter.enter(Phase::CheckpointWait);
+            run.settle()?;
+        }
+    }
     if let Some(saving) = saving {
         trainer.meter.enter(Phase::Checkpoint);
         trainer.learner.save_on_all_ranks(saving, role.folder())?;
@@ -147,11 +158,11 @@ impl Role for Follower<'_> {
         (self.asked_to_stop)()
     }
 
-    fn decide(&mut self, (): (), _: PhaseSeconds, _: &[StepReport]) -> Result<Option<Decision>> {
+    fn decide(&mut self, _: &Trainer, (): (), _: PhaseSeconds, _: &[StepReport]) -> Result<Option<Decision>> {
         Ok(None)
     }
 
-    fn folder(&mut self) -> Option<(&mut Run, usize)> {
+    fn folder(&mut self) -> Option<(&mut Run, Keeping)> {
         None
     }
 }

@@ -66,7 +66,7 @@ fn a_run_with_adapters_is_opened_exported_and_gone_on_with() {
     let run = folder.path().join("run");
     let model = format!("model.path={base}");
     let fingerprint = trained(&run, &adapted(&["steps=2", &model]));
-    let state = Checkpoint::list(&run).unwrap().pop().unwrap().join("state.safetensors");
+    let state = Checkpoint::list(&run).unwrap().pop().unwrap().join("weights.safetensors");
     let whole = fs::metadata(Path::new(&base).join("model.safetensors")).unwrap().len();
     assert!(fs::metadata(&state).unwrap().len() < whole, "checkpoints hold adapters and not the base");
 

@@ -28,6 +28,9 @@ pub fn object(planned: &Planned) -> Value {
         "memory_bytes_used_by": used,
         "memory_bytes_total": planned.total_bytes(),
         "memory_bytes_here": planned.memory_bytes,
+        "disk_bytes_at_most": planned.disk.most_bytes,
+        "disk_bytes_of_first_checkpoint": planned.disk.first_bytes,
+        "disk_bytes_free_here": planned.disk_free,
         "fits": planned.fits(),
         "remedy": planned.remedy.as_ref().map(|remedy| json!({
             "set": remedy.changes.iter().map(|change| format!("{}={}", change.key, change.value)).collect::<Vec<_>>(),

@@ -6,6 +6,7 @@ use stapo_rl::Plan;
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::model_files::{ModelConfig, Pretrained, QuantisedBase};
 use stapo_rl::plan::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource};
+use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory::{MemoryPart, MemoryPlan};
@@ -22,6 +23,9 @@ pub struct Planned<'a> {
     pub shapes: &'a ModelShapes,
     pub machine: &'a Machine,
     pub memory: MemoryPlan,
+    pub disk: DiskPlan,
+    /// Free on the disk where runs are written; `None` for another machine, and where the system does not tell.
+    pub disk_free: Option<u64>,
     /// Memory of the machine, where known.
     pub memory_bytes: Option<u64>,
     /// What to change where the run does not fit; `None` where it fits, or where nothing helps.

@@ -3,6 +3,7 @@
 use super::planned::{MemoryPhase, Planned};
 use crate::shared::clock;
 use crate::shared::units::{grouped, size};
+use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{Machine, Processor};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ const NAME_COLUMNS: usize = 9;
 pub fn print(planned: &Planned) {
     print_run(planned);
     print_memory(planned);
+    print_disk(planned);
     print_times(planned);
     for note in planned.plan.notes() {
         line("note", &note);
@@ -93,6 +95,27 @@ fn print_memory(planned: &Planned) {
     line("", &format!("{:<13} {:>10}{of_all}", "held at once", size(planned.total_bytes())));
     if planned.fits() == Some(false) {
         line("", &does_not_fit(planned));
+    }
+}
+
+fn print_disk(planned: &Planned) {
+    let DiskPlan { first_bytes, most_bytes, n_most } = planned.disk;
+    let keep = planned.plan.config.record.keep_checkpoints;
+    let free = planned.disk_free.map_or(String::new(), |free| format!("; {} are free here", size(free)));
+    let checkpoints = if n_most == 1 { "checkpoint" } else { "checkpoints" };
+    line(
+        "disk",
+        &format!(
+            "{} at most, in {n_most} {checkpoints} of up to {} (record.keep_checkpoints = {keep}, the best one, and the one being written){free}",
+            size(most_bytes),
+            size(first_bytes)
+        ),
+    );
+    if planned.disk_free.is_some_and(|free| most_bytes > free) {
+        line(
+            "",
+            "does not fit on the disk; a lower record.keep_checkpoints, record.optimizer = \"last\" or another disk helps",
+        );
     }
 }
 

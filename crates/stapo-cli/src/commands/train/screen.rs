@@ -318,6 +318,12 @@ impl Watch for Screen {
         self.stop.is_raised()
     }
 
+    fn waits_for_checkpoint(&mut self, step: u64) {
+        if self.stop.is_raised() {
+            self.say(&format!("stopping when the checkpoint of step {step} is written"));
+        }
+    }
+
     fn stop_reason(&self) -> String {
         self.stop.name()
     }

@@ -75,6 +75,7 @@ fn full() -> Metrics {
             record: 0.3,
             evaluate: 0.4,
             checkpoint: 0.5,
+            checkpoint_wait: 0.6,
         }),
         wall_seconds: Some(60.0),
         memory_bytes: Some(1 << 31),

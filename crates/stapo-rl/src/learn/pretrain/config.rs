@@ -5,7 +5,8 @@ use super::spelling;
 use super::texts::TextsSpec;
 use crate::plan::config::refusal::{at_least_one, positive, require};
 use crate::plan::config::{
-    Config, Curve, FileKind, LoraConfig, ModelSource, Plan, PlanError, Recompute, Schedule, lora,
+    Config, Curve, FileKind, Keeping, KeptOptimizer, LoraConfig, ModelSource, Plan, PlanError, Recompute,
+    Schedule, lora,
 };
 use crate::tasks::TaskSpec;
 use schemars::JsonSchema;
@@ -127,6 +128,8 @@ pub struct PretrainRecord {
     pub checkpoint_every_steps: u64,
     /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
+    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot go on from them.
+    pub optimizer: KeptOptimizer,
 }
 
 impl Default for PretrainConfig {
@@ -176,9 +179,15 @@ impl Default for PretrainEvaluation {
     }
 }
 
+impl PretrainRecord {
+    pub fn keeping(&self) -> Keeping {
+        Keeping { checkpoints: self.keep_checkpoints, optimizer: self.optimizer }
+    }
+}
+
 impl Default for PretrainRecord {
     fn default() -> Self {
-        PretrainRecord { checkpoint_every_steps: 250, keep_checkpoints: 2 }
+        PretrainRecord { checkpoint_every_steps: 250, keep_checkpoints: 2, optimizer: KeptOptimizer::All }
     }
 }
 

@@ -4,7 +4,6 @@
 //! fail, `full:17` lets that operation and all after it fail as on a full disk. A write is cut in half first.
 //! `STAPO_DISK_TRACE=FILE` adds a line per operation to the file.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -24,7 +23,7 @@ pub(super) fn before(_: Operation, _: &Path) -> io::Result<()> {
 }
 
 #[cfg(not(debug_assertions))]
-pub(super) fn before_write(_: &mut File, _: &[u8], _: &Path) -> io::Result<()> {
+pub(super) fn before_write(_: impl FnOnce(&[u8]) -> io::Result<()>, _: &[u8], _: &Path) -> io::Result<()> {
     Ok(())
 }
 
@@ -33,7 +32,8 @@ pub(super) use counted::{before, before_write};
 
 #[cfg(debug_assertions)]
 mod counted {
-    use super::{File, Operation, Path, io};
+    use super::{Operation, Path, io};
+    use std::fs::File;
     use std::io::Write;
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,8 +62,12 @@ mod counted {
         count(operation, path, || Ok(()))
     }
 
-    pub(in super::super) fn before_write(file: &mut File, bytes: &[u8], path: &Path) -> io::Result<()> {
-        count(Operation::Write, path, || file.write_all(&bytes[..bytes.len() / 2]))
+    pub(in super::super) fn before_write(
+        write: impl FnOnce(&[u8]) -> io::Result<()>,
+        bytes: &[u8],
+        path: &Path,
+    ) -> io::Result<()> {
+        count(Operation::Write, path, || write(&bytes[..bytes.len() / 2]))
     }
 
     /// Counts an operation and brings down the fault that is due; `half` is what happens of the operation then.

@@ -168,7 +168,7 @@ impl RecordedRun {
     /// Reads every kept checkpoint of a run that has no receipt to compare them with. Returns how many are bad.
     pub fn open_checkpoints(&self) -> Result<usize> {
         let refused =
-            Checkpoint::list(&self.folder)?.into_iter().filter_map(|path| Checkpoint::open(&path).err());
+            Checkpoint::list(&self.folder)?.into_iter().filter_map(|path| Checkpoint::open_kept(&path).err());
         let refused: Vec<String> = refused.map(|error| error.to_string()).collect();
         for error in &refused {
             println!("DIFFERENT, {error}");
