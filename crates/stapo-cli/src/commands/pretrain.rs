@@ -11,13 +11,13 @@ use stapo_core::record::{PretrainMetrics, Record};
 use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
-    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
+    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
 };
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::plan::config::PlanError;
 use stapo_rl::policy::identity;
 use stapo_rl::run::{Run, hash_file};
-use stapo_rl::tasks::TaskSpec;
+use stapo_rl::tasks::{TaskSpec, file_kind};
 use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ pub struct SftArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
-    /// A .jsonl or .parquet file: rows with messages, or with prompt and response; in place of the config's.
+    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too): rows with messages, or with prompt and response; in place of the config's.
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     data: Option<String>,
 }
@@ -110,7 +110,7 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
         path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
     });
     let data = args.data.as_ref().map(|path| {
-        format!("data={{kind=\"{}\",path={}}}", file_kind(path), toml::Value::from(path.as_str()))
+        format!("data={{kind=\"{}\",path={}}}", file_kind(Some(path)), toml::Value::from(path.as_str()))
     });
     let set = model.into_iter().chain(data).collect();
     let base = Base {
@@ -214,8 +214,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     if let Some(file) = pretrainer.file_with_answers().filter(|_| base.command == "pretrain") {
         let config = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
         bail!(
-            "file {}: has prompts with responses or conversations, and stapo pretrain learns whole texts\nhint: stapo sft {config} learns the responses; for whole texts, name one field with data.response_field",
-            file.display()
+            "file {file}: has prompts with responses or conversations, and stapo pretrain learns whole texts\nhint: stapo sft {config} learns the responses; for whole texts, name one field with data.response_field"
         );
     }
     config.steps = pretrainer.steps(&config)?;

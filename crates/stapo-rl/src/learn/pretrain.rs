@@ -12,7 +12,6 @@ mod texts;
 pub use config::{LossOn, PretrainConfig, Start};
 pub use file_texts::FileTexts;
 pub use fresh::export_policy;
-pub use spelling::file_kind;
 pub use texts::TextsSpec;
 
 use crate::error::{Error, Result};
@@ -26,8 +25,8 @@ use crate::reward::Programs;
 use crate::rollout::Sampler;
 use crate::run::meter::Meter;
 use crate::run::{Counters, Reopening, Run, RunKind, is_due};
-use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
+use crate::tasks::{DataPath, Task};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
@@ -90,7 +89,7 @@ impl Pretrainer {
     }
 
     /// The first file whose rows have answers: prompts with responses, or conversations.
-    pub fn file_with_answers(&self) -> Option<&Path> {
+    pub fn file_with_answers(&self) -> Option<&DataPath> {
         self.texts.file_with_answers()
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::reward::{Judged, Programs, VerifierSpec};
 use crate::run::hash_file;
-use crate::tasks::{RowsSpec, Task, TaskSpec};
+use crate::tasks::{RowsSpec, Task, TaskSpec, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::HashSet;
@@ -50,7 +50,7 @@ pub struct Benchmark {
 
 impl Benchmark {
     /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
-    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction.
+    /// problems of these tasks; or a file of rows. `template` replaces the paper's instruction.
     pub fn open(name: &str, data: &Path, template: Option<&str>) -> Result<Self> {
         let known = KNOWN.iter().find(|known| known.name == name);
         let rows = |path: PathBuf| RowsSpec {
@@ -58,36 +58,34 @@ impl Benchmark {
             template: template.map(str::to_owned),
             ..RowsSpec::new(path)
         };
-        let is = |extension: &str| Path::new(name).extension().is_some_and(|e| e == extension);
         let spec = match (name, known) {
             ("arithmetic" | "countdown", _) => generated(name, template),
-            (_, Some(_)) => {
-                let path = find(name, data)?;
-                let is_parquet = path.extension().is_some_and(|e| e == "parquet");
-                if is_parquet { TaskSpec::Parquet(rows(path)) } else { TaskSpec::Jsonl(rows(path)) }
-            }
-            _ if is("parquet") => TaskSpec::Parquet(rows(name.into())),
-            _ if is("jsonl") => TaskSpec::Jsonl(rows(name.into())),
+            (_, Some(_)) => TaskSpec::of_file(rows(find(name, data)?)),
+            _ if is_data_file(name) => TaskSpec::of_file(rows(name.into())),
             _ => {
                 let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
                 return Err(Error::Benchmark {
                     name: name.to_string(),
                     problem: "unknown".into(),
                     remedy: format!(
-                        "one of all, {}, arithmetic, countdown, or a .jsonl or .parquet file",
+                        "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
                         names.join(", ")
                     ),
                 });
             }
         };
         let task = Task::open(&spec)?;
-        let name = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let input = match &spec {
-            TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) => {
-                Some(hash_file(&format!("benchmark {name}"), &rows.path)?)
-            }
-            TaskSpec::Arithmetic(_) | TaskSpec::Countdown(_) => None,
-        };
+        let name = stem(name);
+        let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
+        if files.len() > 1 {
+            return Err(Error::Benchmark {
+                name,
+                problem: format!("a pattern of {} files", files.len()),
+                remedy: "name each file, so that each is a benchmark".into(),
+            });
+        }
+        let input =
+            files.first().map(|file| hash_file(&format!("benchmark {name}"), &file.path)).transpose()?;
         Ok(Self {
             name,
             input,
@@ -148,6 +146,12 @@ fn generated(name: &str, template: Option<&str>) -> TaskSpec {
     } else {
         TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, ..Default::default() })
     }
+}
+
+/// The name of a file without its ending, and without that of a compression.
+fn stem(file: &str) -> String {
+    let bare = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    Path::new(bare).file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.

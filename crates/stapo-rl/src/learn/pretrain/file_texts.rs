@@ -1,18 +1,22 @@
 //! The keys of a file of texts.
 
 use crate::plan::config::FreeTable;
+use crate::tasks::DataPath;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use toml::Table;
 
-/// A file of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
+/// Files of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
 /// that common data sets use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileTexts {
-    /// The file.
-    pub path: PathBuf,
+    /// The file, a pattern such as `data/*.parquet`, or a list of these. The content of a file says its format: Parquet,
+    /// JSON lines, a JSON array, or CSV by its name; texts also compressed with gzip or zstd.
+    pub path: DataPath,
+    /// At most this many rows of each entry of `path` are read, the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rows: Option<u64>,
     /// The field of a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
