@@ -10,6 +10,7 @@ mod spelling;
 mod texts;
 
 pub use config::{LossOn, PretrainConfig, Start};
+pub use file_rows::FileRows;
 pub use file_texts::FileTexts;
 pub use fresh::export_policy;
 pub use texts::TextsSpec;
@@ -29,7 +30,7 @@ use crate::tasks::prompting::fit_prompts;
 use crate::tasks::{DataPath, Task};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
-use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
+use stapo_core::record::{Best, EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::optimizer::{StepError, Update};
@@ -111,6 +112,34 @@ impl Pretrainer {
         self.learner.save(run, config.record.keep_checkpoints)
     }
 
+    /// The file that is learned from, where the texts are one file.
+    pub fn file(&self) -> Option<&FileRows> {
+        self.texts.file()
+    }
+
+    /// The mean negative log-prob of the learned tokens of held-out rows; `None` without such rows.
+    fn held_out_loss(&mut self, config: &PretrainConfig) -> Result<Option<f64>> {
+        let mut sequences = self.texts.held_out(&self.learner.model)?;
+        for sequence in &mut sequences {
+            if config.loss_on == LossOn::Everything {
+                sequence.is_learned.fill(true);
+            }
+            sequence.is_learned[0] = false;
+        }
+        let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
+        let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
+        let (mut loss, mut n_scored) = (0.0, 0);
+        for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
+            let chosen: Vec<Sequence> =
+                microbatch.sequences.iter().map(|&idx| Sequence::from(&sequences[idx])).collect();
+            let batch = packed(&chosen);
+            let scores = self.pass.forward(&self.learner.model.policy, &batch, options)?;
+            loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
+            n_scored += batch.n_scored();
+        }
+        Ok((n_scored > 0).then(|| loss / n_scored as f64))
+    }
+
     /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
     pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
         let start = Instant::now();
@@ -155,6 +184,7 @@ impl Pretrainer {
             learning_rate,
             gradient_norm,
             eval_accuracy: None,
+            eval_loss: None,
             tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
             state_sha256: None,
             extra: Extra::new(),
@@ -217,6 +247,8 @@ fn pretrain_steps(
         run.record(EventKind::Warning, text)?;
         watch.warned(text);
     }
+    let history = Run::read_metrics::<PretrainMetrics>(run.folder())?;
+    run.set_best(history.iter().fold(None, better));
     pretrainer.save(config, run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
@@ -242,6 +274,12 @@ fn pretrain_steps(
             };
             metrics.eval_accuracy = sampler.held_out_accuracy()?;
         }
+        if is_evaluated {
+            metrics.eval_loss = pretrainer.held_out_loss(config)?;
+        }
+        let best = better(run.best().cloned(), &metrics);
+        let is_saved = is_saved || best.as_ref().is_some_and(|best| best.step == step);
+        run.set_best(best);
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;
         watch.stepped(&metrics);
@@ -254,6 +292,16 @@ fn pretrain_steps(
         }
     }
     Ok(())
+}
+
+/// The better of the best held-out loss so far and that of a step.
+fn better(best: Option<Best>, metrics: &PretrainMetrics) -> Option<Best> {
+    let Some(value) = metrics.eval_loss else { return best };
+    if best.as_ref().is_some_and(|best| best.value <= value) {
+        return best;
+    }
+    let metric = "held-out loss".to_string();
+    Some(Best { schema: SCHEMA, step: metrics.step, metric, value, extra: Extra::new() })
 }
 
 /// An interrupted run that has been locked and compared; nothing in its folder has changed.

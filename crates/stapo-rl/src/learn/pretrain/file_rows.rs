@@ -4,8 +4,10 @@ use super::file_texts::{FileTexts, LongRows};
 use super::rows::{TextLayout, TextRow};
 use super::sequence::TextEncoder;
 use crate::error::{Error, Result};
+use crate::tasks::Split;
 use crate::tasks::TaskError;
 use crate::tasks::rows::{permutation, read_files};
+use crate::tasks::split::{check_share, content_hash, split_of};
 use crate::tasks::unseen::{Unseen, unseen};
 use rayon::prelude::*;
 use serde_json::Value;
@@ -19,6 +21,8 @@ pub struct FileRows {
     rows: Vec<TextRow>,
     /// Tokens of each row, all its sequences together.
     lengths: Vec<usize>,
+    /// Rows that are not learned from.
+    held_out: Vec<TextRow>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -28,10 +32,11 @@ const CHUNK: usize = 64;
 
 impl FileRows {
     pub(super) fn open(spec: &FileTexts, encoder: &TextEncoder, max_tokens: usize) -> Result<Self> {
+        check_share("data.held_out_share", spec.held_out_share)?;
         let (places, rows) = read(spec)?;
         let measured = measure(encoder, &places, &rows)?;
         let warnings = check_characters(spec, encoder, &places, &rows)?.into_iter().collect();
-        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), warnings };
+        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), held_out: Vec::new(), warnings };
         let n_rows = measured.len();
         let is_long = |row: &Measured| row.longest > max_tokens;
         let n_long = measured.iter().filter(|row| is_long(row)).count();
@@ -50,7 +55,43 @@ impl FileRows {
         let mut kept = measured.iter().map(|row| !is_long(row));
         file.rows.retain(|_| kept.next() == Some(true));
         file.lengths = measured.iter().filter(|row| !is_long(row)).map(|row| row.n_tokens).collect();
+        file.hold_out()?;
         Ok(file)
+    }
+
+    /// Takes the held-out share from the rows.
+    fn hold_out(&mut self) -> Result<()> {
+        let share = self.spec.held_out_share;
+        if share == 0.0 {
+            return Ok(());
+        }
+        let is_held_out =
+            |row: &TextRow| split_of(content_hash(&row.parts().join("\n")), share) == Split::HeldOut;
+        let rows = std::mem::take(&mut self.rows).into_iter().zip(std::mem::take(&mut self.lengths));
+        let (held_out, learned): (Vec<_>, Vec<_>) = rows.partition(|(row, _)| is_held_out(row));
+        (self.rows, self.lengths) = learned.into_iter().unzip();
+        self.held_out = held_out.into_iter().map(|(row, _)| row).collect();
+        if self.rows.is_empty() || self.held_out.is_empty() {
+            let (n_learned, n_held_out) = (self.rows.len(), self.held_out.len());
+            return Err(Error::Misfit {
+                key: "data.held_out_share",
+                problem: format!(
+                    "{share}, which leaves {n_learned} rows to learn from and {n_held_out} held out"
+                ),
+                remedy: "a share between 0 and 1 that leaves some of each, or 0 to hold none out",
+            });
+        }
+        Ok(())
+    }
+
+    /// The rows that are not learned from.
+    pub(super) fn held_out(&self) -> &[TextRow] {
+        &self.held_out
+    }
+
+    /// Rows and tokens of one epoch.
+    pub fn size(&self) -> (usize, usize) {
+        (self.rows.len(), self.lengths.iter().sum())
     }
 
     /// Whether rows are prompts with responses or conversations, and not texts alone.

@@ -17,6 +17,10 @@ pub struct FileTexts {
     /// At most this many rows of each entry of `path` are read, the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rows: Option<u64>,
+    /// The share of rows, chosen by the hash of their texts, that are not learned from. Their loss is computed where the run
+    /// evaluates, and the checkpoint with the lowest one is kept as the best.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held_out_share: f64,
     /// The field of a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
@@ -39,6 +43,11 @@ pub struct FileTexts {
     /// What happens to rows with more tokens than a micro-batch or the model takes.
     #[serde(default)]
     pub long_rows: LongRows,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(share: &f64) -> bool {
+    *share == 0.0
 }
 
 /// How rows that are too long are treated.

@@ -2,6 +2,7 @@
 
 use super::file_rows::FileRows;
 use super::file_texts::FileTexts;
+use super::rows::TextRow;
 use super::sequence::{TextEncoder, TextSequence};
 use crate::error::{Error, Result};
 use crate::plan::config::PlanError;
@@ -136,6 +137,13 @@ impl Texts {
                 parts[part].1.sequences(model, seed, position)
             }
         }
+    }
+
+    /// The sequences of the rows that are not learned from; none where the texts are not one file with such rows.
+    pub(super) fn held_out(&self, model: &LoadedModel) -> Result<Vec<TextSequence>> {
+        let Texts::File(file) = self else { return Ok(Vec::new()) };
+        let rows: Vec<&TextRow> = file.held_out().iter().collect();
+        Ok(encoder(model)?.with_arguments(&file.spec).sequences(&rows)?.concat())
     }
 
     /// The file, where the texts are one file.

@@ -22,8 +22,16 @@ pub(super) struct Merged {
 /// Overrides of whole tables, of kinds and of presets are applied first. What they choose is then written out, so that
 /// the other overrides find every key that they may change, as `objective.masks.0.tau_p` of a preset.
 pub(super) fn merged(raw: &RawConfig) -> Result<Merged, PlanError> {
-    let mut table = settings::overlay(defaults(), sources::spelled_out(raw.table.clone()));
-    let overrides = raw.overrides.iter().cloned().map(sources::renamed).map(lora::renamed);
+    let mut given = raw.table.clone();
+    given.entry("objective").and_modify(name_preset);
+    let mut table = settings::overlay(defaults(), sources::spelled_out(given));
+    let preset = |mut set: Override| {
+        if set.keys == ["objective"] {
+            name_preset(&mut set.value);
+        }
+        set
+    };
+    let overrides = raw.overrides.iter().cloned().map(sources::renamed).map(lora::renamed).map(preset);
     let (choices, keys): (Vec<Override>, Vec<Override>) = overrides.partition(|set| set.keys.len() <= 2);
     infer_task_kind(&mut table, raw, &choices);
     settings::set_all(&mut table, choices)?;
@@ -55,6 +63,13 @@ fn take(table: &mut Table, key: &str) -> Result<Table, PlanError> {
         Some(Value::Table(inner)) => Ok(inner),
         Some(other) => Err(wrong_type(&format!("config.{key}"), &other, "a table").into()),
         None => Ok(Table::new()),
+    }
+}
+
+/// `objective = "gspo"` is `objective = { preset = "gspo" }`.
+fn name_preset(objective: &mut Value) {
+    if objective.is_str() {
+        *objective = Value::Table(Table::from_iter([("preset".to_string(), objective.clone())]));
     }
 }
 
