@@ -32,7 +32,8 @@ pub fn peer_settings() -> Vec<PeerSetting> {
             let names = full_names(&quoted(theirs));
             let own_names = full_names(&quoted(ours));
             for (idx, name) in names.iter().enumerate() {
-                let one_each = names.len() == own_names.len() && names.len() > 1;
+                let is_product = theirs.contains("` x ");
+                let one_each = names.len() == own_names.len() && names.len() > 1 && !is_product;
                 let ours = if one_each { format!("`{}`", own_names[idx]) } else { (*ours).to_string() };
                 let name = name.split([' ', '=']).next().unwrap_or_default().to_string();
                 let note = rest.first().map_or("", |note| note.trim_end_matches(['|', ' ']));
@@ -86,7 +87,8 @@ fn quoted(cell: &str) -> Vec<String> {
 /// Names with the tables of the first: `a.b.c`, `.d` or `d` is `a.b.d`.
 fn full_names(names: &[String]) -> Vec<String> {
     let Some((first, others)) = names.split_first() else { return Vec::new() };
-    let tables = first.split([' ', '=']).next().unwrap_or_default().rsplit_once('.').map(|(tables, _)| tables);
+    let tables =
+        first.split([' ', '=']).next().unwrap_or_default().rsplit_once('.').map(|(tables, _)| tables);
     let full = |name: &String| match tables {
         Some(tables) if !name.trim_start_matches('.').contains('.') => {
             format!("{tables}.{}", name.trim_start_matches('.'))
@@ -107,7 +109,10 @@ mod tests {
     #[test]
     fn names_of_both_programs_are_answered_with_ours() {
         let cases = [
-            ("num_generations", "TRL's `num_generations` is `rollout.group_size` = 8 here (docs/from-trl.md)"),
+            (
+                "num_generations",
+                "TRL's `num_generations` is `rollout.group_size` = 8 here (docs/from-trl.md)",
+            ),
             ("epsilon_high", "`objective.surrogate.high`"),
             ("beta", "`objective.kl = "),
             ("per_device_train_batch_size", "`update.problems_per_minibatch` x `rollout.group_size`"),

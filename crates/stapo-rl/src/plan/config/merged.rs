@@ -23,7 +23,9 @@ pub(super) struct Merged {
 /// the other overrides find every key that they may change, as `objective.masks.0.tau_p` of a preset.
 pub(super) fn merged(raw: &RawConfig) -> Result<Merged, PlanError> {
     let mut given = raw.table.clone();
-    given.entry("objective").and_modify(name_preset);
+    if let Some(objective) = given.get_mut("objective") {
+        name_preset(objective);
+    }
     let mut table = settings::overlay(defaults(), sources::spelled_out(given));
     let preset = |mut set: Override| {
         if set.keys == ["objective"] {
