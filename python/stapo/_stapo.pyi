@@ -93,18 +93,7 @@ def presets() -> dict[str, str]: ...
 @final
 class Effects:
     MASKS: ClassVar[tuple[str, ...]]
-    def __new__(
-        cls,
-        kept: NDArray[numpy.bool_],
-        silenced_by: NDArray[numpy.int8],
-        is_candidate: NDArray[numpy.bool_],
-        clipped: NDArray[numpy.bool_],
-        ratio: NDArray[numpy.float64],
-        d_logp: NDArray[numpy.float64],
-        d_entropy: NDArray[numpy.float64] | None,
-        advantage: NDArray[numpy.float64],
-        totals: dict[str, Any],
-    ) -> Effects: ...
+    def __new__(cls, *attributes: Any) -> Effects: ...
     def __getnewargs__(self) -> tuple[Any, ...]: ...
     @property
     def kept(self) -> NDArray[numpy.bool_]: ...

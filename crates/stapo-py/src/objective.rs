@@ -180,20 +180,12 @@ type EffectFields = (
 
 #[pymethods]
 impl Effects {
-    /// For pickle and copy; `Objective.evaluate` makes effects.
+    /// For pickle and copy: the attributes in their order. `Objective.evaluate` makes effects.
     #[new]
-    #[allow(clippy::too_many_arguments, reason = "the attributes, one by one, as pickle gives them back")]
-    fn from_fields(
-        kept: Py<PyArray1<bool>>,
-        silenced_by: Py<PyArray1<i8>>,
-        is_candidate: Py<PyArray1<bool>>,
-        clipped: Py<PyArray1<bool>>,
-        ratio: Py<PyArray1<f64>>,
-        d_logp: Py<PyArray1<f64>>,
-        d_entropy: Option<Py<PyArray1<f64>>>,
-        advantage: Py<PyArray1<f64>>,
-        totals: Py<PyAny>,
-    ) -> Self {
+    #[pyo3(signature = (*attributes))]
+    fn from_attributes(attributes: EffectFields) -> Self {
+        let (kept, silenced_by, is_candidate, clipped, ratio, d_logp, d_entropy, advantage, totals) =
+            attributes;
         Self { kept, silenced_by, is_candidate, clipped, ratio, d_logp, d_entropy, advantage, totals }
     }
 

@@ -197,7 +197,7 @@ fn next_steps(run: &Run, n_steps: u64) -> String {
             format!("held-out loss {:.4} nats, the lowest, after the last step\n", best.value)
         }
         Some(best) => format!(
-            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; later steps fit the training rows alone\n  stapo export {folder} --checkpoint best --out {folder}/best   the model of that step\n",
+            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; later steps fit the training rows alone\n  stapo export {folder}@best --out {folder}/best   the model of that step\n",
             best.value, best.step
         ),
         None => {

@@ -12,19 +12,21 @@ mod mixture;
 mod parquet;
 mod paths;
 pub(crate) mod permutation;
+mod receiver;
 
 use super::split::check_share;
 use super::{RowsSpec, Split, TaskError};
 use crate::reward::verdict::Verifier;
 use collected::Collected;
 pub(crate) use field::FieldPath;
-use format::Next;
-pub(crate) use format::RowPlace;
+
 pub(crate) use layout::turns;
 use mixture::Mixture;
 pub(crate) use paths::is_data_file;
 pub use paths::{DataFile, DataPath, file_kind};
 use rayon::prelude::*;
+use receiver::Next;
+pub(crate) use receiver::RowPlace;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
@@ -57,8 +59,8 @@ pub(crate) fn read_files(
         if is_enough(&n_rows) {
             continue;
         }
-        format::read(&file.path, &mut |place, row| {
-            add(&file, place, row)?;
+        format::read(&file.path, &mut |row_place, row| {
+            add(&file, row_place, row)?;
             n_rows[file.entry_idx] += 1;
             Ok(if is_enough(&n_rows) { Next::Nothing } else { Next::Row })
         })?;
@@ -71,7 +73,7 @@ pub(crate) fn read_json_lines(
     path: &Path,
     add: &mut dyn FnMut(u64, Map<String, Value>) -> Result<(), TaskError>,
 ) -> Result<(), TaskError> {
-    format::read(path, &mut |place, row| add(place.number, row).map(|()| Next::Row))
+    format::read(path, &mut |row_place, row| add(row_place.number, row).map(|()| Next::Row))
 }
 
 /// Counts of a file's rows and problems.
@@ -123,7 +125,9 @@ impl ProblemRows {
     pub(super) fn open(spec: &RowsSpec, verifier: &Verifier, kept: KeptRows) -> Result<Self, TaskError> {
         check_share("held_out_share", spec.held_out_share)?;
         let mut collected = Collected::new(spec, kept)?;
-        read_files(&spec.path, spec.max_rows, &mut |file, place, row| collected.add(file, place, row))?;
+        read_files(&spec.path, spec.max_rows, &mut |file, row_place, row| {
+            collected.add(file, row_place, row)
+        })?;
         let mut rows = collected.finish()?;
         rows.check_references(verifier);
         rows.refuse_all_unreadable(spec)?;

@@ -235,13 +235,13 @@ fn baselines_of_opo_gpg_and_pass_at_k() {
     let rewards = [[1.0], [0.0], [0.5], [0.0]];
     let scored: Vec<ScoredResponse> =
         rewards.iter().zip([2, 4, 6, 8]).map(|(reward, n)| ScoredResponse::new(0, reward, n)).collect();
-    let of = |kind: &str| -> Vec<f64> {
+    let advantages_of = |kind: &str| -> Vec<f64> {
         let advantages = spec(&[&format!("advantage.kind={kind}")]).advantages(&scored, &[1.0]).unwrap();
         advantages.iter().map(|advantage| advantage.view().at(0)).collect()
     };
-    assert_eq!(of("length_weighted_mean"), [0.75, -0.25, 0.25, -0.25]);
-    assert_eq!(of("group_mean_nonzero_share"), [1.25, -0.75, 0.25, -0.75]);
-    assert_eq!(of("best_above_second"), [0.5, 0.0, 0.0, 0.0]);
+    assert_eq!(advantages_of("length_weighted_mean"), [0.75, -0.25, 0.25, -0.25]);
+    assert_eq!(advantages_of("group_mean_nonzero_share"), [1.25, -0.75, 0.25, -0.75]);
+    assert_eq!(advantages_of("best_above_second"), [0.5, 0.0, 0.0, 0.0]);
 }
 
 #[test]

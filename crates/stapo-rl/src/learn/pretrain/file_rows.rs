@@ -42,7 +42,7 @@ impl FileRows {
         let n_long = measured.iter().filter(|row| is_long(row)).count();
         // Of several longest rows the first is named.
         let longest = measured.iter().rev().max_by_key(|row| row.longest).filter(|_| n_long > 0);
-        if let Some(&Measured { place: Place { ref path, number }, longest: n_tokens, .. }) = longest {
+        if let Some(&Measured { row_place: Place { ref path, number }, longest: n_tokens, .. }) = longest {
             let path = path.to_path_buf();
             if spec.long_rows == LongRows::Refuse || n_long == n_rows {
                 return Err(Error::LongRows { path, n_long, n_rows, number, n_tokens, limit: max_tokens });
@@ -160,11 +160,11 @@ fn read(spec: &FileTexts) -> Result<(Vec<Place>, Vec<TextRow>)> {
     let (mut places, mut rows) = (Vec::<Place>::new(), Vec::new());
     // Of the file that is read; files may have different fields.
     let mut open: Option<(Arc<Path>, TextLayout)> = None;
-    read_files(&spec.path, spec.max_rows, &mut |file, place, row| {
+    read_files(&spec.path, spec.max_rows, &mut |file, row_place, row| {
         let refuse = |problem: String| {
             let remedy =
                 "name the fields with data.messages_field, or data.prompt_field and data.response_field";
-            place.refuse(problem, remedy)
+            row_place.refuse(problem, remedy)
         };
         let row = Value::Object(row);
         let (path, layout) = match open.take().filter(|(path, _)| **path == *file.path) {
@@ -172,7 +172,7 @@ fn read(spec: &FileTexts) -> Result<(Vec<Place>, Vec<TextRow>)> {
             None => (Arc::from(file.path.as_path()), TextLayout::recognise(spec, &row).map_err(refuse)?),
         };
         rows.push(layout.read(spec, &row).map_err(refuse)?);
-        places.push(Place { path: path.clone(), number: place.number });
+        places.push(Place { path: path.clone(), number: row_place.number });
         open = Some((path, layout));
         Ok(())
     })?;
@@ -197,7 +197,7 @@ fn read(spec: &FileTexts) -> Result<(Vec<Place>, Vec<TextRow>)> {
 
 /// A row's place and tokens.
 struct Measured {
-    place: Place,
+    row_place: Place,
     /// Of all sequences together.
     n_tokens: usize,
     /// Of the longest sequence.
@@ -225,14 +225,14 @@ fn measure(encoder: &TextEncoder, places: &[Place], rows: &[TextRow]) -> Result<
                     })
                     .collect::<Result<_>>()?,
             };
-            let measured = sequences.iter().zip(places).map(|(sequences, place)| {
+            let measured = sequences.iter().zip(places).map(|(sequences, row_place)| {
                 let lengths = || sequences.iter().map(|sequence| sequence.tokens.len());
                 let longest = lengths().max().unwrap_or(0);
-                Measured { place: place.clone(), n_tokens: lengths().sum(), longest }
+                Measured { row_place: row_place.clone(), n_tokens: lengths().sum(), longest }
             });
             let measured: Vec<Measured> = measured.collect();
             match measured.iter().find(|row| row.longest < 2) {
-                Some(Measured { place: Place { path, number }, .. }) => {
+                Some(Measured { row_place: Place { path, number }, .. }) => {
                     Err(Error::EmptyRow { path: path.to_path_buf(), number: *number })
                 }
                 None => Ok(measured),

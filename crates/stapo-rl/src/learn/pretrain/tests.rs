@@ -132,7 +132,7 @@ fn epochs_become_the_steps_in_which_every_row_was_learned() {
 #[test]
 fn held_out_rows_are_not_learned_and_have_a_loss() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = ["data.held_out_share=0.3", "epochs=1", "update.learning_rate=0.0"];
+    let settings = ["data.held_out_share=0.3", "epochs=1"];
     let (config, mut pretrainer) = open(folder.path(), &sums(40), &settings).unwrap();
     let file = pretrainer.file().unwrap();
     let n_held_out = file.held_out().len();
@@ -149,12 +149,11 @@ fn held_out_rows_are_not_learned_and_have_a_loss() {
     let held_out_loss = pretrainer.held_out_loss(&config).unwrap().unwrap();
     // The same rows as the rows of one step give the same loss.
     let (config, mut trained) =
-        open(folder.path(), &rows, &["epochs=1", "update.batch_tokens=100000", "update.learning_rate=0.0"])
-            .unwrap();
+        open(folder.path(), &rows, &["epochs=1", "update.batch_tokens=20000"]).unwrap();
     trained.steps(&config).unwrap();
     let one = trained.step(&PretrainConfig { steps: 1, ..config.clone() }).unwrap();
     let n_passes = trained.learner.counters.position / rows.len() as u64;
-    assert!(n_passes > 100 && (one.loss - held_out_loss).abs() < 0.02, "{} beside {held_out_loss}", one.loss);
+    assert!(n_passes > 50 && (one.loss - held_out_loss).abs() < 0.02, "{} beside {held_out_loss}", one.loss);
     assert_eq!(trained.held_out_loss(&config).unwrap(), None);
     let said = open(folder.path(), &sums(3), &["data.held_out_share=1.0"]).err().unwrap().to_string();
     assert!(said.contains("leaves 0 rows to learn from and 3 held out"), "{said}");

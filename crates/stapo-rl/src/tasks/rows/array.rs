@@ -1,6 +1,6 @@
 //! Reads a JSON array of objects, one element at a time.
 
-use super::format::{AddRow, Next, RowPlace};
+use super::receiver::{AddRow, Next, RowPlace};
 use crate::tasks::TaskError;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
@@ -16,8 +16,8 @@ pub(super) fn read(path: &Path, text: impl BufRead, add: &mut AddRow) -> Result<
     match (rows.refusal, parsed) {
         (Some(refusal), _) => Err(refusal),
         (None, Err(error)) if !rows.is_enough => {
-            let place = RowPlace { path, unit: "row", number: rows.n_read + 1 };
-            Err(place.refuse(error.to_string(), "a JSON array of objects, in UTF-8"))
+            let row_place = RowPlace { path, unit: "row", number: rows.n_read + 1 };
+            Err(row_place.refuse(error.to_string(), "a JSON array of objects, in UTF-8"))
         }
         (None, _) => Ok(()),
     }
@@ -41,10 +41,10 @@ impl<'de> Visitor<'de> for &mut Elements<'_, '_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
         while let Some(element) = elements.next_element()? {
-            let place = RowPlace { path: self.path, unit: "row", number: self.n_read + 1 };
+            let row_place = RowPlace { path: self.path, unit: "row", number: self.n_read + 1 };
             let added = match element {
-                Value::Object(row) => (self.add)(place, row),
-                _ => Err(place.refuse("not a JSON object", "a JSON array of objects")),
+                Value::Object(row) => (self.add)(row_place, row),
+                _ => Err(row_place.refuse("not a JSON object", "a JSON array of objects")),
             };
             self.n_read += 1;
             match added {

@@ -76,9 +76,9 @@ impl<'a> Collected<'a> {
     }
 
     /// Takes the first row of a file as the pattern of all its rows.
-    fn open(&mut self, file: &DataFile, place: RowPlace, row: &Value) -> Result<OpenFile, TaskError> {
+    fn open(&mut self, file: &DataFile, row_place: RowPlace, row: &Value) -> Result<OpenFile, TaskError> {
         let layout = RowLayout::recognise(self.spec, row)
-            .map_err(|(problem, remedy)| place.refuse(problem, remedy))?;
+            .map_err(|(problem, remedy)| row_place.refuse(problem, remedy))?;
         if self.paths.is_empty() {
             layout.name_fields(&mut self.rows.census);
         }
@@ -92,16 +92,16 @@ impl<'a> Collected<'a> {
     pub(super) fn add(
         &mut self,
         file: &DataFile,
-        place: RowPlace,
+        row_place: RowPlace,
         row: Map<String, Value>,
     ) -> Result<(), TaskError> {
-        let refuse = |(problem, remedy): (String, String)| place.refuse(problem, remedy);
+        let refuse = |(problem, remedy): (String, String)| row_place.refuse(problem, remedy);
         let row = Value::Object(row);
         let open = match self.file.take().filter(|_| self.paths.last() == Some(&file.path)) {
             Some(open) => open,
-            None => self.open(file, place, &row)?,
+            None => self.open(file, row_place, &row)?,
         };
-        let default_id = || format!("{}-{}", open.stem, place.number);
+        let default_id = || format!("{}-{}", open.stem, row_place.number);
         let found = open.layout.read(&row, &default_id).map_err(refuse)?;
         self.file = Some(open);
         self.rows.census.n_rows += 1;
@@ -123,7 +123,7 @@ impl<'a> Collected<'a> {
             self.rows.census.n_conflicts += u64::from(earlier != reference_hash);
             return Ok(());
         }
-        self.refuse_used_id(&found.id, place)?;
+        self.refuse_used_id(&found.id, row_place)?;
         self.reference_of.insert(hash, reference_hash);
         if let Some(solution) = found.solution {
             self.rows.solutions.insert(found.id.clone(), solution);
@@ -139,12 +139,12 @@ impl<'a> Collected<'a> {
         if self.pending.len() < PENDING { Ok(()) } else { self.render_pending() }
     }
 
-    fn refuse_used_id(&mut self, id: &str, place: RowPlace) -> Result<(), TaskError> {
-        let here = (self.paths.len() - 1, place.number);
+    fn refuse_used_id(&mut self, id: &str, row_place: RowPlace) -> Result<(), TaskError> {
+        let here = (self.paths.len() - 1, row_place.number);
         let Some((file, number)) = self.place_of_id.insert(id.to_string(), here) else { return Ok(()) };
         let path = if file == here.0 { String::new() } else { format!(" of {}", self.paths[file].display()) };
-        let problem = format!("id {id:?} is that of {} {number}{path}, with another problem", place.unit);
-        Err(place.refuse(problem, "give each problem its own id, or id_field = \"#row\""))
+        let problem = format!("id {id:?} is that of {} {number}{path}, with another problem", row_place.unit);
+        Err(row_place.refuse(problem, "give each problem its own id, or id_field = \"#row\""))
     }
 
     /// Renders the prompts of the pending problems, and adds them to their splits.

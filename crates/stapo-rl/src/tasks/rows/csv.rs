@@ -1,6 +1,6 @@
 //! Reads tables with a line of names: comma- or tab-separated values.
 
-use super::format::{AddRow, Next, RowPlace, unreadable};
+use super::receiver::{AddRow, Next, RowPlace, unreadable};
 use crate::tasks::TaskError;
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
@@ -28,14 +28,14 @@ pub(super) fn read(path: &Path, text: impl Read, separator: u8, add: &mut AddRow
 
 fn broken(path: &Path, number: u64, error: csv::Error) -> TaskError {
     let line = error.position().map_or(String::new(), |position| format!(" (line {})", position.line()));
-    let place = RowPlace { path, unit: "row", number };
+    let row_place = RowPlace { path, unit: "row", number };
     match error.into_kind() {
         ErrorKind::Io(error) => unreadable(path, &error),
-        ErrorKind::UnequalLengths { expected_len, len, .. } => place.refuse(
+        ErrorKind::UnequalLengths { expected_len, len, .. } => row_place.refuse(
             format!("{len} values, but the first line has {expected_len} names{line}"),
             "put a value that has a separator or a line break in double quotes, and write a quote inside it twice",
         ),
-        ErrorKind::Utf8 { err, .. } => place.refuse(format!("{err}{line}"), "write the file in UTF-8"),
-        other => place.refuse(format!("{other:?}{line}"), "one line of names, then one line per row"),
+        ErrorKind::Utf8 { err, .. } => row_place.refuse(format!("{err}{line}"), "write the file in UTF-8"),
+        other => row_place.refuse(format!("{other:?}{line}"), "one line of names, then one line per row"),
     }
 }

@@ -1,6 +1,6 @@
 //! Reads files with one JSON object per line.
 
-use super::format::{AddRow, Next, RowPlace, unreadable};
+use super::receiver::{AddRow, Next, RowPlace, unreadable};
 use crate::tasks::TaskError;
 use serde_json::Value;
 use std::io::{BufRead, Read};
@@ -22,24 +22,24 @@ pub(super) fn read(path: &Path, mut text: impl BufRead, add: &mut AddRow) -> Res
         if n_bytes == 0 {
             break;
         }
-        let place = RowPlace { path, unit: "line", number };
+        let row_place = RowPlace { path, unit: "line", number };
         if n_bytes as u64 > MAX_LINE_BYTES {
             let problem = format!("longer than {MAX_LINE_BYTES} bytes");
-            return Err(place.refuse(problem, "one JSON object per line, not one document"));
+            return Err(row_place.refuse(problem, "one JSON object per line, not one document"));
         }
         if line.trim_ascii().is_empty() {
             continue;
         }
         match serde_json::from_slice(&line) {
-            Ok(Value::Object(row)) => match add(place, row)? {
+            Ok(Value::Object(row)) => match add(row_place, row)? {
                 Next::Row => {}
                 Next::Nothing => break,
             },
-            Ok(_) => return Err(place.refuse("not a JSON object", "one JSON object per line")),
+            Ok(_) => return Err(row_place.refuse("not a JSON object", "one JSON object per line")),
             Err(error) => {
                 let remedy =
                     "one JSON object per line, in UTF-8; or a JSON array of objects, .csv, .tsv or .parquet";
-                return Err(place.refuse(error.to_string(), remedy));
+                return Err(row_place.refuse(error.to_string(), remedy));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 mod pages;
 
-use super::format::{AddRow, Next, RowPlace};
+use super::receiver::{AddRow, Next, RowPlace};
 use crate::tasks::TaskError;
 use pages::Chunks;
 use parquet::errors::ParquetError;
