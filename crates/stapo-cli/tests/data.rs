@@ -221,8 +221,13 @@ fn sft_holds_rows_out_keeps_the_best_checkpoint_and_names_the_next_commands() {
         .min_by(|a, b| a.0.total_cmp(&b.0));
     let best: Value = serde_json::from_slice(&fs::read(at.join("run/best.json")).unwrap()).unwrap();
     assert_eq!((best["value"].as_f64(), best["step"].as_u64()), lowest.unzip());
-    ok(&stapo(at, &words("export run@best --out best")));
-    assert!(at.join("best/model.safetensors").exists());
+    let is_last = best["step"] == 6;
+    assert_eq!(at.join("run/model-best/model.safetensors").exists(), !is_last, "{said}");
+    if !is_last {
+        let weights = |model: &str| fs::read(at.join("run").join(model).join("model.safetensors")).unwrap();
+        assert!(weights("model") != weights("model-best"));
+        assert!(said.contains("the model of that step is run/model-best"), "{said}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use stapo_rl::learn::pretrain::{
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::plan::config::PlanError;
 use stapo_rl::policy::identity;
-use stapo_rl::run::{Run, hash_file};
+use stapo_rl::run::{Checkpoint, Run, hash_file};
 use stapo_rl::tasks::{TaskSpec, file_kind};
 use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};
@@ -178,6 +178,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     let weights = hash_file("weights", &model.join("model.safetensors"))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
     if base.command == "sft" {
+        export_best(&run, &mut pretrainer, config.steps, &options)?;
         eprint!("{}", next_steps(&run, config.steps));
     }
     run.seal()?;
@@ -189,6 +190,20 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Writes the model of the checkpoint with the lowest held-out loss, where this is not the last one.
+fn export_best(run: &Run, pretrainer: &mut Pretrainer, n_steps: u64, options: &ExportOptions) -> Result<()> {
+    let Some(best) = run.best().filter(|best| best.step < n_steps) else { return Ok(()) };
+    for path in Checkpoint::list(run.folder())? {
+        let checkpoint = Checkpoint::open(&path)?;
+        if checkpoint.counters.step == best.step {
+            pretrainer.learner.restore(&checkpoint)?;
+            let model = &pretrainer.learner.model;
+            export_policy(&run.folder().join("model-best"), &model.policy, &model.companions, options)?;
+        }
+    }
+    Ok(())
+}
+
 /// What the run reached, and the commands that come next.
 fn next_steps(run: &Run, n_steps: u64) -> String {
     let folder = run.folder().display();
@@ -197,7 +212,7 @@ fn next_steps(run: &Run, n_steps: u64) -> String {
             format!("held-out loss {:.4} nats, the lowest, after the last step\n", best.value)
         }
         Some(best) => format!(
-            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; later steps fit the training rows alone\n  stapo export {folder}@best --out {folder}/best   the model of that step\n",
+            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; later steps fit the training rows alone; the model of that step is {folder}/model-best\n",
             best.value, best.step
         ),
         None => {
