@@ -212,7 +212,7 @@ fn next_steps(run: &Run, n_steps: u64) -> String {
             format!("held-out loss {:.4} nats, the lowest, after the last step\n", best.value)
         }
         Some(best) => format!(
-            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; later steps fit the training rows alone; the model of that step is {folder}/model-best\n",
+            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; it was higher at the end; the model of that step is {folder}/model-best\n",
             best.value, best.step
         ),
         None => {

@@ -77,7 +77,7 @@ pub enum Texts {
         task: Box<Task>,
         mistakes: Mistakes,
     },
-    File(FileRows),
+    File(Box<FileRows>),
     /// Each part with the sum of the shares up to and including the part.
     Mixture(Vec<(f64, Texts)>),
 }
@@ -96,7 +96,7 @@ impl Texts {
             }
             TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
                 let encoder = encoder(model)?.with_arguments(file);
-                Ok(Texts::File(FileRows::open(file, &encoder, max_tokens)?))
+                Ok(Texts::File(Box::new(FileRows::open(file, &encoder, max_tokens)?)))
             }
             TextsSpec::Mixture { parts } => {
                 let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
