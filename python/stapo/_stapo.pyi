@@ -1,10 +1,26 @@
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, SupportsFloat
+from typing import Any, ClassVar, Literal, SupportsFloat, final
 
 import numpy
 from numpy.typing import NDArray
+
+__all__ = [
+    "Error",
+    "main",
+    "Run",
+    "compare",
+    "read_eval",
+    "Verdict",
+    "grade",
+    "grade_batch",
+    "verify",
+    "Effects",
+    "Objective",
+    "presets",
+    "__version__",
+]
 
 __version__: str
 
@@ -16,15 +32,19 @@ _Form = Literal["any", "worked-out"]
 
 class Error(ValueError): ...
 
+@final
 class Verdict:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         verdict: str,
         extracted: str | None = None,
         reason: str = "",
         answer: str | None = None,
         reference: str = "",
-    ) -> None: ...
+    ) -> Verdict: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[str, str | None, str, str | None, str]: ...
     @property
     def verdict(self) -> Literal["right", "wrong", "no_answer", "unparsable", "over_budget"]: ...
     @property
@@ -66,12 +86,15 @@ def grade_batch(
     rounding: _Rounding = "six-decimals",
     form: _Form = "any",
     problems: Iterable[str] | None = None,
-    threads: int = 0,
+    threads: int | None = None,
 ) -> list[Verdict]: ...
 def presets() -> dict[str, str]: ...
 
+@final
 class Effects:
     MASKS: ClassVar[tuple[str, ...]]
+    def __new__(cls, *attributes: Any) -> Effects: ...
+    def __getnewargs__(self) -> tuple[Any, ...]: ...
     @property
     def kept(self) -> NDArray[numpy.bool_]: ...
     @property
@@ -91,8 +114,19 @@ class Effects:
     @property
     def totals(self) -> dict[str, Any]: ...
 
+@final
 class Objective:
-    def __init__(self, spec: str | PathLike[str] | Mapping[str, Any], *, set: Sequence[str] = ()) -> None: ...
+    def __new__(
+        cls,
+        spec: str | PathLike[str] | Mapping[str, Any],
+        *,
+        set: Mapping[str, Any] | Sequence[str] | str | None = None,
+    ) -> Objective: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[str]: ...
+    @property
+    def reads_entropy(self) -> bool: ...
     @property
     def toml(self) -> str: ...
     @property
@@ -103,11 +137,13 @@ class Objective:
         *,
         step: int = 0,
         pass_number: int = 1,
-        reward_weights: Sequence[SupportsFloat] = (),
+        reward_weights: Sequence[SupportsFloat] | None = None,
     ) -> Effects: ...
 
+@final
 class Run:
-    def __init__(self, folder: str | PathLike[str]) -> None: ...
+    def __new__(cls, folder: str | PathLike[str]) -> Run: ...
+    def __getnewargs__(self) -> tuple[Path]: ...
     @property
     def folder(self) -> Path: ...
     @property

@@ -1,4 +1,6 @@
-"""S2T (silencing spurious tokens) on PyTorch tensors, for trainers other than `stapo train`.
+"""Objectives and S2T (silencing spurious tokens) on PyTorch tensors, for trainers other than `stapo train`.
+
+`policy_loss` is the loss of any preset on padded tensors, with its exact derivatives.
 
 S2T takes tokens out of the loss; it rewrites no loss. A token is a candidate where its advantage is above 0 and its
 probability below `tau_p`. `tau_h` is the q-quantile of the candidates' entropies over the whole mini-batch, that is
@@ -24,10 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Mapping
 
+import numpy
 import torch
 import torch.distributed as dist
 
-__all__ = ["S2T", "Silenced", "candidates", "exact_tau", "silence", "write_minibatch"]
+from stapo._stapo import Effects, Objective
+
+__all__ = ["S2T", "Silenced", "candidates", "exact_tau", "policy_loss", "silence", "write_minibatch"]
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,93 @@ def silence(
         dist.all_reduce(counts, group=group)
     n_tokens, n_candidates, n_silenced = counts.tolist()
     return Silenced(silenced, tau_h, n_tokens, n_candidates, n_silenced)
+
+
+def policy_loss(
+    logp: torch.Tensor,
+    behavior_logp: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    objective: Objective | str = "stapo",
+    *,
+    entropy: torch.Tensor | None = None,
+    step: int = 0,
+    pass_number: int = 1,
+    return_effects: bool = False,
+    **columns: torch.Tensor,
+) -> torch.Tensor | tuple[torch.Tensor, Effects]:
+    """The loss of a mini-batch, to be minimised: `loss.backward()` gives the derivatives that `stapo objective` prints.
+
+    Shapes: `logp`, `behavior_logp`, `mask` and `entropy` [B, T]; `advantages` [B], [B, 1] or [B, T]. `mask` is true for
+    the tokens of the responses, wherever the padding is. `objective` is a preset's name or a `stapo.Objective`. `entropy`
+    is needed where `Objective.reads_entropy` is true, and gets a gradient where the objective has an entropy bonus.
+    `columns` are further columns of a mini-batch: `reference_logp`, `sampler_logp`, `behavior_entropy`, `collision`,
+    `teacher_logp`.
+
+    The numbers are computed in double precision on the CPU, whatever the device of the tensors, and the gradients have
+    the device and type of `logp`. Masks and denominators look at the whole mini-batch, so give all responses of one
+    optimizer step at once: the loss of a micro-batch is that of a mini-batch of its own. With `return_effects` the fates
+    of the tokens come too, as `Objective.evaluate` returns them for the tokens in `mask`, row by row.
+
+    >>> logp = torch.tensor([[-0.1, -9.0, -0.3], [-0.2, -0.4, 0.0]], requires_grad=True)
+    >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> loss = policy_loss(logp, logp.detach(), torch.tensor([1.0, -1.0]), mask, "dapo")
+    >>> loss.backward()
+    >>> [[round(x, 6) for x in row] for row in logp.grad.tolist()]
+    [[-0.2, -0.2, -0.2], [0.2, 0.2, 0.0]]
+    """
+    objective = Objective(objective) if isinstance(objective, str) else objective
+    if logp.dim() != 2:
+        raise ValueError(f"logp: shape {tuple(logp.shape)}, expected [B, T]\nhint: pad the responses to one length")
+    inside = mask.bool()
+    if entropy is None and objective.reads_entropy:
+        raise ValueError(
+            "entropy: absent, and this objective reads it\nhint: give the entropy of the policy at each token, [B, T]; "
+            "presets without masks and bonus need none"
+        )
+    wanted = {"behavior_logp": behavior_logp, **columns}
+    if entropy is not None:
+        wanted["entropy"] = entropy
+    for name, values in {"mask": mask, **wanted}.items():
+        if values.shape != logp.shape:
+            raise ValueError(f"{name}: shape {tuple(values.shape)}, expected that of logp, {tuple(logp.shape)}")
+    if advantages.dim() == 2 and advantages.shape[1] == 1:
+        advantages = advantages.squeeze(1)
+    if advantages.shape not in (logp.shape, logp.shape[:1]):
+        raise ValueError(
+            f"advantages: shape {tuple(advantages.shape)}, expected {tuple(logp.shape[:1])}, or {tuple(logp.shape)} "
+            "for one per token"
+        )
+
+    def flat(values: torch.Tensor) -> numpy.ndarray:
+        return values.detach()[inside].double().cpu().numpy()
+
+    lengths = inside.sum(1).cpu().numpy()
+    batch = {"logp": flat(logp), "offsets": numpy.concatenate([[0], numpy.cumsum(lengths)])}
+    batch.update({name: flat(values) for name, values in wanted.items()})
+    batch.setdefault("entropy", numpy.zeros_like(batch["logp"]))
+    per_token = advantages.shape == logp.shape
+    batch["advantage"] = flat(advantages) if per_token else advantages.detach().double().cpu().numpy()
+    effects = objective.evaluate(batch, step=step, pass_number=pass_number)
+    gradients = [effects.d_logp] if effects.d_entropy is None else [effects.d_logp, effects.d_entropy]
+    loss = _Loss.apply(float(effects.totals["loss"]), inside, gradients, logp, *[entropy][: len(gradients) - 1])
+    return (loss, effects) if return_effects else loss
+
+
+class _Loss(torch.autograd.Function):
+    """A number whose derivatives are known: by the log-probs, and where there is a bonus by the entropies."""
+
+    @staticmethod
+    def forward(ctx, loss, inside, gradients, *inputs):  # type: ignore[no-untyped-def]
+        spread = [torch.zeros_like(values, dtype=torch.float64) for values in inputs]
+        for full, known in zip(spread, gradients):
+            full[inside] = torch.as_tensor(known, device=full.device)
+        ctx.save_for_backward(*[full.to(values.dtype) for full, values in zip(spread, inputs)])
+        return inputs[0].new_tensor(loss)
+
+    @staticmethod
+    def backward(ctx, d_loss):  # type: ignore[no-untyped-def]
+        return (None, None, None, *[d_loss * gradient for gradient in ctx.saved_tensors])
 
 
 def write_minibatch(

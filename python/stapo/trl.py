@@ -18,16 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from stapo._versions import probe, require
+
+require("trl", "1.16")
+
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from stapo._versions import require
 from stapo.reward import math_reward
 from stapo.torch import S2T, Silenced, silence, write_minibatch
 
 __all__ = ["S2T", "S2TGRPOTrainer", "S2TMixin", "math_reward"]
 
-require("trl", "1.16")
+probe("trl", GRPOTrainer._prepare_inputs, ["generation_batch"])
+probe(
+    "trl",
+    GRPOTrainer._get_per_token_logps_and_entropies,
+    ["model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"],
+)
+probe("trl", disable_gradient_checkpointing, ["model"])
 
 # The inputs of a micro-batch that the model's forward pass takes besides tokens and attention mask.
 _FORWARD_INPUTS = (

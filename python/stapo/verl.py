@@ -13,6 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stapo._versions import probe, require
+
+require("verl", "0.9.1")
+
 import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
@@ -20,12 +24,12 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
-from stapo._versions import require
 from stapo.torch import S2T, Silenced, silence, write_minibatch
 
 __all__ = ["S2T", "S2TActorRolloutRefWorker", "S2TTrainingWorker", "compute_score", "refuse_unsafe_settings"]
 
-require("verl", "0.9.1")
+probe("verl", TrainingWorker.train_batch, ["data"])
+probe("verl", no_padding_2_padding, ["data"])
 
 # Policy losses of verl that choose tokens within a micro-batch.
 _LOSSES_BY_MICRO_BATCH = ("clip_cov", "kl_cov")

@@ -2,6 +2,10 @@
 
 import doctest
 import importlib.resources
+import importlib.util
+import subprocess
+import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -49,3 +53,9 @@ class Documented(unittest.TestCase):
             for name in vars(owner):
                 if not name.startswith("_"):
                     self.assertRegex(body, rf"\b{name}\b", owner)
+
+    @unittest.skipIf(importlib.util.find_spec("mypy") is None or numpy is None, "mypy or NumPy is not installed")
+    def test_stubs_are_those_of_the_extension(self):
+        command = [sys.executable, "-m", "mypy.stubtest", "stapo._stapo"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tempfile.gettempdir())
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

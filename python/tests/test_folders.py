@@ -47,7 +47,9 @@ class Folders(unittest.TestCase):
         self.assertEqual([r["text"] for r in run.responses(2)], [r["text"] for r in written])
         self.assertEqual(run.responses(2)[0]["tokens"]["logp"], written[0]["tokens"]["logp"])
         self.assertEqual(len(run.responses()), len(run.responses(1)) + len(written))
-        self.assertEqual(run.responses(7), [])
+        for call in (run.responses, run.silenced):
+            with self.assertRaisesRegex(stapo.Error, "step 99: .*; 2 steps from 1 to 2 are\nhint: Run.recorded_steps"):
+                call(step=99)
         files = sorted((self.at / "run/tokens").glob("*.jsonl"))
         silenced = [token for file in files for token in json_lines(file.read_text())]
         self.assertEqual(run.silenced(), silenced)

@@ -107,7 +107,7 @@ class Grade(unittest.TestCase):
             stapo.grade_batch(["1"], "1")
         with self.assertRaisesRegex(TypeError, r"responses\[1\]: .*int.*, expected a string"):
             stapo.grade_batch(["1", 2], ["1", "2"])
-        with self.assertRaisesRegex(stapo.Error, "threads 5000: expected 0"):
+        with self.assertRaisesRegex(stapo.Error, "threads 5000: expected None or 0"):
             stapo.grade_batch(["1"], ["1"], threads=5000)
         with self.assertRaises(TypeError):
             stapo.grade(None, "1")
@@ -155,6 +155,18 @@ class Grade(unittest.TestCase):
         is_over.set()
         thread.join()
         self.assertGreater(n_after - n_before, 1000)
+
+
+
+class Values(unittest.TestCase):
+    def test_verdicts_hash_as_they_are_equal(self):
+        seven = lambda: stapo.grade(r"\boxed{7}", "7")
+        self.assertEqual(len({seven(), seven(), stapo.grade(r"\boxed{8}", "7")}), 2)
+
+    def test_threads_are_none_or_a_number_of_them(self):
+        self.assertTrue(stapo.grade_batch([r"\boxed{7}"], ["7"], threads=None)[0])
+        with self.assertRaisesRegex(stapo.Error, "threads -1: expected None or 0 for one per core, or up to 1024"):
+            stapo.grade_batch([r"\boxed{7}"], ["7"], threads=-1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Objectives on arrays: the numbers of `stapo objective` on the same mini-batch, bit for bit."""
 
+import copy
+import inspect
 import json
 import pickle
 import random
@@ -172,6 +174,15 @@ class Refused(unittest.TestCase):
         self.refuse("logp: elements of type complex128", logp=numpy.zeros(n, complex))
         self.refuse("logp: NumPy cannot read|elements of type object", logp=[[1.0], 2.0])
         self.refuse("unknown key `colision`\nhint: did you mean `collision`", colision=[1.0])
+        for name, ours in (
+            ("completion_mask", "loss_mask"),
+            ("response_mask", "loss_mask"),
+            ("old_logp", "behavior_logp"),
+            ("ref_logp", "reference_logp"),
+            ("rewards", "reward"),
+            ("logps", "logp"),
+        ):
+            self.refuse(f"unknown key `{name}`\nhint: did you mean `{ours}`", **{name: numpy.ones(n)})
         self.refuse("advantage has 3 entries", advantage=[1.0, 2.0, 3.0])
         self.refuse("loss_mask", loss_mask=numpy.full(n, 0.5))
         self.refuse("reward: shape", reward=[1.0])
@@ -185,6 +196,7 @@ class Refused(unittest.TestCase):
         for bad in ([], [0], [0, n + 1], [1, n], [0, 5, 3, n], [-1, n], [0, 2**62, n]):
             self.refuse("offsets: ", offsets=numpy.array(bad, numpy.int64))
         self.refuse("offsets: elements of type float64", offsets=numpy.array([0.0, n]))
+        self.refuse("offsets: empty, expected one number more than there are responses", offsets=[])
 
     def test_a_masked_token_is_named_by_its_place(self):
         rows = lines()
@@ -201,7 +213,46 @@ class Refused(unittest.TestCase):
             stapo.Objective("stapo").evaluate(batch(lines()), pass_number=2)
 
 
+@needs_numpy
+class Values(unittest.TestCase):
+    def test_effects_can_be_pickled_and_copied(self):
+        effects = stapo.Objective("stapo").evaluate(batch(lines()))
+        for again in (pickle.loads(pickle.dumps(effects)), copy.copy(effects), copy.deepcopy(effects)):
+            for name in ("kept", "silenced_by", "is_candidate", "clipped", "d_logp", "advantage"):
+                numpy.testing.assert_array_equal(getattr(again, name), getattr(effects, name))
+            self.assertEqual((again.totals, again.d_entropy), (effects.totals, None))
+        self.assertIsNot(copy.deepcopy(effects).d_logp, effects.d_logp)
+
+
 class Spec(unittest.TestCase):
+    def test_equal_objectives_are_equal_and_hash(self):
+        first, same = stapo.Objective("stapo", set="masks.0.tau_p=0.01"), stapo.Objective("stapo", set={"masks.0.tau_p": 0.01})
+        self.assertEqual(first, same)
+        self.assertEqual(len({first, same, stapo.Objective("stapo")}), 2)
+        self.assertNotEqual(first, "stapo")
+
+    def test_set_takes_a_dict_a_list_or_a_text(self):
+        wanted = stapo.Objective("stapo", set=["masks.0.tau_p=0.01", "masks.0.select=full"])
+        self.assertEqual(stapo.Objective("stapo", set={"masks": {"0": {"tau_p": 0.01, "select": "full"}}}), wanted)
+        self.assertEqual(stapo.Objective("stapo", set=None), stapo.Objective("stapo"))
+        with self.assertRaisesRegex(TypeError, "set: <class 'int'>, expected a dict such as"):
+            stapo.Objective("stapo", set=3)
+        with self.assertRaises(stapo.Error):
+            stapo.Objective("stapo", set={"masks.0.tau_q": 0.01})
+
+    def test_entropies_are_read_by_masks_and_bonuses_alone(self):
+        self.assertTrue(stapo.Objective("stapo").reads_entropy)
+        self.assertFalse(stapo.Objective("dapo").reads_entropy)
+
+    def test_signatures_are_readable(self):
+        signature = lambda function: str(inspect.signature(function))
+        self.assertEqual(signature(stapo.Objective), "(spec, *, set=None)")
+        evaluate = "(self, /, batch, *, step=0, pass_number=1, reward_weights=None)"
+        self.assertEqual(signature(stapo.Objective.evaluate), evaluate)
+        verdict = "(verdict, extracted=None, reason='', answer=None, reference='')"
+        self.assertEqual(signature(stapo.Verdict).replace('"', "'"), verdict)
+        self.assertNotIn("...", signature(stapo.grade_batch))
+
     def test_names_dicts_texts_and_files_give_the_same_objective(self):
         named = stapo.Objective("stapo", set=["masks.0.tau_p=0.01"])
         table = {"preset": "stapo", "masks": [{"kind": "spurious", "tau_p": 0.01}]}

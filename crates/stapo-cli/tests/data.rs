@@ -189,6 +189,75 @@ fn sft_learns_conversations_without_a_config_and_goes_on() {
 }
 
 #[test]
+fn sft_holds_rows_out_keeps_the_best_checkpoint_and_names_the_next_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let row = |i: usize| {
+        let turns = json!([{"from": "human", "value": format!("{i}+{i}")}, {"from": "gpt", "value": (2 * i).to_string()}]);
+        json!({"conversations": turns})
+    };
+    fs::create_dir(at.join("talk")).unwrap();
+    for part in 0..2 {
+        let rows: Vec<Value> = (20 * part..20 * part + 20).map(row).collect();
+        fs::write(at.join(format!("talk/{part}.json")), json!(rows).to_string()).unwrap();
+    }
+    let small = "--set update.batch_tokens=128 --set update.learning_rate=0.1 --set update.schedule.warmup_steps=1 --set steps=4 --set evaluation.every_steps=2";
+    let line =
+        format!("sft --model model --data talk/*.json --out run {small} --set data.held_out_share=0.2");
+    let output = stapo(at, &words(&line));
+    ok(&output);
+    let said = String::from_utf8_lossy(&output.stderr);
+    for expected in
+        ["data: ", "packed without padding", "held-out loss", "next:\n  stapo generate --model run/model"]
+    {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let metrics = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap();
+    let metrics: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lowest = metrics
+        .iter()
+        .filter_map(|line| Some((line["eval_loss"].as_f64()?, line["step"].as_u64()?)))
+        .min_by(|a, b| a.0.total_cmp(&b.0));
+    let best: Value = serde_json::from_slice(&fs::read(at.join("run/best.json")).unwrap()).unwrap();
+    assert_eq!((best["value"].as_f64(), best["step"].as_u64()), lowest.unzip());
+    let is_last = best["step"] == 4;
+    assert_eq!(at.join("run/model-best/model.safetensors").exists(), !is_last, "{said}");
+    if !is_last {
+        let weights = |model: &str| fs::read(at.join("run").join(model).join("model.safetensors")).unwrap();
+        assert!(weights("model") != weights("model-best"));
+        assert!(said.contains("the model of that step is run/model-best"), "{said}");
+    }
+}
+
+#[test]
+fn problems_init_and_eval_read_the_same_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let table: String = (0..30).map(|i| format!("{i}+{i},{}\n", 2 * i)).collect();
+    fs::write(at.join("rows.csv"), format!("question,answer\n{table}")).unwrap();
+    fs::write(at.join("more.json"), r#"[{"question": "50+50", "answer": 100}]"#).unwrap();
+    let files = r#"task.path=["rows.csv","more.json"]"#;
+    let asked =
+        ["problems", "--set", files, "--set", "task.held_out_share=0", "--no-model", "-n", "40", "--json"];
+    let listed = ok(&stapo(at, &asked));
+    let ids: Vec<Value> =
+        listed.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone()).collect();
+    assert!(ids.contains(&json!("rows-30")) && ids.contains(&json!("more-1")), "{listed}");
+    ok(&stapo(at, &words("init --model model --data rows.csv --out mine.toml")));
+    let config = fs::read_to_string(at.join("mine.toml")).unwrap();
+    assert!(config.contains("kind = \"file\"") && config.contains("rows.csv"), "{config}");
+    ok(&stapo(at, &words("problems mine.toml -n 2")));
+    ok(&stapo(
+        at,
+        &words(
+            "eval --model model --benchmarks rows.csv --limit 2 --samples 1 --max-tokens 8 --template {{problem}}= --out eval",
+        ),
+    ));
+}
+
+#[test]
 fn generate_stops_at_a_text_and_passes_arguments_to_the_template() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

@@ -70,9 +70,36 @@ const OPTIONAL: [&str; 7] = [
     "teacher_logp",
 ];
 
-/// The optional key that an unknown one may have been meant to be: unknown keys are ignored, but not misspelt ones.
+/// Names that TRL, verl and their users give to columns of a mini-batch, and our names. Such a column without effect
+/// would be a wrong result without a word.
+const NAMES_OF_PEERS: [(&str, &str); 20] = [
+    ("completion_mask", "loss_mask"),
+    ("response_mask", "loss_mask"),
+    ("action_mask", "loss_mask"),
+    ("mask", "loss_mask"),
+    ("logps", "logp"),
+    ("log_prob", "logp"),
+    ("log_probs", "logp"),
+    ("per_token_logps", "logp"),
+    ("old_logp", "behavior_logp"),
+    ("old_logps", "behavior_logp"),
+    ("old_log_prob", "behavior_logp"),
+    ("old_log_probs", "behavior_logp"),
+    ("old_per_token_logps", "behavior_logp"),
+    ("ref_logp", "reference_logp"),
+    ("ref_logps", "reference_logp"),
+    ("ref_log_prob", "reference_logp"),
+    ("ref_per_token_logps", "reference_logp"),
+    ("rollout_log_probs", "sampler_logp"),
+    ("sampling_per_token_logps", "sampler_logp"),
+    ("rewards", "reward"),
+];
+
+/// The key that an unknown one may have been meant to be: unknown keys are ignored, but not misspelt ones and those
+/// that another trainer has for one of ours.
 pub fn meant_key(key: &str) -> Option<&'static str> {
-    OPTIONAL.into_iter().find(|known| strsim::damerau_levenshtein(key, known) <= 2)
+    let of_peer = NAMES_OF_PEERS.iter().find(|(name, _)| *name == key).map(|(_, ours)| *ours);
+    of_peer.or_else(|| OPTIONAL.into_iter().find(|known| strsim::damerau_levenshtein(key, known) <= 2))
 }
 
 /// The totals of a mini-batch, as `stapo objective` prints them.

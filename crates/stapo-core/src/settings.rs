@@ -2,9 +2,11 @@
 
 mod origin;
 mod overrides;
+mod peers;
 mod words;
 
 pub use overrides::{Override, set_all};
+pub use peers::{PeerSetting, peer_settings};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -162,8 +164,13 @@ fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsE
             // The path of an unknown key ends with the key or with the table around it.
             let given_at = [below.clone(), format!("{below}.{unknown}").trim_start_matches('.').to_string()];
             elsewhere.retain(|found| !given_at.contains(found));
+            let of_peer = || {
+                let last = format!("{below}.{unknown}");
+                let path = if below.ends_with(unknown) { &below } else { last.trim_start_matches('.') };
+                peers::hint(path, path.split('.').try_fold(given, |value, key| value.get(key)))
+            };
             match elsewhere.as_slice() {
-                [] => suggest(unknown, known),
+                [] => of_peer().unwrap_or_else(|| suggest(unknown, known)),
                 paths => format!("did you mean `{}`?", paths.join("` or `")),
             }
         }

@@ -46,6 +46,11 @@ impl<'py> Column<'py> {
 /// Where each response begins in the columns, and where the last one ends: `n + 1` numbers.
 pub fn offsets(values: &Bound<'_, PyAny>, n_tokens: usize) -> PyResult<Vec<usize>> {
     let array = array("offsets", values)?;
+    if array.len() == 0 {
+        return Err(refused(
+            "offsets: empty, expected one number more than there are responses, from 0\nhint: numpy.cumsum of the lengths with a 0 in front",
+        ));
+    }
     expect("offsets", &array, "iu", "whole numbers")?;
     let array = converted::<i64>(&array, "int64")?;
     let offsets = array.as_slice()?;

@@ -75,9 +75,11 @@ impl Run {
         Ok(files.iter().filter_map(|path| step_of(path)).collect())
     }
 
-    /// The recorded responses of a step, or of all, as dicts: prompt, text, verdict, reward, tokens with their columns.
+    /// The recorded responses of a step, or of all, as dicts: prompt, text, verdict, reward, tokens with their columns. A
+    /// step that was not recorded is refused.
     #[pyo3(signature = (step=None))]
     fn responses<'py>(&self, py: Python<'py>, step: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_recorded(step, &["rollouts"])?;
         let read = || -> Result<_> {
             let config = Config::from_toml(&plan_text(&self.folder)?, [])?;
             let plan = Plan::resolve(config)?;
@@ -91,6 +93,7 @@ impl Run {
     /// The silenced tokens of a step, or of all, as dicts.
     #[pyo3(signature = (step=None))]
     fn silenced<'py>(&self, py: Python<'py>, step: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_recorded(step, &["tokens", "rollouts"])?;
         let read = || -> Result<_> {
             let files = self.files("tokens", step)?;
             let read = files.iter().map(|path| records_of_file::<TokenRecord>(path));
@@ -109,6 +112,25 @@ impl Run {
 }
 
 impl Run {
+    /// Refuses a step that has no file in any of the parts.
+    fn check_recorded(&self, step: Option<u64>, parts: &[&str]) -> PyResult<()> {
+        let Some(step) = step else { return Ok(()) };
+        for part in parts {
+            if !self.files(part, Some(step)).map_err(refused)?.is_empty() {
+                return Ok(());
+            }
+        }
+        let recorded = self.recorded_steps()?;
+        let range = match (recorded.first(), recorded.last()) {
+            (Some(first), Some(last)) => format!("{} steps from {first} to {last} are", recorded.len()),
+            _ => "no step is".to_string(),
+        };
+        Err(refused(format!(
+            "step {step}: its responses are not in {}; {range}\nhint: Run.recorded_steps lists them; record.responses_every_steps says how often they are written",
+            self.folder.display()
+        )))
+    }
+
     /// The files of a part, of all steps or of one.
     fn files(&self, part: &str, step: Option<u64>) -> Result<Vec<PathBuf>> {
         let mut files = part_files(&self.folder, part)?;

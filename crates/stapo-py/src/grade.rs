@@ -29,8 +29,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// ('right', '\\frac{1}{2}', True)
 /// >>> print(verdict.reason)
 /// both are exactly 1/2
-#[pyclass(frozen, eq, get_all, module = "stapo")]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[pyclass(frozen, eq, hash, get_all, module = "stapo")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(clippy::struct_field_names, reason = "the attribute is named as in the records of stapo grade")]
 pub struct Verdict {
     /// "right", "wrong", "no_answer", "unparsable" or "over_budget".
@@ -48,16 +48,16 @@ pub struct Verdict {
 #[pymethods]
 impl Verdict {
     #[new]
-    #[pyo3(signature = (verdict, extracted=None, reason=String::new(), answer=None, reference=String::new()))]
+    #[pyo3(signature = (verdict, extracted=None, reason="", answer=None, reference=""))]
     fn new(
         verdict: String,
         extracted: Option<String>,
-        reason: String,
+        reason: &str,
         answer: Option<String>,
-        reference: String,
+        reference: &str,
     ) -> PyResult<Self> {
         named::<Kind>("verdict", &verdict)?;
-        Ok(Self { verdict, extracted, reason, answer, reference })
+        Ok(Self { verdict, extracted, reason: reason.to_string(), answer, reference: reference.to_string() })
     }
 
     fn __bool__(&self) -> bool {
@@ -177,7 +177,7 @@ pub fn verify(
 /// >>> [verdict.verdict for verdict in verdicts], sum(map(bool, verdicts))
 /// (['right', 'wrong'], 1)
 #[pyfunction]
-#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", problems=None, threads=0))]
+#[pyo3(signature = (responses, references, mode="math", *, order="box-first", fallback="nothing", rounding="six-decimals", form="any", problems=None, threads=None))]
 #[allow(clippy::too_many_arguments, reason = "the keyword arguments of a Python function")]
 pub fn grade_batch(
     responses: &Bound<'_, PyAny>,
@@ -188,12 +188,13 @@ pub fn grade_batch(
     rounding: &str,
     form: &str,
     problems: Option<&Bound<'_, PyAny>>,
-    threads: usize,
+    threads: Option<i64>,
 ) -> PyResult<Vec<Verdict>> {
     let rules = rules(mode, order, fallback, rounding, form)?;
-    if threads > MAX_THREADS {
+    let threads = threads.unwrap_or(0);
+    if !(0..=MAX_THREADS as i64).contains(&threads) {
         return Err(refused(format!(
-            "threads {threads}: expected 0 for one per core, or up to {MAX_THREADS}"
+            "threads {threads}: expected None or 0 for one per core, or up to {MAX_THREADS}"
         )));
     }
     let texts = (Text::list("responses", responses)?, Text::list("references", references)?);
@@ -212,7 +213,7 @@ pub fn grade_batch(
     let rows: Vec<Row> =
         rows.map(|((response, answer), problem)| Row { response, answer, problem }).collect();
     let n_cores = thread::available_parallelism().map_or(1, usize::from);
-    let n_threads = if threads == 0 { n_cores } else { threads };
+    let n_threads = if threads == 0 { n_cores } else { threads as usize };
     let graded = without_lock(responses.py(), || grade_all(&rows, rules, n_threads))??;
     Ok(graded)
 }

@@ -7,9 +7,10 @@ use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use stapo_core::minibatch::Totals;
-use stapo_core::objective::{MaskKind, ObjectiveSpec, UpdateKey};
+use stapo_core::objective::{EntropyBonus, MaskKind, ObjectiveSpec, UpdateKey};
 use stapo_rl::untrusted::read_text;
 use std::ffi::CString;
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// The presets by name, each with one line about it.
@@ -29,8 +30,8 @@ pub fn presets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// An algorithm as a value: how a mini-batch of responses turns into a number per token.
 ///
 /// `spec` is a preset ("stapo", "dapo", "grpo+spurious"), a dict of axes as in {"preset": "stapo", "kl": {..}}, a TOML
-/// text, or a path to a TOML file such as the plan of a run. `set` changes values of it, as in
-/// ["masks.0.tau_p=0.001"].
+/// text, or a path to a TOML file such as the plan of a run. `set` changes values of it: {"masks.0.tau_p": 0.001}, a text
+/// "masks.0.tau_p=0.001", or a list of such texts. Objectives with the same values are equal.
 ///
 /// >>> import stapo
 /// >>> batch = dict(
@@ -45,17 +46,30 @@ pub fn presets(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// ([True, False, True, True, True], 1)
 /// >>> effects.d_logp.tolist()
 /// [-0.25, -0.0, -0.25, 0.25, 0.25]
-#[pyclass(frozen, module = "stapo")]
+#[pyclass(frozen, eq, hash, module = "stapo")]
 pub struct Objective {
     spec: ObjectiveSpec,
+}
+
+impl PartialEq for Objective {
+    fn eq(&self, other: &Self) -> bool {
+        self.spec == other.spec
+    }
+}
+
+impl Hash for Objective {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.spec.to_toml().hash(state);
+    }
 }
 
 #[pymethods]
 impl Objective {
     #[new]
-    #[pyo3(signature = (spec, *, set=Vec::new()))]
-    fn new(spec: &Bound<'_, PyAny>, set: Vec<String>) -> PyResult<Self> {
+    #[pyo3(signature = (spec, *, set=None))]
+    fn new(spec: &Bound<'_, PyAny>, set: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let py = spec.py();
+        let set = set.map(overrides).transpose()?.unwrap_or_default();
         let spec = load(spec)?.with_overrides(set.iter().map(String::as_str)).map_err(refused)?;
         for text in spec.warnings() {
             PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(text).unwrap_or_default(), 1)?;
@@ -75,6 +89,14 @@ impl Objective {
         self.spec.n_passes()
     }
 
+    /// False for an objective that gives the same numbers whatever the entropies are.
+    #[getter]
+    fn reads_entropy(&self) -> bool {
+        !self.spec.masks.is_empty()
+            || self.spec.entropy_bonus != EntropyBonus::None
+            || self.spec.is_adaptive()
+    }
+
     fn __repr__(&self) -> String {
         let masks: Vec<String> = self.spec.masks.iter().map(|mask| mask_name(mask.kind())).collect();
         format!("<Objective with masks [{}]>", masks.join(", "))
@@ -92,15 +114,16 @@ impl Objective {
     /// response) and `group` give the advantages. Optional columns: `reference_logp`, `behavior_entropy`, `sampler_logp`,
     /// `collision`, `teacher_logp`, `loss_mask`. Arrays, tensors (by DLPack) and lists are taken; contiguous float64 is
     /// read in place. The interpreter's lock is released.
-    #[pyo3(signature = (batch, *, step=0, pass_number=1, reward_weights=Vec::new()))]
+    #[pyo3(signature = (batch, *, step=0, pass_number=1, reward_weights=None))]
     fn evaluate(
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
         step: u64,
         pass_number: usize,
-        reward_weights: Vec<f64>,
+        reward_weights: Option<Vec<f64>>,
     ) -> PyResult<Effects> {
+        let reward_weights = reward_weights.unwrap_or_default();
         if !(1..=self.spec.n_passes()).contains(&pass_number) {
             let n = self.spec.n_passes();
             return Err(refused(format!("pass_number {pass_number}: this objective has {n} pass")));
@@ -119,7 +142,7 @@ impl Objective {
     }
 }
 
-/// What an objective does to the tokens of a mini-batch, as arrays with one entry per token.
+/// What an objective does to the tokens of a mini-batch, as arrays with one entry per token. It can be pickled and copied.
 #[pyclass(frozen, get_all, module = "stapo")]
 pub struct Effects {
     /// True where no mask silenced the token.
@@ -142,8 +165,44 @@ pub struct Effects {
     totals: Py<PyAny>,
 }
 
+/// The fields of `Effects`, in their order.
+type EffectFields = (
+    Py<PyArray1<bool>>,
+    Py<PyArray1<i8>>,
+    Py<PyArray1<bool>>,
+    Py<PyArray1<bool>>,
+    Py<PyArray1<f64>>,
+    Py<PyArray1<f64>>,
+    Option<Py<PyArray1<f64>>>,
+    Py<PyArray1<f64>>,
+    Py<PyAny>,
+);
+
 #[pymethods]
 impl Effects {
+    /// For pickle and copy: the attributes in their order. `Objective.evaluate` makes effects.
+    #[new]
+    #[pyo3(signature = (*attributes))]
+    fn from_attributes(attributes: EffectFields) -> Self {
+        let (kept, silenced_by, is_candidate, clipped, ratio, d_logp, d_entropy, advantage, totals) =
+            attributes;
+        Self { kept, silenced_by, is_candidate, clipped, ratio, d_logp, d_entropy, advantage, totals }
+    }
+
+    fn __getnewargs__(&self, py: Python<'_>) -> EffectFields {
+        (
+            self.kept.clone_ref(py),
+            self.silenced_by.clone_ref(py),
+            self.is_candidate.clone_ref(py),
+            self.clipped.clone_ref(py),
+            self.ratio.clone_ref(py),
+            self.d_logp.clone_ref(py),
+            self.d_entropy.as_ref().map(|column| column.clone_ref(py)),
+            self.advantage.clone_ref(py),
+            self.totals.clone_ref(py),
+        )
+    }
+
     /// The names of the masks, by which `silenced_by` counts.
     #[classattr]
     #[pyo3(name = "MASKS")]
@@ -169,6 +228,35 @@ impl Effects {
             advantage: effects.advantage.into_pyarray(py).unbind(),
             totals: to_python(py, totals)?.unbind(),
         })
+    }
+}
+
+/// Overrides from a dict, whose inner dicts are paths, a text or a list of texts.
+fn overrides(set: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(text) = set.extract::<String>() {
+        return Ok(vec![text]);
+    }
+    if set.is_instance_of::<PyDict>() {
+        let table: serde_json::Map<String, serde_json::Value> = from_python("set", set)?;
+        let mut texts = Vec::new();
+        add_overrides("", &table, &mut texts);
+        return Ok(texts);
+    }
+    set.extract().map_err(|_| {
+        let kind = set.get_type();
+        PyTypeError::new_err(format!(
+            "set: {kind}, expected a dict such as {{\"masks.0.tau_p\": 0.001}}, a text \"masks.0.tau_p=0.001\", or a list of such texts"
+        ))
+    })
+}
+
+fn add_overrides(root: &str, table: &serde_json::Map<String, serde_json::Value>, texts: &mut Vec<String>) {
+    for (key, value) in table {
+        match value {
+            serde_json::Value::Object(inner) => add_overrides(&format!("{root}{key}."), inner, texts),
+            // JSON writes texts, numbers, truth values and lists of these as TOML does.
+            value => texts.push(format!("{root}{key}={value}")),
+        }
     }
 }
 

@@ -27,8 +27,9 @@ pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
 pub use environment::{Environment, PolicyTurn, Reply, Rewards};
 pub use error::TaskError;
-pub use rows::FileCensus;
+pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
+pub use rows::{DataFile, DataPath, FileCensus, file_kind};
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;
@@ -36,7 +37,7 @@ pub use stapo_verify::Mode;
 use crate::reward::verdict::Verifier;
 use crate::reward::{Judged, Programs, VerifierSpec};
 use generated::{GeneratedTask, Generator};
-use rows::{Format, KeptRows, ProblemRows};
+use rows::{KeptRows, ProblemRows};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
 use wording::Wording;
@@ -62,10 +63,6 @@ enum ProblemSource {
 }
 
 impl ProblemSource {
-    fn rows(spec: &RowsSpec, format: Format, verifier: &Verifier, kept: KeptRows) -> Result<Self, TaskError> {
-        Ok(Self::Rows(Box::new(ProblemRows::open(spec, format, verifier, kept)?)))
-    }
-
     /// The fields of a problem's row, where the rows of a file are kept.
     fn row(&self, id: &str) -> Option<&Map<String, Value>> {
         match self {
@@ -111,8 +108,9 @@ impl Task {
                 let generator = Generator::Countdown(spec.clone());
                 ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
-            TaskSpec::Jsonl(spec) => ProblemSource::rows(spec, Format::Jsonl, verifier, kept)?,
-            TaskSpec::Parquet(spec) => ProblemSource::rows(spec, Format::Parquet, verifier, kept)?,
+            TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) | TaskSpec::File(spec) => {
+                ProblemSource::Rows(Box::new(ProblemRows::open(spec, verifier, kept)?))
+            }
         };
         if let ProblemSource::Generated(task) = &source {
             task.check_references(verifier)?;

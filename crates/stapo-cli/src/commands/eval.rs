@@ -63,7 +63,7 @@ pub struct Args {
     fetch: Fetch,
 
     /// `all` (the six of the paper), or names and files, with commas or blanks between them: aime24, aime25, amc23,
-    /// math500, minerva, olympiad, gsm8k, math, arithmetic, countdown, questions.jsonl, questions.parquet.
+    /// math500, minerva, olympiad, gsm8k, math, arithmetic, countdown, questions.jsonl, questions.csv, questions.parquet.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "arithmetic")]
     benchmarks: Vec<String>,
 

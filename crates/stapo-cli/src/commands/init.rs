@@ -32,7 +32,7 @@ pub struct Args {
     #[command(flatten)]
     fetch: Fetch,
 
-    /// Problems with reference answers: a .jsonl or .parquet file.
+    /// Problems with reference answers: a .jsonl, .json, .csv or .parquet file, or a pattern of such files; .gz and .zst too.
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 

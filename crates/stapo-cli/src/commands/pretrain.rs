@@ -11,13 +11,13 @@ use stapo_core::record::{PretrainMetrics, Record};
 use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
-    InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, file_kind, pretrain,
+    FileRows, InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
 };
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::plan::config::PlanError;
 use stapo_rl::policy::identity;
-use stapo_rl::run::{Run, hash_file};
-use stapo_rl::tasks::TaskSpec;
+use stapo_rl::run::{Checkpoint, Run, hash_file};
+use stapo_rl::tasks::{TaskSpec, file_kind};
 use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ pub struct SftArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
-    /// A .jsonl or .parquet file: rows with messages, or with prompt and response; in place of the config's.
+    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too): rows with messages, or with prompt and response; in place of the config's.
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     data: Option<String>,
 }
@@ -110,7 +110,7 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
         path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
     });
     let data = args.data.as_ref().map(|path| {
-        format!("data={{kind=\"{}\",path={}}}", file_kind(path), toml::Value::from(path.as_str()))
+        format!("data={{kind=\"{}\",path={}}}", file_kind(Some(path)), toml::Value::from(path.as_str()))
     });
     let set = model.into_iter().chain(data).collect();
     let base = Base {
@@ -142,6 +142,9 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
         Some(folder) => reopen(args, folder, scratch.path())?,
         None => begin(args, base, scratch.path())?,
     };
+    if base.command == "sft" && !args.json {
+        announce_data(&config, &pretrainer);
+    }
     let mut view = PretrainView {
         json: args.json,
         steps: config.steps,
@@ -174,6 +177,10 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = hash_file("weights", &model.join("model.safetensors"))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
+    if base.command == "sft" {
+        export_best(&run, &mut pretrainer, config.steps, &options)?;
+        eprint!("{}", next_steps(&run, config.steps));
+    }
     run.seal()?;
     if let Some(error) = view.output_error {
         bail!(
@@ -181,6 +188,51 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the model of the checkpoint with the lowest held-out loss, where this is not the last one.
+fn export_best(run: &Run, pretrainer: &mut Pretrainer, n_steps: u64, options: &ExportOptions) -> Result<()> {
+    let Some(best) = run.best().filter(|best| best.step < n_steps) else { return Ok(()) };
+    for path in Checkpoint::list(run.folder())? {
+        let checkpoint = Checkpoint::open(&path)?;
+        if checkpoint.counters.step == best.step {
+            pretrainer.learner.restore(&checkpoint)?;
+            let model = &pretrainer.learner.model;
+            export_policy(&run.folder().join("model-best"), &model.policy, &model.companions, options)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the run reached, and the commands that come next.
+fn next_steps(run: &Run, n_steps: u64) -> String {
+    let folder = run.folder().display();
+    let held_out = match run.best() {
+        Some(best) if best.step == n_steps => {
+            format!("held-out loss {:.4} nats, the lowest, after the last step\n", best.value)
+        }
+        Some(best) => format!(
+            "held-out loss: {:.4} nats at its lowest, after step {} of {n_steps}; it was higher at the end; the model of that step is {folder}/model-best\n",
+            best.value, best.step
+        ),
+        None => {
+            "held-out loss: none, because data.held_out_share is 0; with 0.05 the best checkpoint is kept\n"
+                .to_string()
+        }
+    };
+    format!(
+        "{held_out}next:\n  stapo generate --model {folder}/model --chat \"...\"        what it answers\n  stapo eval --model {folder}/model --benchmarks FILE       how often it is right\n  stapo init --model {folder}/model --data FILE             a config to go on by reinforcement\n"
+    )
+}
+
+/// What is learned from and how it is cut into steps.
+fn announce_data(config: &PretrainConfig, pretrainer: &Pretrainer) {
+    let Some((n_rows, n_tokens)) = pretrainer.file().map(FileRows::size) else { return };
+    let (batch, microbatch) = (config.update.batch_tokens, config.update.microbatch_tokens);
+    eprintln!(
+        "data: {n_rows} rows, {n_tokens} tokens; whole rows are packed without padding, up to {microbatch} tokens for one pass and at least {batch} for one of the {} steps",
+        config.steps
+    );
 }
 
 type Opened = (PretrainConfig, Run, Pretrainer);
@@ -214,8 +266,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     if let Some(file) = pretrainer.file_with_answers().filter(|_| base.command == "pretrain") {
         let config = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
         bail!(
-            "file {}: has prompts with responses or conversations, and stapo pretrain learns whole texts\nhint: stapo sft {config} learns the responses; for whole texts, name one field with data.response_field",
-            file.display()
+            "file {file}: has prompts with responses or conversations, and stapo pretrain learns whole texts\nhint: stapo sft {config} learns the responses; for whole texts, name one field with data.response_field"
         );
     }
     config.steps = pretrainer.steps(&config)?;
@@ -255,13 +306,17 @@ impl WatchPretrain for PretrainView {
             return;
         }
         let is_last = metrics.step == self.steps;
-        let is_shown = is_last || metrics.step.is_multiple_of(10) || metrics.eval_accuracy.is_some();
+        let is_shown = is_last
+            || metrics.step.is_multiple_of(10)
+            || metrics.eval_accuracy.is_some()
+            || metrics.eval_loss.is_some();
         if !is_shown {
             return;
         }
         let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
-        let held_out =
-            metrics.eval_accuracy.map_or(String::new(), |a| format!("  held-out {:.1} %", 100.0 * a));
+        let accuracy = metrics.eval_accuracy.map(|accuracy| format!("  held-out {:.1} %", 100.0 * accuracy));
+        let loss = metrics.eval_loss.map(|loss| format!("  held-out loss {loss:.4} nats"));
+        let held_out: String = [accuracy, loss].into_iter().flatten().collect();
         eprintln!(
             "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",
             metrics.step,

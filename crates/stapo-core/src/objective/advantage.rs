@@ -45,6 +45,15 @@ pub enum Advantage {
         #[serde(default)]
         epsilon: f64,
     },
+    /// `R` minus the mean reward of the group in which every response counts by its length: the baseline with the least
+    /// variance where the norm of a gradient grows with the length (OPO, Hao 2025).
+    LengthWeightedMean,
+    /// `(R - mean) n / m` with the mean over the group, for `m` rewards of the `n` of the rollout batch that are not 0: a
+    /// batch with few right answers weighs these more (GPG, Chu 2025).
+    GroupMeanNonzeroShare,
+    /// The best response of a group has what its reward is above the second best, the others 0: the gradient of the best
+    /// of k (Pass@k, Walder 2025, with k the size of the group).
+    BestAboveSecond,
     /// The return from a token on, without a baseline: `sum_(s >= t) gamma^(s - t) r_s`, where `R` is the reward of the
     /// last token and KL in the reward falls on every token (REINFORCE++, with `whiten`).
     Return {
@@ -134,13 +143,21 @@ impl<'a> ScoredResponse<'a> {
 }
 
 impl Advantage {
-    /// The advantages of one group, in the order of `rewards`. The batch of `group_mean_batch_std` is then this group.
+    /// The advantages of one group of responses of equal length, in the order of `rewards`. The group is the whole batch.
     pub fn of_group(self, rewards: &[f64]) -> Result<Vec<f64>, ObjectiveError> {
-        self.of_batch(rewards, &[(0..rewards.len()).collect()])
+        self.of_batch(rewards, &vec![1; rewards.len()], &[(0..rewards.len()).collect()])
     }
 
-    /// The advantages of a batch of responses, in the order of `rewards`. `groups` are the indices of each group.
-    fn of_batch(self, rewards: &[f64], groups: &[Vec<usize>]) -> Result<Vec<f64>, ObjectiveError> {
+    /// The advantages of a batch of responses, in the order of `rewards` and their lengths. `groups` are the indices of
+    /// each group.
+    fn of_batch(
+        self,
+        rewards: &[f64],
+        lengths: &[usize],
+        groups: &[Vec<usize>],
+    ) -> Result<Vec<f64>, ObjectiveError> {
+        let n_nonzero = rewards.iter().filter(|reward| **reward != 0.0).count();
+        let nonzero_scale = rewards.len() as f64 / n_nonzero.max(1) as f64;
         let std = match self {
             Advantage::GroupMeanBatchStd { ddof, .. } => batch_std(rewards, ddof)?,
             _ => 0.0,
@@ -162,6 +179,14 @@ impl Advantage {
                     let scaled = |d: f64| if std > 0.0 { d / (std + epsilon) } else { 0.0 };
                     centred(&group_rewards).into_iter().map(scaled).collect()
                 }
+                Advantage::LengthWeightedMean => {
+                    let group_lengths: Vec<f64> = group.iter().map(|&idx| lengths[idx] as f64).collect();
+                    above_weighted_mean(&group_rewards, &group_lengths)
+                }
+                Advantage::GroupMeanNonzeroShare => {
+                    centred(&group_rewards).into_iter().map(|d| nonzero_scale * d).collect()
+                }
+                Advantage::BestAboveSecond => best_above_second(&group_rewards),
                 Advantage::Return { .. } => group_rewards,
             };
             for (&idx, advantage) in group.iter().zip(of_group) {
@@ -192,8 +217,7 @@ impl ObjectiveSpec {
             (_, MultipleRewards::Sum) => self.of_sum(batch, weights, &groups)?,
             (_, MultipleRewards::NormalizeEach) => self.of_each(batch, weights, &groups)?,
         };
-        let lengths: Vec<usize> = batch.iter().map(|response| response.n_tokens).collect();
-        whiten(self.whiten, &lengths, &mut advantages)?;
+        whiten(self.whiten, &lengths(batch), &mut advantages)?;
         for (response, advantage) in batch.iter().zip(&mut advantages) {
             self.distillation.add(response, advantage);
         }
@@ -218,7 +242,8 @@ impl ObjectiveSpec {
                 weighted_sum(response, weights) - self.kl_of_tokens(response).map_or(0.0, Iterator::sum)
             })
             .collect();
-        Ok(self.advantage.of_batch(&rewards, groups)?.into_iter().map(Advantages::Response).collect())
+        let advantages = self.advantage.of_batch(&rewards, &lengths(batch), groups)?;
+        Ok(advantages.into_iter().map(Advantages::Response).collect())
     }
 
     /// The weighted sum of the advantages of each reward.
@@ -231,7 +256,9 @@ impl ObjectiveSpec {
         let mut sums = vec![0.0; batch.len()];
         for (reward_idx, weight) in weights.iter().enumerate() {
             let rewards: Vec<f64> = batch.iter().map(|response| response.rewards[reward_idx]).collect();
-            for (sum, advantage) in sums.iter_mut().zip(self.advantage.of_batch(&rewards, groups)?) {
+            for (sum, advantage) in
+                sums.iter_mut().zip(self.advantage.of_batch(&rewards, &lengths(batch), groups)?)
+            {
                 *sum += weight * advantage;
             }
         }
@@ -299,6 +326,42 @@ impl ObjectiveSpec {
         }
         Ok(())
     }
+}
+
+fn lengths(batch: &[ScoredResponse]) -> Vec<usize> {
+    batch.iter().map(|response| response.n_tokens).collect()
+}
+
+/// True where rewards differ by rounding at most.
+fn is_unanimous(rewards: &[f64]) -> bool {
+    centred(rewards).iter().all(|above| *above == 0.0)
+}
+
+/// Rewards above their mean, in which each counts by its weight; equally where all weights are 0.
+fn above_weighted_mean(rewards: &[f64], weights: &[f64]) -> Vec<f64> {
+    let total: f64 = weights.iter().sum();
+    if total == 0.0 {
+        return centred(rewards);
+    }
+    let baseline = rewards.iter().zip(weights).map(|(reward, weight)| reward * weight).sum::<f64>() / total;
+    if is_unanimous(rewards) {
+        return vec![0.0; rewards.len()];
+    }
+    rewards.iter().map(|reward| reward - baseline).collect()
+}
+
+/// What the best reward is above the second best, for the first response with the best reward; 0 for the others and for
+/// a response alone.
+fn best_above_second(rewards: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..rewards.len()).collect();
+    order.sort_by(|&a, &b| rewards[b].total_cmp(&rewards[a]));
+    let mut advantages = vec![0.0; rewards.len()];
+    if let [best, second, ..] = order[..]
+        && !is_unanimous(rewards)
+    {
+        advantages[best] = rewards[best] - rewards[second];
+    }
+    advantages
 }
 
 fn weighted_sum(response: &ScoredResponse, weights: &[f64]) -> f64 {

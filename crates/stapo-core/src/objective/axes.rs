@@ -16,12 +16,16 @@ pub enum MaskSignals {
 }
 
 /// The importance ratio of a token. `l_t = logp_t - behavior_logp_t`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ratio {
     /// `exp(l_t)`, each token's own.
-    #[default]
-    Token,
+    Token {
+        /// Holds `l_t` between this and its negative, where the ratio is a constant without a derivative: verl's 20.
+        /// Where absent, nothing is held.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_log_ratio: Option<f64>,
+    },
     /// One ratio for a response: `exp(mean_t l_t)` (GSPO).
     Sequence {
         /// Whether the log-ratio of a silenced token stays in the mean.
@@ -42,6 +46,12 @@ pub enum Ratio {
     /// One ratio for a response, the ratio of its whole probabilities: `exp(sum_t l_t)` over its kept tokens, held
     /// within [1e-8, e^20] (VESPO).
     Product,
+}
+
+impl Default for Ratio {
+    fn default() -> Self {
+        Ratio::Token { max_log_ratio: None }
+    }
 }
 
 /// Whether a silenced token's log-ratio stays in the mean of its response. The S2T paper adds the mask to objectives

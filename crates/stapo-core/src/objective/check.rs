@@ -72,7 +72,11 @@ impl ObjectiveSpec {
                 at_least("advantage.epsilon", epsilon, 0.0)?;
             }
             Advantage::Return { gamma } => within_unit("advantage.gamma", gamma)?,
-            Advantage::GroupMean | Advantage::LeaveOneOut => {}
+            Advantage::GroupMean
+            | Advantage::LeaveOneOut
+            | Advantage::LengthWeightedMean
+            | Advantage::GroupMeanNonzeroShare
+            | Advantage::BestAboveSecond => {}
         }
         if let Whiten::Responses { epsilon } | Whiten::Tokens { epsilon } = self.whiten {
             at_least("whiten.epsilon", epsilon, 0.0)?;
@@ -164,6 +168,17 @@ impl ObjectiveSpec {
             positive("ratio.low", low)?;
             positive("ratio.high", high)?;
         }
+        if let Ratio::Token { max_log_ratio: Some(bound) } = self.ratio {
+            positive("ratio.max_log_ratio", bound)?;
+            let is_held = matches!(
+                self.surrogate,
+                Surrogate::Clip { .. } | Surrogate::Unclipped | Surrogate::Cispo { .. }
+            );
+            if !is_held {
+                let problem = "only clip, unclipped and cispo hold log-ratios";
+                return Err(refuse("ratio.max_log_ratio", problem, "leave it out"));
+            }
+        }
         let (ratio, reason) = match (self.ratio, self.surrogate) {
             (Ratio::Product, Surrogate::Vespo { .. }) => return Ok(()),
             (_, Surrogate::Vespo { .. }) => {
@@ -173,7 +188,7 @@ impl ObjectiveSpec {
                     "ratio.kind = \"product\"",
                 ));
             }
-            (Ratio::Token, _) => return Ok(()),
+            (Ratio::Token { .. }, _) => return Ok(()),
             (Ratio::Product, _) => ("product", "only vespo is made for ratios of whole responses"),
             (_, Surrogate::Clip { .. } | Surrogate::Unclipped | Surrogate::Sapo { .. }) => return Ok(()),
             (_, Surrogate::Reinforce) => ("a ratio per response", "reinforce uses no ratio"),

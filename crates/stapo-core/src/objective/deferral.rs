@@ -49,7 +49,7 @@ impl ObjectiveSpec {
             && self.calibrates_on_current_policy()
             && self.masks.iter().all(is_settled)
             && !matches!(self.surrogate, Surrogate::KlCov { .. });
-        let is_token_by_token = self.ratio == Ratio::Token
+        let is_token_by_token = matches!(self.ratio, Ratio::Token { .. })
             && (self.aggregate != Aggregate::SequenceMeanOfTokenMean
                 || self.denominator == Denominator::AllTokens);
         waits.then_some(if is_token_by_token { Deferral::Candidates } else { Deferral::Responses })

@@ -1,7 +1,7 @@
 //! The effect of the objective on each token of a response.
 
 use super::calibrate::Calibration;
-use super::surrogate::{SurrogatePoint, Valued};
+use super::surrogate::{Surrogate, SurrogatePoint, Valued};
 use super::{
     Aggregate, Denominator, MaskKind, ObjectiveError, ObjectiveSpec, OffPolicy, Ratio, ResponseSignals,
     SilencedResponses, SilencedTokens, WeightLevel,
@@ -141,16 +141,26 @@ impl ObjectiveSpec {
         tally: &mut SequenceTally,
     ) {
         let signal_logp = self.columns(response).logp;
+        let max_log_ratio = match self.ratio {
+            Ratio::Token { max_log_ratio } => max_log_ratio.unwrap_or(f64::INFINITY),
+            _ => f64::INFINITY,
+        };
         for (token_idx, effect) in effects.iter_mut().enumerate() {
             let (logp, behavior_logp) = (response.logp[token_idx], response.behavior_logp[token_idx]);
             let advantage = response.advantage.at(token_idx);
             let log_ratio = logp - behavior_logp;
+            let is_held = log_ratio.abs() > max_log_ratio;
+            let log_ratio = if is_held { max_log_ratio.copysign(log_ratio) } else { log_ratio };
             let ratio = if log_ratio == 0.0 { 1.0 } else { libm::exp(log_ratio) };
             let penalised = calibration
                 .penalised
                 .is_some_and(|cut| cut.contains(advantage, signal_logp[token_idx], response_idx, token_idx));
-            let valued =
+            let mut valued =
                 self.surrogate.at(SurrogatePoint { ratio, advantage, logp, behavior_logp, penalised });
+            // The weight of CISPO is a constant anyway, and the slope is that of the log-prob beside it.
+            if is_held && !matches!(self.surrogate, Surrogate::Cispo { .. }) {
+                valued.slope = 0.0;
+            }
             let off_policy = self.off_policy_weight(response, token_idx, log_weight);
             let push = record(effect, ratio, valued, off_policy, tally);
             effect.d_logp = -push;
@@ -248,7 +258,7 @@ impl ObjectiveSpec {
     /// The one ratio of a response; absent where every token has an own ratio.
     fn sequence_ratio(&self, response: &ResponseSignals, effects: &[TokenEffect]) -> Option<SequenceRatio> {
         let silenced = match self.ratio {
-            Ratio::Token => return None,
+            Ratio::Token { .. } => return None,
             Ratio::Sequence { silenced } | Ratio::Geometric { silenced, .. } => silenced,
             Ratio::Product => SilencedTokens::Leave,
         };

@@ -234,7 +234,7 @@ fn plain(surrogate: Surrogate) -> ObjectiveSpec {
         distillation: Distillation::None,
         masks: Vec::new(),
         mask_signals: MaskSignals::Current,
-        ratio: Ratio::Token,
+        ratio: Ratio::default(),
         surrogate,
         aggregate: Aggregate::TokenMean,
         denominator: Denominator::default(),

@@ -261,6 +261,9 @@ pub struct PretrainMetrics {
     /// Held-out accuracy, in steps that evaluate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// Mean negative log-prob of the learned tokens of held-out rows, nats, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_loss: Option<f64>,
     pub tokens_per_second: f64,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,9 +10,9 @@ mod spelling;
 mod texts;
 
 pub use config::{LossOn, PretrainConfig, Start};
+pub use file_rows::FileRows;
 pub use file_texts::FileTexts;
 pub use fresh::export_policy;
-pub use spelling::file_kind;
 pub use texts::TextsSpec;
 
 use crate::error::{Error, Result};
@@ -26,11 +26,11 @@ use crate::reward::Programs;
 use crate::rollout::Sampler;
 use crate::run::meter::Meter;
 use crate::run::{Abandon, Counters, Reopening, Run, RunKind, is_due};
-use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
+use crate::tasks::{DataPath, Task};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
-use stapo_core::record::{EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
+use stapo_core::record::{Best, EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::optimizer::{StepError, Update};
@@ -90,7 +90,7 @@ impl Pretrainer {
     }
 
     /// The first file whose rows have answers: prompts with responses, or conversations.
-    pub fn file_with_answers(&self) -> Option<&Path> {
+    pub fn file_with_answers(&self) -> Option<&DataPath> {
         self.texts.file_with_answers()
     }
 
@@ -110,6 +110,34 @@ impl Pretrainer {
     /// Writes a checkpoint and the manifest.
     pub fn save(&self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
         self.learner.save(run, config.record.keeping())
+    }
+
+    /// The file that is learned from, where the texts are one file.
+    pub fn file(&self) -> Option<&FileRows> {
+        self.texts.file()
+    }
+
+    /// The mean negative log-prob of the learned tokens of held-out rows; `None` without such rows.
+    fn held_out_loss(&mut self, config: &PretrainConfig) -> Result<Option<f64>> {
+        let mut sequences = self.texts.held_out(&self.learner.model)?;
+        for sequence in &mut sequences {
+            if config.loss_on == LossOn::Everything {
+                sequence.is_learned.fill(true);
+            }
+            sequence.is_learned[0] = false;
+        }
+        let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
+        let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
+        let (mut loss, mut n_scored) = (0.0, 0);
+        for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
+            let chosen: Vec<Sequence> =
+                microbatch.sequences.iter().map(|&idx| Sequence::from(&sequences[idx])).collect();
+            let batch = packed(&chosen);
+            let scores = self.pass.forward(&self.learner.model.policy, &batch, options)?;
+            loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
+            n_scored += batch.n_scored();
+        }
+        Ok((n_scored > 0).then(|| loss / n_scored as f64))
     }
 
     /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
@@ -156,6 +184,7 @@ impl Pretrainer {
             learning_rate,
             gradient_norm,
             eval_accuracy: None,
+            eval_loss: None,
             tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
             state_sha256: None,
             extra: Extra::new(),
@@ -221,6 +250,8 @@ fn pretrain_steps(
         run.record(EventKind::Warning, text)?;
         watch.warned(text);
     }
+    let history = Run::read_metrics::<PretrainMetrics>(run.folder())?;
+    run.set_best(history.iter().fold(None, better));
     pretrainer.save(config, run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
@@ -247,6 +278,12 @@ fn pretrain_steps(
             };
             metrics.eval_accuracy = sampler.held_out_accuracy()?;
         }
+        if is_evaluated {
+            metrics.eval_loss = pretrainer.held_out_loss(config)?;
+        }
+        let best = better(run.best().cloned(), &metrics);
+        let is_saved = is_saved || best.as_ref().is_some_and(|best| best.step == step);
+        run.set_best(best);
         metrics.state_sha256 = is_saved.then(|| pretrainer.learner.state_hash()).transpose()?;
         run.add_metrics(&metrics)?;
         run.settle_if_landed()?;
@@ -260,6 +297,16 @@ fn pretrain_steps(
         }
     }
     Ok(())
+}
+
+/// The better of the best held-out loss so far and that of a step.
+fn better(best: Option<Best>, metrics: &PretrainMetrics) -> Option<Best> {
+    let Some(value) = metrics.eval_loss else { return best };
+    if best.as_ref().is_some_and(|best| best.value <= value) {
+        return best;
+    }
+    let metric = "held-out loss".to_string();
+    Some(Best { schema: SCHEMA, step: metrics.step, metric, value, extra: Extra::new() })
 }
 
 /// An interrupted run that has been locked and compared; nothing in its folder has changed.

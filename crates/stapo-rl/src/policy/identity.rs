@@ -7,7 +7,7 @@ use crate::policy::hashes::{of_adapter, of_source};
 use crate::ranks::Fact;
 use crate::reward::{VerifierSpec, fingerprint};
 use crate::run::{hash_file, plan_values};
-use crate::tasks::{TaskError, TaskSpec};
+use crate::tasks::{DataFile, DataPath, TaskError, TaskSpec};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
 
@@ -67,7 +67,9 @@ fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
                 TaskSpec::read("data.task", task.clone()).map_err(crate::plan::config::PlanError::from)?;
             of_task(&task)
         }
-        TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => Ok(vec![hash_file(name, &file.path)?]),
+        TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
+            hash_files(name, &file.path)
+        }
         TextsSpec::Mixture { parts } => {
             let parts = parts.iter().enumerate();
             let hashes = parts.map(|(idx, part)| of_texts(&format!("{name} {}", idx + 1), &part.texts));
@@ -76,11 +78,21 @@ fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     }
 }
 
+/// The hashes of the files that `path` stands for. A single file has the name alone, several have their number behind it.
+fn hash_files(name: &str, path: &DataPath) -> Result<Vec<FileHash>> {
+    let files = path.files()?;
+    let hash = |(idx, file): (usize, &DataFile)| {
+        let name = if files.len() == 1 { name.to_string() } else { format!("{name} file {}", idx + 1) };
+        hash_file(&name, &file.path)
+    };
+    files.iter().enumerate().map(hash).collect()
+}
+
 /// The hashes of a task's data and of its verifier's program.
 pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     let mut inputs = Vec::new();
-    if let TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) = task {
-        inputs.push(hash_file("data", &rows.path)?);
+    if let Some(rows) = task.rows() {
+        inputs.extend(hash_files("data", &rows.path)?);
     }
     inputs.extend(of_verifier("verifier", task.verifier())?);
     Ok(inputs)

@@ -221,6 +221,11 @@ impl Run {
         self.best = best;
     }
 
+    /// The best evaluation so far.
+    pub fn best(&self) -> Option<&Best> {
+        self.best.as_ref()
+    }
+
     /// The best evaluation of a run folder; `None` where there is none.
     pub fn read_best(folder: &Path) -> Result<Option<Best>> {
         let path = folder.join(BEST);

@@ -2,6 +2,7 @@
 
 use super::arithmetic::{ArithmeticSpec, spell_out_level};
 use super::countdown::CountdownSpec;
+use super::rows::{DataPath, file_kind};
 use crate::reward::spec::VerifierSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,8 @@ pub enum TaskSpec {
     Jsonl(RowsSpec),
     /// A Parquet file.
     Parquet(RowsSpec),
+    /// Files of any format that is read.
+    File(RowsSpec),
 }
 
 impl TaskSpec {
@@ -38,21 +41,32 @@ impl TaskSpec {
             Some("countdown") => Ok(Self::Countdown(settings::read(root, keys)?)),
             Some("jsonl") => Ok(Self::Jsonl(settings::read(root, keys)?)),
             Some("parquet") => Ok(Self::Parquet(settings::read(root, keys)?)),
+            Some("file") => Ok(Self::File(settings::read(root, keys)?)),
             _ => settings::read(root, table),
+        }
+    }
+
+    /// The task of a file, of the kind that its name says.
+    pub fn of_file(rows: RowsSpec) -> Self {
+        let name = rows.path.to_string();
+        match file_kind(Some(&name).filter(|_| rows.path.entries().len() == 1).map(String::as_str)) {
+            "parquet" => Self::Parquet(rows),
+            "jsonl" => Self::Jsonl(rows),
+            _ => Self::File(rows),
         }
     }
 
     /// The spec of a file; `None` for a generated task.
     pub fn rows(&self) -> Option<&RowsSpec> {
         match self {
-            Self::Jsonl(rows) | Self::Parquet(rows) => Some(rows),
+            Self::Jsonl(rows) | Self::Parquet(rows) | Self::File(rows) => Some(rows),
             Self::Arithmetic(_) | Self::Countdown(_) => None,
         }
     }
 
     /// The spec of a file with the template written out.
     pub(crate) fn with_template(mut self) -> Self {
-        if let Self::Jsonl(rows) | Self::Parquet(rows) = &mut self {
+        if let Self::Jsonl(rows) | Self::Parquet(rows) | Self::File(rows) = &mut self {
             rows.template = Some(rows.template().to_string());
         }
         self
@@ -63,7 +77,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => spec.system.as_deref(),
             Self::Countdown(spec) => spec.system.as_deref(),
-            Self::Jsonl(spec) | Self::Parquet(spec) => spec.system.as_deref(),
+            Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.system.as_deref(),
         }
     }
 
@@ -71,7 +85,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => &spec.verifier,
             Self::Countdown(spec) => &spec.verifier,
-            Self::Jsonl(spec) | Self::Parquet(spec) => &spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => &spec.verifier,
         }
     }
 
@@ -82,6 +96,7 @@ impl TaskSpec {
             Self::Countdown(_) => "countdown",
             Self::Jsonl(_) => "jsonl",
             Self::Parquet(_) => "parquet",
+            Self::File(_) => "file",
         }
     }
 
@@ -94,7 +109,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => &mut spec.verifier,
             Self::Countdown(spec) => &mut spec.verifier,
-            Self::Jsonl(spec) | Self::Parquet(spec) => &mut spec.verifier,
+            Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => &mut spec.verifier,
         }
     }
 
@@ -103,7 +118,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => spec.held_out_share,
             Self::Countdown(spec) => spec.held_out_share,
-            Self::Jsonl(spec) | Self::Parquet(spec) => spec.held_out_share,
+            Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.held_out_share,
         }
     }
 
@@ -111,7 +126,7 @@ impl TaskSpec {
     pub fn has_solutions(&self) -> bool {
         match self {
             Self::Arithmetic(_) | Self::Countdown(_) => true,
-            Self::Jsonl(spec) | Self::Parquet(spec) => spec.solution_field.is_some(),
+            Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.solution_field.is_some(),
         }
     }
 }
@@ -122,14 +137,22 @@ impl Default for TaskSpec {
     }
 }
 
-/// A file of problems. Fields are names, or paths such as `reward_model.ground_truth`, `prompt[].content` (the one
+/// Files of problems. Fields are names, or paths such as `reward_model.ground_truth`, `prompt[].content` (the one
 /// message of the user, or the only element) and `choices[0]`. Fields not given are recognised by the names that
 /// GSM8K, MATH, DAPO-Math-17k and verl's files use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RowsSpec {
-    /// The file.
-    pub path: PathBuf,
+    /// The file, a pattern such as `data/*.parquet`, or a list of these. The content of a file says its format: Parquet,
+    /// JSON lines, a JSON array, or CSV by its name; texts also compressed with gzip or zstd.
+    pub path: DataPath,
+    /// How often each entry of `path` is trained on, relative to the others: a mixture, exact in every 1000 problems, in
+    /// an order that the seed decides. Where absent, every problem is trained on equally often.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<f64>,
+    /// At most this many rows of each entry of `path` are read, the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rows: Option<u64>,
     /// The field of the problem; recognised where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem_field: Option<String>,
@@ -164,7 +187,9 @@ impl RowsSpec {
     /// A file with the default of every other key.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
-            path: path.into(),
+            path: path.into().into(),
+            weights: Vec::new(),
+            max_rows: None,
             problem_field: None,
             answer_field: None,
             solution_field: None,

@@ -33,11 +33,11 @@ pub(crate) fn content_hash(text: &str) -> u64 {
 }
 
 /// The side of the problem whose text has this hash. The side does not depend on a run's seed.
-pub(super) fn split_of(hash: u64, held_out_share: f64) -> Split {
+pub(crate) fn split_of(hash: u64, held_out_share: f64) -> Split {
     if Key::new(hash).uniform() < held_out_share { Split::HeldOut } else { Split::Train }
 }
 
-pub(super) fn check_share(key: &'static str, share: f64) -> Result<(), TaskError> {
+pub(crate) fn check_share(key: &'static str, share: f64) -> Result<(), TaskError> {
     if (0.0..=1.0).contains(&share) {
         return Ok(());
     }

@@ -1,4 +1,5 @@
 mod files;
+mod formats;
 mod generated;
 mod parquet;
 mod shared;

@@ -2,12 +2,11 @@
 
 use anyhow::{Context, Result, bail};
 use stapo_core::Problem;
-use stapo_rl::learn::pretrain::file_kind;
 use stapo_rl::model_files::ModelConfig;
 use stapo_rl::plan::config::{ModelSource, PromptStyle};
 use stapo_rl::reward::{Programs, RuleSpec, VerifierSpec};
 use stapo_rl::tasks::prompting::PromptModel;
-use stapo_rl::tasks::{FileCensus, MissingAnswers, Mode, RowsSpec, Task, TaskSpec};
+use stapo_rl::tasks::{FileCensus, MissingAnswers, Mode, RowsSpec, Task, TaskSpec, file_kind};
 use std::path::{Path, PathBuf};
 
 /// What to look at.
@@ -120,9 +119,9 @@ impl Found {
             verifier: JudgeMode::Exact.verifier(),
             ..RowsSpec::new(&wanted.data)
         };
-        let problems = open(&wanted.data, spec.clone())?.held_out(usize::MAX);
+        let problems = open(spec.clone())?.held_out(usize::MAX);
         let mode = JudgeMode::fitting(&problems);
-        let task = open(&wanted.data, RowsSpec { verifier: mode.verifier(), ..spec })?;
+        let task = open(RowsSpec { verifier: mode.verifier(), ..spec })?;
         let problems = task.held_out(usize::MAX);
         let census = task.census().context("a file has a census")?.clone();
         let chat = prompts.template.is_some();
@@ -146,7 +145,7 @@ impl Found {
 
     /// The kind of the task in a config.
     pub fn kind(&self) -> &'static str {
-        file_kind(&self.data.to_string_lossy())
+        file_kind(self.data.to_str())
     }
 
     /// The task as the config will have it, without a verdict; used to look at its splits.
@@ -160,16 +159,12 @@ impl Found {
             verifier: self.mode.verifier(),
             ..RowsSpec::new(&self.data)
         };
-        Ok(open(&self.data, spec)?.census().context("a file has a census")?.clone())
+        Ok(open(spec)?.census().context("a file has a census")?.clone())
     }
 }
 
-fn open(data: &Path, spec: RowsSpec) -> Result<Task> {
-    let task = match file_kind(&data.to_string_lossy()) {
-        "parquet" => TaskSpec::Parquet(spec),
-        _ => TaskSpec::Jsonl(spec),
-    };
-    Ok(Task::open_with(&task, Programs::Never)?)
+fn open(spec: RowsSpec) -> Result<Task> {
+    Ok(Task::open_with(&TaskSpec::of_file(spec), Programs::Never)?)
 }
 
 /// The default, which asks for a box in words; for a tokenizer that knows no words, the built-in model's, what that model goes on from.

@@ -10,7 +10,6 @@ use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory::{MemoryPart, MemoryPlan};
-use stapo_rl::tasks::TaskSpec;
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.
@@ -252,8 +251,9 @@ impl Here {
         if !shapes.has_weights {
             return Some(format!("the weights of {} are not here", shapes.name));
         }
-        let (TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows)) = &plan.task else { return None };
-        (!rows.path.exists()).then(|| format!("the data {} are not here", rows.path.display()))
+        let rows = plan.task.rows()?;
+        let is_here = rows.path.files().is_ok_and(|files| files.iter().all(|file| file.path.exists()));
+        (!is_here).then(|| format!("the data {} are not here", rows.path))
     }
 }
 

@@ -17,7 +17,8 @@ pub fn fetch_model(id: &str, revision: &str, files: &[String]) -> Result<PathBuf
 
 /// Whether a file holds rows of a data set.
 pub fn is_rows(file: &str) -> bool {
-    [".jsonl", ".parquet"].iter().any(|end| file.ends_with(end))
+    let ends = [".jsonl", ".parquet", ".csv", ".tsv", ".jsonl.gz", ".jsonl.zst"];
+    ends.iter().any(|end| file.ends_with(end))
 }
 
 /// Weights, config and tokenizer files. Pickles and Python files are left out, since loading them would execute code.

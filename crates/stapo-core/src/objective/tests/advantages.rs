@@ -65,6 +65,19 @@ fn naive_of(rule: Advantage, rewards: &[f64], batch: &[Response]) -> Vec<f64> {
             Advantage::GroupMean => rewards[i] - mean(&group_rewards),
             Advantage::LeaveOneOut => rewards[i] - mean(&others),
             Advantage::GroupMeanBatchStd { ddof, epsilon } => scaled(std(rewards, f64::from(ddof)), epsilon),
+            Advantage::LengthWeightedMean => {
+                let length = |j: usize| batch[j].student.len() as f64;
+                let weighted: f64 = group.iter().map(|&j| length(j) * rewards[j]).sum();
+                rewards[i] - weighted / group.iter().map(|&j| length(j)).sum::<f64>()
+            }
+            Advantage::GroupMeanNonzeroShare => {
+                let n_nonzero = rewards.iter().filter(|r| **r != 0.0).count() as f64;
+                (rewards[i] - mean(&group_rewards)) * rewards.len() as f64 / n_nonzero
+            }
+            Advantage::BestAboveSecond => {
+                let best_other = others.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                (rewards[i] - best_other).max(0.0)
+            }
             Advantage::Return { .. } => rewards[i],
         }
     };
@@ -156,11 +169,14 @@ fn spec(overrides: &[&str]) -> ObjectiveSpec {
 
 #[test]
 fn advantages_are_those_of_the_formulas() {
-    let variants: [(&[&str], bool); 16] = [
+    let variants: [(&[&str], bool); 19] = [
         (&[], false),
         (&["advantage.epsilon=0.01"], false),
         (&["advantage.kind=group_mean"], false),
         (&["advantage.kind=leave_one_out"], false),
+        (&["advantage.kind=length_weighted_mean"], false),
+        (&["advantage.kind=group_mean_nonzero_share"], false),
+        (&["advantage.kind=best_above_second"], false),
         (&["advantage={kind=\"group_mean_batch_std\",epsilon=1e-4}"], false),
         (&["advantage={kind=\"group_mean_batch_std\",ddof=0}"], false),
         (&["advantage.kind=return", "whiten.kind=tokens"], false),
@@ -213,11 +229,34 @@ fn one_advantage_per_token_or_per_response_gives_the_same_bits() {
     }
 }
 
+/// The numbers of verl 0.9's `opo`, `gpg` and `grpo_passk` (the last without the deviation), computed by hand.
+#[test]
+fn baselines_of_opo_gpg_and_pass_at_k() {
+    let rewards = [[1.0], [0.0], [0.5], [0.0]];
+    let scored: Vec<ScoredResponse> =
+        rewards.iter().zip([2, 4, 6, 8]).map(|(reward, n)| ScoredResponse::new(0, reward, n)).collect();
+    let advantages_of = |kind: &str| -> Vec<f64> {
+        let advantages = spec(&[&format!("advantage.kind={kind}")]).advantages(&scored, &[1.0]).unwrap();
+        advantages.iter().map(|advantage| advantage.view().at(0)).collect()
+    };
+    assert_eq!(advantages_of("length_weighted_mean"), [0.75, -0.25, 0.25, -0.25]);
+    assert_eq!(advantages_of("group_mean_nonzero_share"), [1.25, -0.75, 0.25, -0.75]);
+    assert_eq!(advantages_of("best_above_second"), [0.5, 0.0, 0.0, 0.0]);
+}
+
 #[test]
 fn rounding_is_no_spread_and_spread_beyond_f64_is_an_error() {
     let noisy = [0.1 + 0.2, 0.3, 0.3, 0.3];
     assert_ne!(noisy[0], noisy[1]);
-    for rule in [Advantage::default(), Advantage::GroupMean, Advantage::LeaveOneOut] {
+    let rules = [
+        Advantage::default(),
+        Advantage::GroupMean,
+        Advantage::LeaveOneOut,
+        Advantage::LengthWeightedMean,
+        Advantage::GroupMeanNonzeroShare,
+        Advantage::BestAboveSecond,
+    ];
+    for rule in rules {
         assert_eq!(rule.of_group(&noisy).unwrap(), [0.0; 4], "{rule:?}");
     }
     let just_above = Advantage::default().of_group(&[1.0, 1.0 + 1e-8]).unwrap();

@@ -13,7 +13,7 @@ fn tokens_that_do_not_wait_have_their_final_effects_before_the_minibatch_was_see
         let kind = usize::from(deferral == Deferral::Responses);
         n_by_kind[kind] += 1;
         for case in 0..6 {
-            let drift = if spec.ratio == Ratio::Token { 0.6 } else { 2e-3 };
+            let drift = if matches!(spec.ratio, Ratio::Token { .. }) { 0.6 } else { 2e-3 };
             let samples = random_minibatch(&spec, case, drift);
             let responses: Vec<ResponseSignals> = samples.iter().map(Sample::response).collect();
             let key = UpdateKey::default();

@@ -114,6 +114,7 @@ fn d_logp_is_the_derivative_with_every_other_axis() {
         "surrogate={kind=\"squared_log_ratio\",beta=0.5}",
         "surrogate={kind=\"total_variation\",low=0.01,high=0.02,cap=1.2}",
         "surrogate={kind=\"binary_kl\",low=0.002,high=0.004,cap=1.2}",
+        "ratio.max_log_ratio=0.05",
         "ratio={kind=\"geometric\",low=0.1,high=0.3}",
         "ratio={kind=\"geometric\",low=0.1,high=0.3,silenced=\"stay\"}",
         "ratio={kind=\"sequence\",silenced=\"stay\"}",

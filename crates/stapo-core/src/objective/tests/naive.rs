@@ -107,7 +107,10 @@ fn ratio(spec: &ObjectiveSpec, sample: &Sample, t: usize, live: &[f64], kept: &[
         counted.iter().map(|&t| f(t)).sum::<f64>() / counted.len() as f64
     };
     match spec.ratio {
-        Ratio::Token => log_ratio(t).exp(),
+        Ratio::Token { max_log_ratio } => {
+            let bound = max_log_ratio.unwrap_or(f64::INFINITY);
+            log_ratio(t).clamp(-bound, bound).exp()
+        }
         Ratio::Sequence { silenced } => mean(silenced, &log_ratio).exp(),
         Ratio::Geometric { low, high, silenced } => {
             let held = |t: usize| {

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::reward::{Judged, Programs, VerifierSpec};
 use crate::run::hash_file;
-use crate::tasks::{RowsSpec, Task, TaskSpec};
+use crate::tasks::{RowsSpec, Task, TaskSpec, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::HashSet;
@@ -50,7 +50,7 @@ pub struct Benchmark {
 
 impl Benchmark {
     /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
-    /// problems of these tasks; or a .jsonl or .parquet file. `template` replaces the paper's instruction, and `system` is
+    /// problems of these tasks; or a file of rows. `template` replaces the paper's instruction, and `system` is
     /// the system message of conversations that have none.
     pub fn open(name: &str, data: &Path, template: Option<&str>, system: Option<&str>) -> Result<Self> {
         let known = KNOWN.iter().find(|known| known.name == name);
@@ -60,36 +60,34 @@ impl Benchmark {
             system: system.map(str::to_owned),
             ..RowsSpec::new(path)
         };
-        let is = |extension: &str| Path::new(name).extension().is_some_and(|e| e == extension);
         let spec = match (name, known) {
             ("arithmetic" | "countdown", _) => generated(name, template, system),
-            (_, Some(_)) => {
-                let path = find(name, data)?;
-                let is_parquet = path.extension().is_some_and(|e| e == "parquet");
-                if is_parquet { TaskSpec::Parquet(rows(path)) } else { TaskSpec::Jsonl(rows(path)) }
-            }
-            _ if is("parquet") => TaskSpec::Parquet(rows(name.into())),
-            _ if is("jsonl") => TaskSpec::Jsonl(rows(name.into())),
+            (_, Some(_)) => TaskSpec::of_file(rows(find(name, data)?)),
+            _ if is_data_file(name) => TaskSpec::of_file(rows(name.into())),
             _ => {
                 let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
                 return Err(Error::Benchmark {
                     name: name.to_string(),
                     problem: "unknown".into(),
                     remedy: format!(
-                        "one of all, {}, arithmetic, countdown, or a .jsonl or .parquet file",
+                        "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
                         names.join(", ")
                     ),
                 });
             }
         };
         let task = Task::open(&spec)?;
-        let name = Path::new(name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let input = match &spec {
-            TaskSpec::Jsonl(rows) | TaskSpec::Parquet(rows) => {
-                Some(hash_file(&format!("benchmark {name}"), &rows.path)?)
-            }
-            TaskSpec::Arithmetic(_) | TaskSpec::Countdown(_) => None,
-        };
+        let name = stem(name);
+        let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
+        if files.len() > 1 {
+            return Err(Error::Benchmark {
+                name,
+                problem: format!("a pattern of {} files", files.len()),
+                remedy: "name each file, so that each is a benchmark".into(),
+            });
+        }
+        let input =
+            files.first().map(|file| hash_file(&format!("benchmark {name}"), &file.path)).transpose()?;
         Ok(Self {
             name,
             input,
@@ -155,6 +153,12 @@ fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSp
     } else {
         TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, system, ..Default::default() })
     }
+}
+
+/// The name of a file without its ending, and without that of a compression.
+fn stem(file: &str) -> String {
+    let bare = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    Path::new(bare).file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.

@@ -4,12 +4,16 @@ use super::file_texts::{FileTexts, LongRows};
 use super::rows::{TextLayout, TextRow};
 use super::sequence::TextEncoder;
 use crate::error::{Error, Result};
+use crate::tasks::Split;
 use crate::tasks::TaskError;
-use crate::tasks::rows::{Format, permutation};
+use crate::tasks::rows::{permutation, read_files};
+use crate::tasks::split::{check_share, content_hash, split_of};
 use crate::tasks::unseen::{Unseen, unseen};
 use rayon::prelude::*;
 use serde_json::Value;
 use stapo_core::random::Key;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The rows of a file that are learned from.
 pub struct FileRows {
@@ -17,6 +21,8 @@ pub struct FileRows {
     rows: Vec<TextRow>,
     /// Tokens of each row, all its sequences together.
     lengths: Vec<usize>,
+    /// Rows that are not learned from.
+    held_out: Vec<TextRow>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -25,23 +31,19 @@ pub struct FileRows {
 const CHUNK: usize = 64;
 
 impl FileRows {
-    pub(super) fn open(
-        spec: &FileTexts,
-        is_parquet: bool,
-        encoder: &TextEncoder,
-        max_tokens: usize,
-    ) -> Result<Self> {
-        let (numbers, rows) = read(spec, is_parquet)?;
-        let measured = measure(spec, encoder, &numbers, &rows)?;
-        let warnings = check_characters(spec, encoder, &numbers, &rows)?.into_iter().collect();
-        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), warnings };
+    pub(super) fn open(spec: &FileTexts, encoder: &TextEncoder, max_tokens: usize) -> Result<Self> {
+        check_share("data.held_out_share", spec.held_out_share)?;
+        let (places, rows) = read(spec)?;
+        let measured = measure(encoder, &places, &rows)?;
+        let warnings = check_characters(spec, encoder, &places, &rows)?.into_iter().collect();
+        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), held_out: Vec::new(), warnings };
         let n_rows = measured.len();
         let is_long = |row: &Measured| row.longest > max_tokens;
         let n_long = measured.iter().filter(|row| is_long(row)).count();
         // Of several longest rows the first is named.
         let longest = measured.iter().rev().max_by_key(|row| row.longest).filter(|_| n_long > 0);
-        if let Some(&Measured { number, longest: n_tokens, .. }) = longest {
-            let path = spec.path.clone();
+        if let Some(&Measured { row_place: Place { ref path, number }, longest: n_tokens, .. }) = longest {
+            let path = path.to_path_buf();
             if spec.long_rows == LongRows::Refuse || n_long == n_rows {
                 return Err(Error::LongRows { path, n_long, n_rows, number, n_tokens, limit: max_tokens });
             }
@@ -53,7 +55,43 @@ impl FileRows {
         let mut kept = measured.iter().map(|row| !is_long(row));
         file.rows.retain(|_| kept.next() == Some(true));
         file.lengths = measured.iter().filter(|row| !is_long(row)).map(|row| row.n_tokens).collect();
+        file.hold_out()?;
         Ok(file)
+    }
+
+    /// Takes the held-out share from the rows.
+    fn hold_out(&mut self) -> Result<()> {
+        let share = self.spec.held_out_share;
+        if share == 0.0 {
+            return Ok(());
+        }
+        let is_held_out =
+            |row: &TextRow| split_of(content_hash(&row.parts().join("\n")), share) == Split::HeldOut;
+        let rows = std::mem::take(&mut self.rows).into_iter().zip(std::mem::take(&mut self.lengths));
+        let (held_out, learned): (Vec<_>, Vec<_>) = rows.partition(|(row, _)| is_held_out(row));
+        (self.rows, self.lengths) = learned.into_iter().unzip();
+        self.held_out = held_out.into_iter().map(|(row, _)| row).collect();
+        if self.rows.is_empty() || self.held_out.is_empty() {
+            let (n_learned, n_held_out) = (self.rows.len(), self.held_out.len());
+            return Err(Error::Misfit {
+                key: "data.held_out_share",
+                problem: format!(
+                    "{share}, which leaves {n_learned} rows to learn from and {n_held_out} held out"
+                ),
+                remedy: "a share between 0 and 1 that leaves some of each, or 0 to hold none out",
+            });
+        }
+        Ok(())
+    }
+
+    /// The rows that are not learned from.
+    pub(super) fn held_out(&self) -> &[TextRow] {
+        &self.held_out
+    }
+
+    /// Rows and tokens of one epoch.
+    pub fn size(&self) -> (usize, usize) {
+        (self.rows.len(), self.lengths.iter().sum())
     }
 
     /// Whether rows are prompts with responses or conversations, and not texts alone.
@@ -93,51 +131,59 @@ impl FileRows {
 fn check_characters(
     spec: &FileTexts,
     encoder: &TextEncoder,
-    numbers: &[u64],
+    places: &[Place],
     rows: &[TextRow],
 ) -> Result<Option<String>> {
     let texts: Vec<Vec<&str>> = rows.iter().map(TextRow::parts).collect();
     let Some(Unseen { n_texts, first, characters }) = unseen(encoder.tokenizer, &texts)? else {
         return Ok(None);
     };
-    let (path, n_rows) = (spec.path.clone(), rows.len());
+    let (n_rows, Place { path, number }) = (rows.len(), &places[first]);
     if n_texts == n_rows {
-        return Err(Error::UnseenRows { path, characters });
+        return Err(Error::UnseenRows { path: spec.path.to_string().into(), characters });
     }
     Ok(Some(format!(
-        "{}: {n_texts} of {n_rows} rows have characters that the model's tokenizer has no token for, and the model does not see them: {characters}; row {} is the first",
+        "{}: {n_texts} of {n_rows} rows have characters that the model's tokenizer has no token for, and the model does not see them: {characters}; row {number} is the first",
         path.display(),
-        numbers[first]
     )))
 }
 
-/// The numbers of the rows in the file, and the rows.
-fn read(spec: &FileTexts, is_parquet: bool) -> Result<(Vec<u64>, Vec<TextRow>)> {
-    let format = if is_parquet { Format::Parquet } else { Format::Jsonl };
-    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
-    let mut layout: Option<TextLayout> = None;
-    let refuse = |number: u64, problem: String| TaskError::Row {
-        path: spec.path.clone(),
-        unit: format.unit(),
-        number,
-        problem,
-        remedy: "name the fields with data.messages_field, or data.prompt_field and data.response_field"
-            .into(),
-    };
-    format.read(&spec.path, &mut |number, row| {
+/// Where a row is.
+#[derive(Debug, Clone)]
+struct Place {
+    path: Arc<Path>,
+    number: u64,
+}
+
+/// The rows and their places.
+fn read(spec: &FileTexts) -> Result<(Vec<Place>, Vec<TextRow>)> {
+    let (mut places, mut rows) = (Vec::<Place>::new(), Vec::new());
+    // Of the file that is read; files may have different fields.
+    let mut open: Option<(Arc<Path>, TextLayout)> = None;
+    read_files(&spec.path, spec.max_rows, &mut |file, row_place, row| {
+        let refuse = |problem: String| {
+            let remedy =
+                "name the fields with data.messages_field, or data.prompt_field and data.response_field";
+            row_place.refuse(problem, remedy)
+        };
         let row = Value::Object(row);
-        if layout.is_none() {
-            layout = Some(TextLayout::recognise(spec, &row).map_err(|problem| refuse(number, problem))?);
-        }
-        let Some(layout) = &layout else { return Ok(()) };
-        rows.push(layout.read(spec, &row).map_err(|problem| refuse(number, problem))?);
-        numbers.push(number);
+        let (path, layout) = match open.take().filter(|(path, _)| **path == *file.path) {
+            Some(open) => open,
+            None => (Arc::from(file.path.as_path()), TextLayout::recognise(spec, &row).map_err(refuse)?),
+        };
+        rows.push(layout.read(spec, &row).map_err(refuse)?);
+        places.push(Place { path: path.clone(), number: row_place.number });
+        open = Some((path, layout));
         Ok(())
     })?;
     let is_plain = |row: &TextRow| !matches!(row, TextRow::Conversation(_));
     if rows.is_empty() {
-        let problem = "no examples: the file is empty".to_string();
-        return Err(refuse(1, problem).into());
+        return Err(TaskError::File {
+            path: spec.path.to_string().into(),
+            problem: "no examples: the file is empty".into(),
+            remedy: "one example per row; see the file's beginning".into(),
+        }
+        .into());
     }
     if (spec.system.is_some() || !spec.chat_arguments.is_empty()) && rows.iter().all(is_plain) {
         return Err(Error::Misfit {
@@ -146,12 +192,12 @@ fn read(spec: &FileTexts, is_parquet: bool) -> Result<(Vec<u64>, Vec<TextRow>)> 
             remedy: "set data.chat=true, or leave them out",
         });
     }
-    Ok((numbers, rows))
+    Ok((places, rows))
 }
 
-/// A row's number and tokens.
+/// A row's place and tokens.
 struct Measured {
-    number: u64,
+    row_place: Place,
     /// Of all sequences together.
     n_tokens: usize,
     /// Of the longest sequence.
@@ -159,39 +205,36 @@ struct Measured {
 }
 
 /// Renders every row, on all cores. A row that cannot be rendered or has nothing to learn is refused by its number.
-fn measure(
-    spec: &FileTexts,
-    encoder: &TextEncoder,
-    numbers: &[u64],
-    rows: &[TextRow],
-) -> Result<Vec<Measured>> {
+fn measure(encoder: &TextEncoder, places: &[Place], rows: &[TextRow]) -> Result<Vec<Measured>> {
     let chunks: Vec<Result<Vec<Measured>>> = rows
         .par_chunks(CHUNK)
-        .zip(numbers.par_chunks(CHUNK))
-        .map(|(rows, numbers)| {
+        .zip(places.par_chunks(CHUNK))
+        .map(|(rows, places)| {
             let all: Vec<&TextRow> = rows.iter().collect();
             let sequences = match encoder.sequences(&all) {
                 Ok(sequences) => sequences,
                 // One of the rows is refused; one by one, the error names it.
                 Err(_) => all
                     .iter()
-                    .zip(numbers)
-                    .map(|(row, &number)| {
+                    .zip(places)
+                    .map(|(row, &Place { ref path, number })| {
                         let one = encoder.sequences(&[row]);
-                        let path = spec.path.clone();
+                        let path = path.to_path_buf();
                         let named = |source| Error::TextRow { path, number, source: Box::new(source) };
                         one.map(|sequences| sequences.concat()).map_err(named)
                     })
                     .collect::<Result<_>>()?,
             };
-            let measured = sequences.iter().zip(numbers).map(|(sequences, &number)| {
+            let measured = sequences.iter().zip(places).map(|(sequences, row_place)| {
                 let lengths = || sequences.iter().map(|sequence| sequence.tokens.len());
                 let longest = lengths().max().unwrap_or(0);
-                Measured { number, n_tokens: lengths().sum(), longest }
+                Measured { row_place: row_place.clone(), n_tokens: lengths().sum(), longest }
             });
             let measured: Vec<Measured> = measured.collect();
             match measured.iter().find(|row| row.longest < 2) {
-                Some(row) => Err(Error::EmptyRow { path: spec.path.clone(), number: row.number }),
+                Some(Measured { row_place: Place { path, number }, .. }) => {
+                    Err(Error::EmptyRow { path: path.to_path_buf(), number: *number })
+                }
                 None => Ok(measured),
             }
         })

@@ -1,18 +1,26 @@
 //! The keys of a file of texts.
 
 use crate::plan::config::FreeTable;
+use crate::tasks::DataPath;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use toml::Table;
 
-/// A file of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
+/// Files of conversations, of prompts with responses, or of texts alone. Fields not given are recognised by the names
 /// that common data sets use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileTexts {
-    /// The file.
-    pub path: PathBuf,
+    /// The file, a pattern such as `data/*.parquet`, or a list of these. The content of a file says its format: Parquet,
+    /// JSON lines, a JSON array, or CSV by its name; texts also compressed with gzip or zstd.
+    pub path: DataPath,
+    /// At most this many rows of each entry of `path` are read, the first ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rows: Option<u64>,
+    /// The share of rows, chosen by the hash of their texts, that are not learned from. Their loss is computed where the run
+    /// evaluates, and the checkpoint with the lowest one is kept as the best.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held_out_share: f64,
     /// The field of a list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages_field: Option<String>,
@@ -35,6 +43,11 @@ pub struct FileTexts {
     /// What happens to rows with more tokens than a micro-batch or the model takes.
     #[serde(default)]
     pub long_rows: LongRows,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(share: &f64) -> bool {
+    *share == 0.0
 }
 
 /// How rows that are too long are treated.

@@ -37,7 +37,7 @@ pub(super) enum TextLayout {
 }
 
 /// Names in the order of search.
-const CONVERSATIONS: [&str; 2] = ["messages", "conversation"];
+const CONVERSATIONS: [&str; 3] = ["messages", "conversation", "conversations"];
 const PAIRS: [(&str, &str); 7] = [
     ("prompt", "response"),
     ("prompt", "completion"),

@@ -1,5 +1,6 @@
 //! Names that keys had in earlier programs, and kinds that can be told from the other keys.
 
+use crate::tasks::file_kind;
 use stapo_core::settings::{Override, SettingsError};
 use toml::{Table, Value};
 
@@ -73,14 +74,8 @@ fn infer_kinds(table: &mut Table) {
         model.entry("kind").or_insert_with(|| Value::from("path"));
     }
     if let Some(Value::Table(data)) = table.get_mut("data")
-        && let Some(path) = data.get("path").and_then(Value::as_str).map(str::to_owned)
+        && let Some(path) = data.get("path").cloned()
     {
-        data.entry("kind").or_insert_with(|| Value::from(file_kind(&path)));
+        data.entry("kind").or_insert_with(|| Value::from(file_kind(path.as_str())));
     }
-}
-
-/// The kind of a data file by its name.
-pub fn file_kind(path: &str) -> &'static str {
-    let is_parquet = std::path::Path::new(path).extension().is_some_and(|extension| extension == "parquet");
-    if is_parquet { "parquet" } else { "jsonl" }
 }

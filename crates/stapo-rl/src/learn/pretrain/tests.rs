@@ -130,6 +130,36 @@ fn epochs_become_the_steps_in_which_every_row_was_learned() {
 }
 
 #[test]
+fn held_out_rows_are_not_learned_and_have_a_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["data.held_out_share=0.3", "epochs=1"];
+    let (config, mut pretrainer) = open(folder.path(), &sums(40), &settings).unwrap();
+    let file = pretrainer.file().unwrap();
+    let n_held_out = file.held_out().len();
+    assert!(n_held_out > 4 && file.size().0 == 40 - n_held_out, "{n_held_out} held out");
+    let is_held_out = |row: &TextRow| file.held_out().contains(row);
+    assert!((0..100).all(|position| !is_held_out(file.row(0, position))));
+    let rows: Vec<Value> = sums(40)
+        .into_iter()
+        .filter(|row| {
+            let text = |key: &str| row[key].as_str().unwrap().to_string();
+            is_held_out(&TextRow::Pair { prompt: text("prompt"), response: text("response") })
+        })
+        .collect();
+    let held_out_loss = pretrainer.held_out_loss(&config).unwrap().unwrap();
+    // The same rows as the rows of one step give the same loss.
+    let (config, mut trained) =
+        open(folder.path(), &rows, &["epochs=1", "update.batch_tokens=20000"]).unwrap();
+    trained.steps(&config).unwrap();
+    let one = trained.step(&PretrainConfig { steps: 1, ..config.clone() }).unwrap();
+    let n_passes = trained.learner.counters.position / rows.len() as u64;
+    assert!(n_passes > 50 && (one.loss - held_out_loss).abs() < 0.02, "{} beside {held_out_loss}", one.loss);
+    assert_eq!(trained.held_out_loss(&config).unwrap(), None);
+    let said = open(folder.path(), &sums(3), &["data.held_out_share=1.0"]).err().unwrap().to_string();
+    assert!(said.contains("leaves 0 rows to learn from and 3 held out"), "{said}");
+}
+
+#[test]
 fn long_rows_are_found_at_the_start_and_refused_or_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let mut rows = sums(100);

@@ -2,17 +2,17 @@
 
 use super::file_rows::FileRows;
 use super::file_texts::FileTexts;
+use super::rows::TextRow;
 use super::sequence::{TextEncoder, TextSequence};
 use crate::error::{Error, Result};
 use crate::plan::config::PlanError;
 use crate::policy::loaded::LoadedModel;
 use crate::reward::Programs;
-use crate::tasks::{Mistakes, Split, Task, TaskSpec};
+use crate::tasks::{DataPath, Mistakes, Split, Task, TaskSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use stapo_core::random::Key;
-use std::path::Path;
 use toml::{Table, Value};
 
 /// The source of the texts.
@@ -32,6 +32,8 @@ pub enum TextsSpec {
     Jsonl(FileTexts),
     /// A Parquet file.
     Parquet(FileTexts),
+    /// Files of any format that is read.
+    File(FileTexts),
     /// Several sources, each with a share of the examples.
     Mixture {
         /// The sources.
@@ -60,7 +62,7 @@ impl TextsSpec {
     pub(super) fn task(&self) -> Option<&Table> {
         match self {
             TextsSpec::Solutions { task, .. } => Some(task),
-            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) => None,
+            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) | TextsSpec::File(_) => None,
             TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
         }
     }
@@ -75,7 +77,7 @@ pub enum Texts {
         task: Box<Task>,
         mistakes: Mistakes,
     },
-    File(FileRows),
+    File(Box<FileRows>),
     /// Each part with the sum of the shares up to and including the part.
     Mixture(Vec<(f64, Texts)>),
 }
@@ -92,10 +94,9 @@ impl Texts {
                     mistakes: *mistakes,
                 })
             }
-            TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) => {
-                let is_parquet = matches!(spec, TextsSpec::Parquet(_));
+            TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
                 let encoder = encoder(model)?.with_arguments(file);
-                Ok(Texts::File(FileRows::open(file, is_parquet, &encoder, max_tokens)?))
+                Ok(Texts::File(Box::new(FileRows::open(file, &encoder, max_tokens)?)))
             }
             TextsSpec::Mixture { parts } => {
                 let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
@@ -138,6 +139,13 @@ impl Texts {
         }
     }
 
+    /// The sequences of the rows that are not learned from; none where the texts are not one file with such rows.
+    pub(super) fn held_out(&self, model: &LoadedModel) -> Result<Vec<TextSequence>> {
+        let Texts::File(file) = self else { return Ok(Vec::new()) };
+        let rows: Vec<&TextRow> = file.held_out().iter().collect();
+        Ok(encoder(model)?.with_arguments(&file.spec).sequences(&rows)?.concat())
+    }
+
     /// The file, where the texts are one file.
     pub fn file(&self) -> Option<&FileRows> {
         match self {
@@ -147,9 +155,9 @@ impl Texts {
     }
 
     /// The first file whose rows have answers: prompts with responses, or conversations.
-    pub fn file_with_answers(&self) -> Option<&Path> {
+    pub fn file_with_answers(&self) -> Option<&DataPath> {
         match self {
-            Texts::File(file) => file.has_answers().then_some(file.spec.path.as_path()),
+            Texts::File(file) => file.has_answers().then_some(&file.spec.path),
             Texts::Solutions { .. } => None,
             Texts::Mixture(parts) => parts.iter().find_map(|(_, part)| part.file_with_answers()),
         }

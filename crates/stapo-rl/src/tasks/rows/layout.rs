@@ -6,11 +6,10 @@ use crate::tasks::{FileCensus, RowsSpec};
 use serde_json::Value;
 use stapo_core::Turn;
 use stapo_verify::{Fallback, Order, extract};
-use std::path::Path;
 
 /// Names in the order of search. `prompt`, a list of messages, and `reward_model.ground_truth` are those of verl and
 /// DAPO-Math-17k.
-const PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt", "messages"];
+const PROBLEM_FIELDS: [&str; 5] = ["problem", "question", "prompt", "messages", "conversations"];
 const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
 /// The value of `id_field` for ids that are numbers of rows.
@@ -107,7 +106,8 @@ impl RowLayout {
         census.id_field = self.id.as_ref().map(|field| field.written().to_string());
     }
 
-    pub(super) fn read(&self, row: &Value, number: u64, file: &Path) -> Result<RowTexts, Refusal> {
+    /// `default_id` is the id where ids are numbers of rows.
+    pub(super) fn read(&self, row: &Value, default_id: &dyn Fn() -> String) -> Result<RowTexts, Refusal> {
         let (earlier_turns, problem) = conversation_at(&self.problem, row)?;
         let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
             bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
@@ -119,10 +119,7 @@ impl RowLayout {
                 )
             })
         });
-        let id = self.id.as_ref().map_or_else(
-            || Ok(format!("{}-{number}", file.file_stem().unwrap_or_default().to_string_lossy())),
-            |path| text_at(path, "id", row),
-        )?;
+        let id = self.id.as_ref().map_or_else(|| Ok(default_id()), |path| text_at(path, "id", row))?;
         let solution = self.solution.as_ref().map(|path| text_at(path, "solution", row)).transpose()?;
         let problem = without_dapo_frame(&problem).to_string();
         Ok(RowTexts { id, earlier_turns, problem, reference, solution })
@@ -149,15 +146,36 @@ fn conversation_at(path: &FieldPath, row: &Value) -> Result<(Vec<Turn>, String),
     }
 }
 
-/// The turns of a list of messages. A single message without a role is the user's.
+/// ShareGPT's names of the speakers, and the roles of chat templates.
+const SHAREGPT_ROLES: [(&str, &str); 9] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bard", "assistant"),
+    ("bing", "assistant"),
+    ("assistant", "assistant"),
+    ("system", "system"),
+    ("tool", "tool"),
+];
+
+/// The turns of a list of messages: `role` and `content`, or ShareGPT's `from` and `value`. A single message without a
+/// role is the user's.
 pub(crate) fn turns(messages: &[Value]) -> Result<Vec<Turn>, String> {
     let turn = |(idx, message): (usize, &Value)| -> Result<Turn, String> {
         let at = idx + 1;
-        let role = match message.get("role") {
-            None if messages.len() == 1 => "user",
-            role => role.and_then(Value::as_str).ok_or_else(|| format!("message {at} has no role"))?,
+        let role = match (message.get("role"), message.get("from").and_then(Value::as_str)) {
+            (None, Some(from)) => {
+                let known = SHAREGPT_ROLES.iter().find(|(name, _)| *name == from);
+                known.map(|(_, role)| *role).ok_or_else(|| {
+                    let names: Vec<&str> = SHAREGPT_ROLES.iter().map(|(name, _)| *name).collect();
+                    format!("message {at} is from {from:?}, expected one of {}", names.join(", "))
+                })?
+            }
+            (None, None) if messages.len() == 1 => "user",
+            (role, _) => role.and_then(Value::as_str).ok_or_else(|| format!("message {at} has no role"))?,
         };
-        let content = message.get("content").and_then(Value::as_str);
+        let content = message.get("content").or_else(|| message.get("value")).and_then(Value::as_str);
         let content = content.ok_or_else(|| format!("message {at} has no content that is a text"))?;
         Ok(Turn { role: role.to_string(), content: content.to_string() })
     };

@@ -1,28 +1,37 @@
 //! Reads Parquet files, with nested lists and groups.
 
-use super::AddRow;
-use super::jsonl::open;
+mod pages;
+
+use super::receiver::{AddRow, Next, RowPlace};
 use crate::tasks::TaskError;
+use pages::Chunks;
 use parquet::errors::ParquetError;
-use parquet::file::serialized_reader::SerializedFileReader;
+use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Calls `add` for each row, with the number of the row, from 1, and the fields.
-pub(super) fn read(path: &Path, add: &mut AddRow) -> Result<(), TaskError> {
-    let broken = |problem: String| TaskError::File {
+/// Calls `add` for each row.
+pub(super) fn read(path: &Path, file: File, add: &mut AddRow) -> Result<(), TaskError> {
+    let broken = |problem: String| {
+        TaskError::File {
         path: path.to_path_buf(),
         problem,
-        remedy: "a whole parquet file, uncompressed or with snappy; kind = \"jsonl\" for JSON lines".into(),
+        remedy: "a whole Parquet file, uncompressed or with snappy, zstd, gzip or lz4; no other file may be called .parquet".into(),
+    }
     };
-    let file = open(path)?;
-    let mut rows = guarded(|| Ok(SerializedFileReader::new(file)?.into_iter())).map_err(broken)?;
-    for number in 1.. {
-        match guarded(|| rows.next().transpose()).map_err(broken)? {
-            Some(row) => add(number, fields(&row))?,
-            None => break,
+    let file = guarded(|| Chunks::open(file)).map_err(broken)?;
+    let mut number = 0;
+    for group_idx in 0..file.n_groups() {
+        let group = file.group(group_idx);
+        let mut rows = guarded(|| RowIter::from_row_group(None, &group)).map_err(broken)?;
+        while let Some(row) = guarded(|| rows.next().transpose()).map_err(broken)? {
+            number += 1;
+            if add(RowPlace { path, unit: "row", number }, fields(&row))? == Next::Nothing {
+                return Ok(());
+            }
         }
     }
     Ok(())

@@ -332,7 +332,8 @@ fn conversations_keep_every_turn_and_their_own_system_message() {
     let message = refusal(&TaskSpec::Jsonl(alone.clone()));
     assert!(message.contains("4 elements, 2 of them the user's"), "{message}");
     let path = file(folder.path(), "last.jsonl", conversation_row(&[whole[0], whole[3]]));
-    let problem = Task::open(&TaskSpec::Jsonl(RowsSpec { path, ..alone })).unwrap().held_out(1).remove(0);
+    let problem =
+        Task::open(&TaskSpec::Jsonl(RowsSpec { path: path.into(), ..alone })).unwrap().held_out(1).remove(0);
     assert_eq!((problem.prompt.as_str(), turns(&problem)), ("and 2+2?", vec![]));
 }
 

@@ -66,6 +66,54 @@ fn nested_rows_are_read_in_order() {
     assert_eq!(Task::open(&TaskSpec::Parquet(unmarked)).unwrap().held_out(1)[0].prompt, "plain 0 user");
 }
 
+/// Files that pyarrow and polars wrote; `tests/files/make.py` made them.
+fn peer_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name)
+}
+
+#[test]
+fn files_of_pyarrow_and_polars_are_read_with_every_codec() {
+    for name in ["zstd", "gzip", "lz4", "snappy", "zstd_v2", "polars"] {
+        let path = peer_file(&format!("{name}.parquet"));
+        let note = RowsSpec {
+            template: Some("{{ note }}{{ problem }}".into()),
+            held_out_share: 1.0,
+            ..RowsSpec::new(&path)
+        };
+        let problems =
+            Task::open(&TaskSpec::File(note)).unwrap_or_else(|error| panic!("{error}")).held_out(1000);
+        assert_eq!(problems.len(), 300, "{name}");
+        assert_eq!(problems[299].reference, "299", "{name}");
+        let words = "the same words again and again 5 ".repeat(4);
+        assert_eq!(problems[299].prompt, format!("{words}problem 299"), "{name}");
+    }
+    let message = refusal(&spec(&peer_file("brotli.parquet")));
+    assert!(
+        message.contains("BROTLI") && message.contains("write the file with zstd or snappy"),
+        "{message}"
+    );
+}
+
+#[test]
+fn corrupt_pages_of_every_codec_are_errors_not_crashes() {
+    let folder = tempfile::tempdir().unwrap();
+    for codec in ["zstd", "gzip", "lz4"] {
+        let whole = std::fs::read(peer_file(&format!("{codec}.parquet"))).unwrap();
+        let path = folder.path().join("rows.parquet");
+        let mut n_refused = 0;
+        for at in (4..whole.len()).step_by(397) {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0xff;
+            std::fs::write(&path, &flipped).unwrap();
+            if let Err(error) = Task::open(&spec(&path)) {
+                n_refused += 1;
+                assert!(error.to_string().contains("hint: "), "{codec}, byte {at}: {error}");
+            }
+        }
+        assert!(n_refused > 0, "{codec}");
+    }
+}
+
 #[test]
 fn corrupt_files_are_errors_not_crashes() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,6 +139,6 @@ fn corrupt_files_are_errors_not_crashes() {
 fn a_text_file_is_not_parquet() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(folder.path(), "rows.parquet", "{\"problem\": \"p\", \"answer\": 1}\n");
-    assert!(refusal(&spec(&path)).contains("kind = \"jsonl\" for JSON lines"));
+    assert!(refusal(&spec(&path)).contains("no other file may be called .parquet"));
     assert!(refusal(&spec(folder.path())).contains("is a folder"));
 }

@@ -57,3 +57,53 @@ fn values_that_have_no_effect_or_always_one_are_refused() {
     ];
     assert!(Plan::resolve(Config::from_toml("", set).unwrap()).is_ok());
 }
+
+#[test]
+fn a_preset_may_stand_for_the_objective_and_a_path_for_the_task() {
+    let preset = |text: &str, set: &[&str]| {
+        let config = Config::from_toml(text, set.iter().copied()).map_err(|error| error.to_string())?;
+        Plan::resolve(config).map(|plan| plan.objective.ratio).map_err(|error| error.to_string())
+    };
+    let gspo = preset("", &["objective.preset=gspo"]).unwrap();
+    assert_eq!(preset("objective = \"gspo\"", &[]).unwrap(), gspo);
+    assert_eq!(preset("", &["objective=gspo"]).unwrap(), gspo);
+    assert_ne!(preset("", &[]).unwrap(), gspo);
+    let said = preset("objective = \"gpso\"", &[]).unwrap_err();
+    assert!(said.contains("did you mean `gspo`"), "{said}");
+
+    let kind = |text: &str, set: &[&str]| Config::from_toml(text, set.iter().copied()).unwrap().task.kind();
+    assert_eq!(kind("", &["task.path=x.jsonl"]), "jsonl");
+    assert_eq!(kind("[task]\npath = \"x.parquet\"", &[]), "parquet");
+    assert_eq!(kind("[task]\npath = [\"x.csv\", \"y/*.json\"]", &[]), "file");
+    assert_eq!(kind("[task]\npath = \"x.csv\"", &["task.max_rows=3", "task.problem_field=q"]), "file");
+    let said = Config::from_toml("", ["task.kind=arithmetic", "task.path=x.csv"]).unwrap_err().to_string();
+    assert!(said.contains("unknown key `path`"), "{said}");
+}
+
+#[test]
+fn settings_of_other_programs_are_answered_with_keys_that_exist() {
+    let said = |set: &str| Config::from_toml("", [set]).unwrap_err().to_string();
+    assert!(said("num_generations=8").contains("TRL's `num_generations` is `rollout.group_size`"));
+    assert!(said("rollout.n=8").contains("verl's `actor_rollout_ref.rollout.n` is `rollout.group_size`"));
+    assert!(said("actor_rollout_ref.actor.optim.lr=1e-6").contains("`update.learning_rate`"));
+    assert!(said("rollout.top_p=0.9").contains("has no counterpart here"));
+    let schema = schema::<Config>().to_string();
+    for setting in settings::peer_settings() {
+        let keys = setting
+            .ours
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|text| text.contains('.') && !text.contains('/'));
+        for key in keys.filter(|key| !key.starts_with("--") && *key != "metrics.jsonl") {
+            let path = key.split([' ', '=']).next().unwrap_or_default();
+            let last = path.rsplit('.').next().unwrap_or_default();
+            assert!(
+                schema.contains(&format!("\"{last}\"")),
+                "{}: {} names {key}",
+                setting.page,
+                setting.name
+            );
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What the settings of TRL and verl are called here, for messages. The tables of `docs/from-trl.md` and
+//! `docs/from-verl.md` are the source: a row has their names, ours and a note.
+
+use toml::Value;
+
+const PAGES: [(&str, &str, &str); 2] = [
+    ("TRL", "docs/from-trl.md", include_str!("../../../../docs/from-trl.md")),
+    ("verl", "docs/from-verl.md", include_str!("../../../../docs/from-verl.md")),
+];
+/// Keys of an unknown table that are named in a hint.
+const MAX_NAMED: usize = 3;
+
+/// A setting of another program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerSetting {
+    pub program: &'static str,
+    pub page: &'static str,
+    /// The name or path of the setting there.
+    pub name: String,
+    /// Our name as the page writes it; "none" where there is no counterpart.
+    pub ours: String,
+    pub note: &'static str,
+}
+
+/// The rows of both pages, one entry for each name.
+pub fn peer_settings() -> Vec<PeerSetting> {
+    let mut settings = Vec::new();
+    for (program, page, text) in PAGES {
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&'static str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+            let [theirs, ours, rest @ ..] = &cells[..] else { continue };
+            let names = full_names(&quoted(theirs));
+            let own_names = full_names(&quoted(ours));
+            for (idx, name) in names.iter().enumerate() {
+                let is_product = theirs.contains("` x ");
+                let one_each = names.len() == own_names.len() && names.len() > 1 && !is_product;
+                let ours = if one_each { format!("`{}`", own_names[idx]) } else { (*ours).to_string() };
+                let name = name.split([' ', '=']).next().unwrap_or_default().to_string();
+                let note = rest.first().map_or("", |note| note.trim_end_matches(['|', ' ']));
+                settings.push(PeerSetting { program, page, name, ours, note });
+            }
+        }
+    }
+    settings
+}
+
+/// The hint for an unknown key at `path`, with the value that was given; `None` where neither program has such a setting.
+pub(super) fn hint(path: &str, value: Option<&Value>) -> Option<String> {
+    let mut paths = Vec::new();
+    leaves(path, value, &mut paths);
+    let known = peer_settings();
+    let named = paths.iter().filter_map(|path| known.iter().find(|setting| is_named(setting, path)));
+    let sentences: Vec<String> = named.take(MAX_NAMED).map(sentence).collect();
+    (!sentences.is_empty()).then(|| sentences.join("; "))
+}
+
+fn sentence(PeerSetting { program, page, name, ours, note }: &PeerSetting) -> String {
+    match ours.as_str() {
+        "none" if note.is_empty() => format!("{program}'s `{name}` has no counterpart here ({page})"),
+        "none" => format!("{program}'s `{name}` has no counterpart here: {note} ({page})"),
+        ours => format!("{program}'s `{name}` is {ours} here ({page})"),
+    }
+}
+
+/// True for the path of the setting, also where it is shortened at its beginning or stands below another table.
+fn is_named(setting: &PeerSetting, path: &str) -> bool {
+    let ends = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.ends_with('.'));
+    let is_path = path.contains('.');
+    setting.name == path || ends(path, &setting.name) || is_path && ends(&setting.name, path)
+}
+
+/// The paths of all values inside.
+fn leaves(path: &str, value: Option<&Value>, found: &mut Vec<String>) {
+    match value {
+        Some(Value::Table(table)) if !table.is_empty() => {
+            table.iter().for_each(|(key, value)| leaves(&format!("{path}.{key}"), Some(value), found));
+        }
+        _ => found.push(path.to_string()),
+    }
+}
+
+/// The texts between backquotes.
+fn quoted(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_string).collect()
+}
+
+/// Names with the tables of the first: `a.b.c`, `.d` or `d` is `a.b.d`.
+fn full_names(names: &[String]) -> Vec<String> {
+    let Some((first, others)) = names.split_first() else { return Vec::new() };
+    let tables =
+        first.split([' ', '=']).next().unwrap_or_default().rsplit_once('.').map(|(tables, _)| tables);
+    let full = |name: &String| match tables {
+        Some(tables) if !name.trim_start_matches('.').contains('.') => {
+            format!("{tables}.{}", name.trim_start_matches('.'))
+        }
+        _ => name.clone(),
+    };
+    std::iter::once(first.clone()).chain(others.iter().map(full)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hinted(path: &str) -> String {
+        hint(path, None).unwrap_or_default()
+    }
+
+    #[test]
+    fn names_of_both_programs_are_answered_with_ours() {
+        let cases = [
+            (
+                "num_generations",
+                "TRL's `num_generations` is `rollout.group_size` = 8 here (docs/from-trl.md)",
+            ),
+            ("epsilon_high", "`objective.surrogate.high`"),
+            ("beta", "`objective.kl = "),
+            ("per_device_train_batch_size", "`update.problems_per_minibatch` x `rollout.group_size`"),
+            ("max_completion_length", "`rollout.max_response_tokens`"),
+            ("loss_type", "`objective.preset`"),
+            ("top_k", "has no counterpart here: they would bias every ratio"),
+            ("rollout.n", "verl's `actor_rollout_ref.rollout.n` is `rollout.group_size`"),
+            ("actor.optim.lr", "`update.learning_rate`"),
+            ("actor_rollout_ref.actor.optim.lr", "`update.learning_rate`"),
+            ("actor_rollout_ref.actor.clip_ratio_high", "`objective.surrogate.high`"),
+            ("trainer.test_freq", "`evaluation.every_steps`"),
+        ];
+        for (path, expected) in cases {
+            assert!(hinted(path).contains(expected), "{path}: {}", hinted(path));
+        }
+        assert_eq!(hint("no_such_setting", None), None);
+        assert_eq!(hint("n", None), None, "a last part alone says too little");
+    }
+
+    #[test]
+    fn the_keys_inside_a_table_of_theirs_are_named() {
+        let table = toml::toml! { rollout = { n = 8 } actor = { optim = { lr = 1e-6 } } };
+        let said = hint("actor_rollout_ref", Some(&Value::Table(table))).unwrap();
+        assert!(said.contains("`rollout.group_size`") && said.contains("`update.learning_rate`"), "{said}");
+    }
+}
