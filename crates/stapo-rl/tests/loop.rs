@@ -110,8 +110,12 @@ fn rollout_and_training_agree_to_the_bit_and_the_policy_moves() {
 
 #[test]
 fn stopped_and_resumed_is_the_uninterrupted_run() {
-    let plan = plan(&[]);
+    // With these limits every step but the first warns of its entropy, beside that of the first step.
+    let plan = plan(&["canaries.entropy_collapse_factor=1.0", "canaries.entropy_explosion_factor=1.0"]);
     let (hash, metrics) = whole_run(&plan);
+    let baseline = format!("from {:.3} to ", metrics[0].entropy_mean);
+    let warns = |m: &Metrics| m.warnings.iter().any(|text| text.contains(&baseline));
+    assert!(!warns(&metrics[0]) && metrics[1..].iter().all(warns), "{baseline}");
     for stop_after in 1..4 {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
@@ -119,9 +123,15 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let mut quiet = Quiet { stop_after: Some(stop_after), step: 0 };
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
+        let signature = path.join("manifest.sig");
+        fs::write(&signature, "of the receipt before").unwrap();
         let (mut run, mut trainer, refused) = resume(&path, 1);
         assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
+        assert!(!signature.exists(), "a signature ends with its receipt");
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+        let resumed: Vec<Metrics> = Run::read_metrics(&path).unwrap();
+        let worked: f64 = resumed.iter().map(|m| m.seconds.unwrap().total()).sum();
+        assert!(resumed[3].wall_seconds.unwrap() >= worked, "the clock of both processes goes on");
         assert_eq!(trainer.learner.state_hash().unwrap(), hash, "stopped after {stop_after}");
         assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
     }
@@ -308,9 +318,17 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     assert_eq!(rolled.batch.groups.len(), 4);
     assert!(rolled.batch.groups.iter().all(|group| !group.is_unanimous()));
     let again = trainer.roll_out(&redrawn).unwrap();
-    assert_eq!((again.batch, again.n_drawn), (rolled.batch, rolled.n_drawn));
+    assert_eq!((&again.batch, again.n_drawn), (&rolled.batch, rolled.n_drawn));
     let once = trainer.roll_out(&plan(&["rollout.group_size=2"])).unwrap();
     assert_eq!(once.n_drawn, 4);
+    // The key of a sample holds the number of its draw, so a later draw is no repetition of the first.
+    let text = |group: usize| {
+        let rollout = &again.batch.groups[group].members[0].rollout;
+        trainer.learner.model.text(rollout.response()).unwrap().unwrap()
+    };
+    assert_eq!([text(0), text(3)], [r"and 23*(4+1), and 23*5, next \boxed{155}", r"so \boxed{3}"]);
+    trainer.learn(&redrawn, &again).unwrap();
+    assert_eq!(trainer.learner.counters.position, again.n_drawn, "the next step begins after what was drawn");
 }
 
 #[test]
@@ -341,15 +359,25 @@ fn the_reference_is_frozen() {
     let (mut run, mut trainer, _) = resume(&path, 2);
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash().unwrap(), held_hash);
-    assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
+    assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
+    drop(run);
+    // Another reference, the trained model, is another run from its first step on.
+    let reference = format!("reference={{kind=\"path\", path={path:?}}}");
+    let kl = "objective.kl={kind=\"k3\",beta=5.0}";
+    let other = plan(&["steps=1", "objective.preset=grpo", kl, "update.learning_rate=1e-3", &reference]);
+    let (_, other) = whole_run(&other);
+    assert!(other[0].kl_reference > metrics[0].kl_reference.map(|kl| kl + 1e-4), "{other:?}");
+    assert_ne!(other[0].gradient_norm, metrics[0].gradient_norm);
 }
 
 #[test]
 fn a_target_ends_the_run_early() {
-    let plan = plan(&["evaluation.every_steps=1", "evaluation.target_accuracy=0.0"]);
+    // The accuracy after the first step, to the bit.
+    let plan = plan(&["evaluation.every_steps=1", "evaluation.target_accuracy=0.375"]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &plan);
     assert_eq!(train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
-    assert_eq!(Run::read_metrics::<Metrics>(&path).unwrap().len(), 1);
+    let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
+    assert_eq!((metrics.len(), metrics[0].eval_accuracy), (1, Some(0.375)));
 }
