@@ -12,6 +12,7 @@ mod counterfactual;
 mod data;
 mod docs;
 mod eval;
+mod export;
 mod fetch;
 mod first_hour;
 mod forgery;
