@@ -6,7 +6,9 @@
 mod loops;
 
 use serde_json::{Map, Value, json};
-use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
+use stapo_core::record::{
+    Identity, Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses,
+};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::lab::evaluation::Evaluated;
 use stapo_rl::policy::identity;
@@ -123,6 +125,11 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let mut quiet = Quiet { stop_after: Some(stop_after), step: 0 };
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
+        let mut interrupted = Interrupted::open(&path, &[], false, PROGRAM).unwrap();
+        let elsewhere = Identity { device: "cuda".into(), ..interrupted.identity().clone() };
+        let refused = interrupted.reopening.compare(&elsewhere, false).unwrap_err().to_string();
+        assert!(refused.contains("device: was cpu, is cuda"), "{refused}");
+        drop(interrupted);
         let signature = path.join("manifest.sig");
         fs::write(&signature, "of the receipt before").unwrap();
         let (mut run, mut trainer, refused) = resume(&path, 1);
