@@ -17,7 +17,7 @@ const SETTINGS: [&str; 14] = [
     "objective.masks.0.q=0.5",
     "objective.kl={kind=\"k3\", beta=0.1}",
     "update.reuse={max=2, gate=\"none\"}",
-    "update.learning_rate=2e-4",
+    "update.learning_rate=2e-5",
     "update.schedule={kind=\"constant\", warmup_steps=3}",
     "update.beta1=0.9",
     "update.beta2=0.99",
