@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries a seeded sample of small bugs ("mutants") in one crate against its tests, and prints those that no test notices.
-# Uses `cargo mutants` where it is installed, else bench/mutants.py, which changes single tokens.
+# Uses `cargo mutants` where it is installed, else bench/mutants.py, which changes single tokens and builds all at once.
 #
 #   bench/mutants.sh [CRATE] [N] [SEED]
 #   bench/mutants.sh rl 40 1

@@ -210,11 +210,14 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
+    /// What a listener answers to a message after its nonce.
+    type Answer = fn(&[u8], [u8; NONCE]) -> Vec<u8>;
+
     /// The caller's own proof, an empty one and the answer of a listener with another secret prove nothing.
     #[test]
     fn a_listener_without_the_secret_is_refused_by_the_caller() {
         let caller = Caller { rank: 1, world: 2, purpose: Purpose::Control, port: 7 };
-        let answers: [fn(&[u8], [u8; NONCE]) -> Vec<u8>; 4] = [
+        let answers: [Answer; 4] = [
             |_, _| Vec::new(),
             |_, _| b"no".to_vec(),
             |message, _| message[MAGIC.len() + NONCE..][..32].to_vec(),
