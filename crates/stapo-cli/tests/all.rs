@@ -33,6 +33,7 @@ mod ranks;
 mod receipt;
 mod scripts;
 mod serve;
+mod serve_compare;
 mod stopping;
 mod survival;
 mod sweep;
