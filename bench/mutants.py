@@ -102,11 +102,12 @@ class Sample:
         """Drops mutants whose line does not compile, until all do."""
         while True:
             self.write()
-            command = ["cargo", "check", "-p", f"stapo-{self.crate}", "--message-format", "short"]
+            command = ["cargo", "check", "--tests", "-p", f"stapo-{self.crate}", "--message-format", "short"]
             checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if checked.returncode == 0:
                 return
             errors = set(re.findall(r"^(\S+\.rs):(\d+):\d+: error", checked.stderr, re.M))
+            errors = {(os.path.normpath(path), line) for path, line in errors}
             bad = [k for k, (p, n, _, _) in self.lines.items() if (str(p.relative_to(ROOT)), str(n + 1)) in errors]
             if not bad:
                 raise SystemExit(checked.stderr)
