@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
-use crate::common::{ok, stapo};
+use crate::common::{folder_below_tmp, ok, stapo};
 use serde_json::Value;
 use std::net::TcpListener;
 use std::path::Path;
@@ -153,11 +153,12 @@ impl Ranks {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let start = |rank: usize| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+            command.env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
             of_rank(rank, &mut command);
             let flags = [("--rank", rank.to_string()), ("--world", world.to_string())];
             command.args(flags.iter().flat_map(|(flag, value)| [*flag, value]));
             command.arg("--master").arg(format!("127.0.0.1:{port}"));
-            command.env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR")).env("STAPO_THREADS", "1");
+            command.env("STAPO_THREADS", "1");
             command.env("STAPO_RANKS_TIMEOUT", "3").env("STAPO_RANKS_TOKEN", "of this test");
             if command.get_current_dir().is_none() {
                 command.current_dir(at);
@@ -310,6 +311,41 @@ fn what_differs_between_ranks_is_named_before_the_first_step() {
     });
     let error = common_error(&sum_over_tokens.ends(), &[]);
     assert!(error.contains("config.update.sum: tokens, and 2 ranks share the micro-batches"), "{error}");
+}
+
+/// Rank 1 has its config from a run folder, or goes on with a run as a user who has not recorded the program.
+#[test]
+fn every_rank_refuses_a_verifier_that_its_user_has_not_allowed() {
+    let folder = folder_below_tmp();
+    let at = folder.path();
+    std::fs::write(at.join("judge.sh"), "while read -r line; do echo '{\"reward\": 0.5}'; done\n").unwrap();
+    let judge = at.join("judge.sh");
+    let config = format!("[task.verifier]\nkind = \"command\"\nprogram = \"sh\"\nargs = [{judge:?}]\n");
+    for rank in ["rank0", "rank1"] {
+        std::fs::create_dir(at.join(rank)).unwrap();
+        std::fs::write(at.join(rank).join("config.toml"), &config).unwrap();
+    }
+    std::fs::write(at.join("rank1/plan.toml"), "").unwrap();
+    let trained = |out: &str, allow: &[&str]| {
+        let mut words = train(out, &["steps=1"]);
+        words.insert(1, "config.toml".into());
+        let start = |rank, command: &mut Command| {
+            command.current_dir(at.join(format!("rank{rank}"))).args(&words).args(allow);
+        };
+        Ranks::start(at, 2, start).ends()
+    };
+    let error = common_error(&trained("refused", &[]), &[]);
+    assert!(error.starts_with("error: rank 1: ") && error.contains("not started"), "{error}");
+    let ends = trained("out", &["--allow-command"]);
+    assert!(ends.iter().all(|end| end.0 == Some(0)), "{ends:?}");
+    let resumed = Ranks::start(at, 2, |rank, command| {
+        command.current_dir(at.join(format!("rank{rank}"))).args(["train", "--resume", "out"]);
+        if rank == 1 {
+            command.env("XDG_STATE_HOME", at.join("of another user"));
+        }
+    });
+    let error = common_error(&resumed.ends(), &[]);
+    assert!(error.starts_with("error: rank 1: ") && error.contains("not started"), "{error}");
 }
 
 /// Starts an evaluation, or goes on with one, on ranks that the test holds.

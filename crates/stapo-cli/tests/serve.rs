@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// A server of a folder, which ends with the value.
-struct Server {
+pub struct Server {
     child: Child,
     /// Kept open: a program whose output nobody reads ends when it says more.
     _output: BufReader<ChildStdout>,
@@ -21,7 +21,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(folder: &Path, arguments: &[&str]) -> Self {
+    pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
             .args(["serve", "--port", "0"])
             .args(arguments)
@@ -61,7 +61,7 @@ impl Server {
         (status, head.to_string(), body.to_string())
     }
 
-    fn json(&self, target: &str) -> Value {
+    pub fn json(&self, target: &str) -> Value {
         let (status, _, body) = self.ask(target, "");
         assert_eq!(status, 200, "{target}: {body}");
         serde_json::from_str(&body).unwrap()

@@ -34,11 +34,12 @@ impl Tokenizer {
             serde_json::from_value(file)
                 .map_err(|e| Error::malformed(location, format!("cannot be used: {e}")))
         })?;
-        // The crate numbers added tokens itself, from the end of the vocabulary.
+        // The crate numbers added tokens itself: as the vocabulary does, or from its end.
         match added.iter().find(|(content, id)| tokenizer.id_of(content) != Some(*id)) {
             Some((content, id)) => {
-                let problem =
-                    format!("added token {content:?} has id {id}, which does not follow the others");
+                let problem = format!(
+                    "added token {content:?} has id {id}, expected the id in the vocabulary or the next one after it"
+                );
                 Err(Error::malformed(location, problem))
             }
             None => Ok(tokenizer),

@@ -107,11 +107,13 @@ fn impossible_requests_are_refused() {
     assert_eq!(refused(&mut engine, request(&[1, 50], 1)), unknown);
     let too_long = RequestError::PromptTooLong { n_prompt: 100, max_positions: 100 };
     assert_eq!(refused(&mut engine, request(&[1; 100], 1)), too_long);
-    assert!(matches!(refused(&mut engine, request(&[1], 90)), RequestError::CacheTooSmall { .. }));
+    let too_small = RequestError::CacheTooSmall { n_tokens: 33, n_cache_tokens: 32 };
+    assert_eq!(refused(&mut engine, request(&[1], 33)), too_small);
     let nothing = RequestError::NothingAsked { n_samples: 1, max_tokens: 0 };
     assert_eq!(refused(&mut engine, request(&[1], 0)), nothing);
-    engine.submit(request(&[1], 10)).unwrap();
-    assert_eq!(engine.generate().unwrap().len(), 1);
+    // The last token is never run, so this response fills the cache exactly.
+    engine.submit(request(&[1], 32)).unwrap();
+    assert_eq!(engine.generate().unwrap()[0].tokens.len(), 32);
 }
 
 #[test]

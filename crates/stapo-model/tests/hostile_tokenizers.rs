@@ -275,7 +275,9 @@ fn what_no_supported_family_uses_is_refused_by_name() {
         ("/model/vocab", json!({"a": 0, "b": 9999}), "id 9999"),
         ("/model/merges/0", json!("nothing here"), "is not a token"),
         ("/model/merges/0", json!(["a"]), "merge 0 is not two tokens"),
-        ("/added_tokens/0/id", json!(77), "id 77"),
+        ("/added_tokens/0/id", json!(77), "has id 77, expected the id in the vocabulary"),
+        ("/added_tokens/0/content", json!("<new>"), "expected the id in the vocabulary"),
+        ("/added_tokens/1", original["added_tokens"][0].clone(), "appears twice"),
         ("/added_tokens/0/content", json!(""), "0 bytes"),
         ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": ""}), "normalizer Precompiled"),
         (
@@ -289,6 +291,12 @@ fn what_no_supported_family_uses_is_refused_by_name() {
         ("/pre_tokenizer", json!({"type": "BertPreTokenizer"}), "pre_tokenizer BertPreTokenizer"),
         ("/decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "decoder WordPiece"),
         ("/post_processor", json!({"type": "RobertaProcessing"}), "post_processor RobertaProcessing"),
+        (
+            "/post_processor",
+            json!({"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens":
+                {"<s>": {"id": "<s>", "ids": [1, 2], "tokens": ["<s>"]}}}),
+            "needs as many ids as tokens",
+        ),
     ];
     for (pointer, value, words) in cases {
         let mut json = original.clone();
@@ -296,4 +304,11 @@ fn what_no_supported_family_uses_is_refused_by_name() {
         let error = Tokenizer::from_json("t", json.to_string().as_bytes()).unwrap_err().to_string();
         assert!(error.contains(words), "{pointer}: {error:?} does not say {words:?}");
     }
+    let with_components = |n: usize| {
+        let mut json = original.clone();
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); n - 1]});
+        Tokenizer::from_json("t", json.to_string().as_bytes()).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(with_components(32), Ok(()));
+    assert!(with_components(33).unwrap_err().contains("more than 32 components"));
 }

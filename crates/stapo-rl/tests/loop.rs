@@ -6,7 +6,9 @@
 mod loops;
 
 use serde_json::{Map, Value, json};
-use stapo_core::record::{Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses};
+use stapo_core::record::{
+    Identity, Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses,
+};
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::lab::evaluation::Evaluated;
 use stapo_rl::policy::identity;
@@ -17,6 +19,7 @@ use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 const PROGRAM: &str = "of a test";
 
@@ -88,6 +91,14 @@ fn whole_run(plan: &Plan) -> (String, Vec<Metrics>) {
     (trainer.learner.state_hash().unwrap(), Run::read_metrics(&path).unwrap())
 }
 
+/// With these limits every step but the first warns of its entropy, beside that of the first step.
+fn warned_plan() -> Plan {
+    plan(&["canaries.entropy_collapse_factor=1.0", "canaries.entropy_explosion_factor=1.0"])
+}
+
+/// The end of the whole run of `warned_plan`, which several tests compare with.
+static WHOLE: LazyLock<(String, Vec<Metrics>)> = LazyLock::new(|| whole_run(&warned_plan()));
+
 /// The metrics without the values that depend on the clock.
 fn timeless(mut metrics: Vec<Metrics>) -> Vec<Metrics> {
     for m in &mut metrics {
@@ -100,18 +111,21 @@ fn timeless(mut metrics: Vec<Metrics>) -> Vec<Metrics> {
 
 #[test]
 fn rollout_and_training_agree_to_the_bit_and_the_policy_moves() {
-    let (hash, metrics) = whole_run(&plan(&[]));
+    let (hash, metrics) = &*WHOLE;
     assert_eq!(metrics.len(), 4);
     assert!(metrics.iter().all(|m| m.exactness_max_abs == 0.0));
     assert!(metrics.iter().all(|m| m.ratio_min > 0.0 && m.n_tokens > 0 && m.entropy_mean > 0.0));
     let slower = whole_run(&plan(&["update.learning_rate=1e-5"])).0;
-    assert_ne!(hash, slower);
+    assert_ne!(*hash, slower);
 }
 
 #[test]
 fn stopped_and_resumed_is_the_uninterrupted_run() {
-    let plan = plan(&[]);
-    let (hash, metrics) = whole_run(&plan);
+    let plan = warned_plan();
+    let (hash, metrics) = &*WHOLE;
+    let baseline = format!("from {:.3} to ", metrics[0].entropy_mean);
+    let warns = |m: &Metrics| m.warnings.iter().any(|text| text.contains(&baseline));
+    assert!(!warns(&metrics[0]) && metrics[1..].iter().all(warns), "{baseline}");
     for stop_after in 1..4 {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
@@ -119,10 +133,21 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
         let mut quiet = Quiet { stop_after: Some(stop_after), step: 0 };
         assert_eq!(train(&plan, &mut run, &mut trainer, &mut quiet).unwrap(), Outcome::Stopped);
         drop((run, trainer));
+        let mut interrupted = Interrupted::open(&path, &[], false, PROGRAM).unwrap();
+        let elsewhere = Identity { device: "cuda".into(), ..interrupted.identity().clone() };
+        let refused = interrupted.reopening.compare(&elsewhere, false).unwrap_err().to_string();
+        assert!(refused.contains("device: was ") && refused.contains(", is cuda"), "{refused}");
+        drop(interrupted);
+        let signature = path.join("manifest.sig");
+        fs::write(&signature, "of the receipt before").unwrap();
         let (mut run, mut trainer, refused) = resume(&path, 1);
         assert!(refused.is_empty() && trainer.learner.counters.step == stop_after);
+        assert!(!signature.exists(), "a signature ends with its receipt");
         train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-        assert_eq!(trainer.learner.state_hash().unwrap(), hash, "stopped after {stop_after}");
+        let resumed: Vec<Metrics> = Run::read_metrics(&path).unwrap();
+        let worked: f64 = resumed.iter().map(|m| m.seconds.unwrap().total()).sum();
+        assert!(resumed[3].wall_seconds.unwrap() >= worked, "the clock of both processes goes on");
+        assert_eq!(trainer.learner.state_hash().unwrap(), *hash, "stopped after {stop_after}");
         assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
     }
 }
@@ -130,7 +155,7 @@ fn stopped_and_resumed_is_the_uninterrupted_run() {
 #[test]
 fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     let plan = plan(&[]);
-    let hash = whole_run(&plan).0;
+    let hash = &WHOLE.0;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &plan);
@@ -152,7 +177,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used() {
     assert!(refused[0].contains("step-000003") && refused[0].contains("damaged"));
     assert_eq!(trainer.learner.counters.step, 2);
     train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
-    assert_eq!(trainer.learner.state_hash().unwrap(), hash);
+    assert_eq!(trainer.learner.state_hash().unwrap(), *hash);
 }
 
 #[test]
@@ -308,9 +333,17 @@ fn groups_of_equal_rewards_are_redrawn_as_often_as_allowed() {
     assert_eq!(rolled.batch.groups.len(), 4);
     assert!(rolled.batch.groups.iter().all(|group| !group.is_unanimous()));
     let again = trainer.roll_out(&redrawn).unwrap();
-    assert_eq!((again.batch, again.n_drawn), (rolled.batch, rolled.n_drawn));
+    assert_eq!((&again.batch, again.n_drawn), (&rolled.batch, rolled.n_drawn));
     let once = trainer.roll_out(&plan(&["rollout.group_size=2"])).unwrap();
     assert_eq!(once.n_drawn, 4);
+    // The key of a sample holds the number of its draw, so a later draw is no repetition of the first.
+    let text = |group: usize| {
+        let rollout = &again.batch.groups[group].members[0].rollout;
+        trainer.learner.model.text(rollout.response()).unwrap().unwrap()
+    };
+    assert_eq!([text(0), text(3)], [r"and 23*(4+1), and 23*5, next \boxed{155}", r"so \boxed{3}"]);
+    trainer.learn(&redrawn, &again).unwrap();
+    assert_eq!(trainer.learner.counters.position, again.n_drawn, "the next step begins after what was drawn");
 }
 
 #[test]
@@ -327,12 +360,9 @@ fn long_responses_lose_reward_where_shaping_is_on() {
 /// The reference of a KL penalty is the model at the start of the run, after a resume too.
 #[test]
 fn the_reference_is_frozen() {
-    let free = plan(&["objective.preset=grpo", "objective.kl={kind=\"none\"}", "update.learning_rate=1e-3"]);
     let held =
         plan(&["objective.preset=grpo", "objective.kl={kind=\"k3\",beta=5.0}", "update.learning_rate=1e-3"]);
-    let (free_hash, _) = whole_run(&free);
     let (held_hash, metrics) = whole_run(&held);
-    assert_ne!(free_hash, held_hash);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &held);
@@ -341,15 +371,25 @@ fn the_reference_is_frozen() {
     let (mut run, mut trainer, _) = resume(&path, 2);
     train(&held, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
     assert_eq!(trainer.learner.state_hash().unwrap(), held_hash);
-    assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics));
+    assert_eq!(timeless(Run::read_metrics(&path).unwrap()), timeless(metrics.clone()));
+    drop(run);
+    // Another reference, the trained model, is another run from its first step on.
+    let reference = format!("reference={{kind=\"path\", path={path:?}}}");
+    let kl = "objective.kl={kind=\"k3\",beta=5.0}";
+    let other = plan(&["steps=1", "objective.preset=grpo", kl, "update.learning_rate=1e-3", &reference]);
+    let (_, other) = whole_run(&other);
+    assert!(other[0].kl_reference > metrics[0].kl_reference.map(|kl| kl + 1e-4), "{other:?}");
+    assert_ne!(other[0].gradient_norm, metrics[0].gradient_norm);
 }
 
 #[test]
 fn a_target_ends_the_run_early() {
-    let plan = plan(&["evaluation.every_steps=1", "evaluation.target_accuracy=0.0"]);
+    // The accuracy after the first step, to the bit.
+    let plan = plan(&["evaluation.every_steps=1", "evaluation.target_accuracy=0.375"]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &plan);
     assert_eq!(train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
-    assert_eq!(Run::read_metrics::<Metrics>(&path).unwrap().len(), 1);
+    let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
+    assert_eq!((metrics.len(), metrics[0].eval_accuracy), (1, Some(0.375)));
 }

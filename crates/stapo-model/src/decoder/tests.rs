@@ -294,3 +294,51 @@ fn the_head_of_a_tied_embedding_is_measured_without_the_lookup() {
         assert!((joined - measured).abs() > 1e-3 * measured, "{family:?}: the lookup has a part of its own");
     }
 }
+
+/// GPT-2's scaling: matrices that write to the residual stream are smaller by sqrt(2 layers).
+#[test]
+fn random_matrices_have_the_deviation_asked_for_and_those_of_the_residual_stream_less() {
+    let rope = Rope { theta: 100.0, scaling: RopeScaling::None };
+    let layers = vec![Family::Qwen2.layer(Heads { query: 4, kv: 2, dim: 16 }, rope, 96); 2];
+    let config = ModelConfig { width: 64, layers, ..tiny_config(Family::Qwen2) };
+    let policy = Policy::<f64>::random(&Device::cpu(CpuOptions::default()), &config, 3, 0.1).unwrap();
+    for (spec, values) in policy.tensors() {
+        let values = values.to_vec();
+        let rms = (values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64).sqrt();
+        let expected = match spec.name.rsplit('.').nth(1).unwrap() {
+            "o_proj" | "down_proj" => 0.05,
+            _ if spec.shape.len() == 2 => 0.1,
+            _ if spec.name.ends_with("bias") => 0.0,
+            _ => 1.0,
+        };
+        assert!((rms - expected).abs() <= 0.05 * expected, "{}: {rms}, expected {expected}", spec.name);
+    }
+}
+
+/// PEFT draws the first factor by `kaiming_uniform_` with a = sqrt(5), which is uniform in +-1/sqrt(inputs).
+#[test]
+fn adapters_start_in_the_range_of_peft() {
+    let config = config(Family::Llama, false);
+    let lora = LoraSpec {
+        rank: 40,
+        alpha: 2.0,
+        scale: LoraScale::Plain,
+        targets: vec![LoraTarget::Query, LoraTarget::Down],
+    };
+    let device = Device::cpu(CpuOptions::default());
+    let mut policy =
+        Policy::<f64>::zeros(&device, PolicySpec { config: &config, lora: Some(&lora) }).unwrap();
+    policy.start_adapters(7);
+    for (spec, values) in policy.trained_tensors() {
+        let values = values.to_vec();
+        let (low, high) =
+            values.iter().fold((0.0, 0.0), |(low, high): (f64, f64), &v| (low.min(v), high.max(v)));
+        if spec.name.contains("lora_B") {
+            assert_eq!((low, high), (0.0, 0.0), "{}", spec.name);
+            continue;
+        }
+        let n_inputs: f64 = if spec.name.contains("down_proj") { 11.0 } else { 12.0 };
+        let (low, high) = (low * n_inputs.sqrt(), high * n_inputs.sqrt());
+        assert!(low >= -1.0 && high <= 1.0 && low < -0.95 && high > 0.95, "{}: {low} to {high}", spec.name);
+    }
+}

@@ -168,3 +168,19 @@ fn constant_bytes(tree: &Expr) -> Result<Option<usize>, Error> {
     };
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ChatTemplate;
+
+    /// The template, the statement and the variable are three levels.
+    #[test]
+    fn as_many_levels_as_the_limit_are_accepted() {
+        let nested = |n: usize| {
+            let source = format!("{{{{ {}messages }}}}", "not ".repeat(n));
+            ChatTemplate::new("model", &source, [].into()).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(nested(super::MAX_DEPTH - 3), Ok(()));
+        assert!(nested(super::MAX_DEPTH - 2).unwrap_err().contains("nested deeper than 200"));
+    }
+}

@@ -5,7 +5,7 @@ use super::MAX_IDS;
 use crate::error::{Error, Result};
 use crate::json;
 use serde_json::{Map, Value};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 /// Longest token in bytes; the longest published ones are runs of about 128 characters.
 pub(crate) const MAX_TOKEN_BYTES: usize = 1024;
@@ -38,8 +38,8 @@ pub(super) fn vetted(location: &str, bytes: &[u8]) -> Result<Value> {
     let Some(Value::Object(model)) = keys.get("model") else {
         return vet.malformed("is not a tokenizer.json: no model");
     };
-    let vocabulary = vet.model(model)?;
-    vet.added_tokens(keys.get("added_tokens"), &vocabulary)?;
+    vet.model(model)?;
+    vet.added_tokens(keys.get("added_tokens"))?;
     for (key, children, check) in [
         ("normalizer", "normalizers", Vetting::normalizer as Check<'_>),
         ("pre_tokenizer", "pretokenizers", Vetting::pre_tokenizer),
@@ -86,8 +86,7 @@ impl Vetting<'_> {
         Err(Error::unsupported(self.location, problem, hint))
     }
 
-    /// The vocabulary of the model, ids by token.
-    fn model<'m>(&self, model: &'m Map<String, Value>) -> Result<HashMap<&'m str, u64>> {
+    fn model(&self, model: &Map<String, Value>) -> Result<()> {
         match model.get("type") {
             None | Some(Value::Null) => {}
             Some(kind) if kind == "BPE" => {}
@@ -109,19 +108,18 @@ impl Vetting<'_> {
         }
         let vocabulary = self.vocabulary(model.get("vocab"))?;
         if let Some(unknown) = model.get("unk_token").filter(|token| !token.is_null())
-            && !unknown.as_str().is_some_and(|token| vocabulary.contains_key(token))
+            && !unknown.as_str().is_some_and(|token| vocabulary.contains(token))
         {
             return self.malformed(format!("unk_token {unknown} is not in the vocabulary"));
         }
         let merges = self.merges(model.get("merges"))?;
-        check_merges(merges.into_iter(), |token| vocabulary.contains_key(token))
-            .or_else(|problem| self.malformed(problem))?;
-        Ok(vocabulary)
+        check_merges(merges.into_iter(), |token| vocabulary.contains(token))
+            .or_else(|problem| self.malformed(problem))
     }
 
-    fn vocabulary<'m>(&self, vocabulary: Option<&'m Value>) -> Result<HashMap<&'m str, u64>> {
+    /// The tokens of the vocabulary.
+    fn vocabulary<'m>(&self, vocabulary: Option<&'m Value>) -> Result<HashSet<&'m str>> {
         let Some(Value::Object(entries)) = vocabulary else { return self.malformed("model has no vocab") };
-        let mut ids = HashMap::with_capacity(entries.len());
         let mut taken = HashSet::with_capacity(entries.len());
         for (token, id) in entries {
             let Some(number) = id.as_u64() else {
@@ -137,9 +135,8 @@ impl Vetting<'_> {
             if !taken.insert(number) {
                 return self.malformed(format!("id {number} has two tokens, one of them {token:?}"));
             }
-            ids.insert(token.as_str(), number);
         }
-        Ok(ids)
+        Ok(entries.keys().map(String::as_str).collect())
     }
 
     /// Merges as pairs; old files write a pair as one text.
@@ -157,7 +154,7 @@ impl Vetting<'_> {
         merges.iter().enumerate().filter(|(_, merge)| !is_comment(merge)).map(pair).collect()
     }
 
-    fn added_tokens(&self, added: Option<&Value>, vocabulary: &HashMap<&str, u64>) -> Result<()> {
+    fn added_tokens(&self, added: Option<&Value>) -> Result<()> {
         let list = match added {
             None | Some(Value::Null) => return Ok(()),
             Some(Value::Array(list)) if list.len() <= MAX_ADDED_TOKENS => list,
@@ -178,10 +175,6 @@ impl Vetting<'_> {
             }
             if !seen.insert(content) {
                 return self.malformed(format!("added token {content:?} appears twice"));
-            }
-            if vocabulary.get(content).is_some_and(|&known| known != id) {
-                let problem = format!("added token {content:?} has id {id} and another in the vocabulary");
-                return self.malformed(problem);
             }
         }
         Ok(())

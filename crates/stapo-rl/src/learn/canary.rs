@@ -183,11 +183,46 @@ mod tests {
     use super::*;
     use crate::plan::config::Config;
     use crate::testing::metrics;
+    use stapo_core::{Finish, Problem, Rollout};
 
     #[test]
     fn a_tenth_of_the_right_answers_is_worth_a_warning() {
         assert!(is_worth_a_warning(3, 30) && is_worth_a_warning(4, 4));
         assert!(!is_worth_a_warning(2, 2) && !is_worth_a_warning(3, 31));
+    }
+
+    /// One of four responses is not judged.
+    #[test]
+    fn as_many_responses_as_the_limit_may_be_unjudged() {
+        let scored = |verdict| Scored {
+            rollout: Rollout {
+                problem_idx: 0,
+                sample_idx: 0,
+                tokens: vec![1, 2],
+                is_sampled: vec![false, true],
+                logp: vec![-0.5],
+                entropy: vec![0.5],
+                finish: Finish::LengthLimit,
+                policy_version: None,
+            },
+            verdict,
+            reward: 0.0,
+            rewards: vec![0.0],
+        };
+        for unjudged in [Verdict::Unparsable, Verdict::OverBudget] {
+            let members = [Verdict::Right, Verdict::Wrong, Verdict::NoAnswer, unjudged].map(scored).to_vec();
+            let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
+            let problem = Problem { id, earlier_turns: Vec::new(), prompt, reference };
+            let batch = Batch { groups: vec![Group { problem, members }] };
+            let checked = |limit: &str| {
+                let limit = format!("canaries.max_unjudged_share={limit}");
+                let plan = Plan::resolve(Config::from_toml("", [limit.as_str()]).unwrap()).unwrap();
+                check_verdicts(&plan, 3, &batch).map_err(|error| error.to_string())
+            };
+            assert_eq!(checked("0.25"), Ok(()));
+            let said = checked("0.24").unwrap_err();
+            assert!(said.contains("step 3") && said.contains("25.0 %") && said.contains("24.0 %"), "{said}");
+        }
     }
 
     #[test]
@@ -197,8 +232,9 @@ mod tests {
         let said = |first: (f64, f64), now: (f64, f64)| {
             drifts(&canaries, &step(first.0, first.1), &step(now.0, now.1)).join("; ")
         };
-        assert_eq!(said((0.4, 0.1), (0.041, 0.49)), "");
-        assert_eq!(said((0.4, 0.1), (1.99, 0.2)), "");
+        // At its limit a canary says nothing.
+        assert_eq!(said((0.5, 0.1), (0.05, 0.49)), "");
+        assert_eq!(said((0.5, 0.25), (2.5, 0.5)), "");
         assert!(said((0.4, 0.0), (0.039, 0.0)).starts_with("step 7: entropy fell from 0.400 to 0.039 nats"));
         assert!(said((0.4, 0.0), (2.01, 0.0)).starts_with("step 7: entropy rose from 0.400 to 2.010 nats"));
         // Where half of the responses are cut from the start, more are no news.

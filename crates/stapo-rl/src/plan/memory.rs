@@ -344,3 +344,30 @@ impl Needs<'_> {
 
 /// Positions in a block of a GPU's cache.
 const GPU_BLOCK_TOKENS: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::Config;
+
+    /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.
+    #[test]
+    fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_larger() {
+        let n_sequences = |evaluation: &str| {
+            let settings = [
+                "device=cuda",
+                "rollout.problems_per_step=2",
+                "rollout.group_size=3",
+                "rollout.max_prompt_tokens=28",
+                "rollout.max_response_tokens=40",
+                "update.problems_per_minibatch=2",
+                evaluation,
+            ];
+            let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+            let model = plan.config.model.find().unwrap().shape().unwrap();
+            resolve(&plan, &model, &[], None).kv_bytes / (2 * 512 * (28 + 40 + 32))
+        };
+        assert_eq!(n_sequences("evaluation={problems=5,samples=4}"), 20);
+        assert_eq!(n_sequences("evaluation={problems=5,samples=1}"), 6);
+    }
+}

@@ -210,6 +210,38 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
+    /// What a listener answers to a message after its nonce.
+    type Answer = fn(&[u8], [u8; NONCE]) -> Vec<u8>;
+
+    /// The caller's own proof, an empty one and the answer of a listener with another secret prove nothing.
+    #[test]
+    fn a_listener_without_the_secret_is_refused_by_the_caller() {
+        let caller = Caller { rank: 1, world: 2, purpose: Purpose::Control, port: 7 };
+        let answers: [Answer; 4] = [
+            |_, _| Vec::new(),
+            |_, _| b"no".to_vec(),
+            |message, _| message[MAGIC.len() + NONCE..][..32].to_vec(),
+            |message, nonce| {
+                let (theirs, said) = message[MAGIC.len()..].split_first_chunk::<NONCE>().unwrap();
+                proof("listener", b"guessed", [theirs, &nonce], &said[32..]).to_vec()
+            },
+        ];
+        for (idx, answer) in answers.into_iter().enumerate() {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let impostor = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let nonce = [idx as u8; NONCE];
+                send(&mut stream, &[&MAGIC[..], &nonce[..]].concat()).unwrap();
+                let message = receive(&mut stream).unwrap();
+                send(&mut stream, &answer(&message, nonce)).unwrap();
+            });
+            let error = call(&mut stream, caller, b"secret").unwrap_err();
+            assert!(error.to_string().contains("does not know the secret"), "answer {idx}: {error}");
+            impostor.join().unwrap();
+        }
+    }
+
     #[test]
     fn a_handshake_has_one_deadline_for_all_its_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

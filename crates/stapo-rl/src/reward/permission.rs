@@ -179,3 +179,26 @@ fn folder() -> Option<PathBuf> {
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;
     Some(state.join("stapo/verifiers"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reward::spec::ProcessLimits;
+
+    /// Whatever form an argument names its file in.
+    #[test]
+    fn a_file_that_an_argument_names_is_part_of_the_permission() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("rules.json");
+        for argument in [file.display().to_string(), format!("--rules={}", file.display())] {
+            let command =
+                CommandSpec { program: "sh".into(), args: vec![argument], limits: ProcessLimits::default() };
+            fs::write(&file, "{}").unwrap();
+            let before = [permission(&command).unwrap(), fingerprint(&command).unwrap()];
+            assert_eq!([permission(&command).unwrap(), fingerprint(&command).unwrap()], before);
+            fs::write(&file, "[]").unwrap();
+            assert_ne!(permission(&command).unwrap(), before[0], "{:?}", command.args);
+            assert_ne!(fingerprint(&command).unwrap(), before[1], "{:?}", command.args);
+        }
+    }
+}

@@ -43,10 +43,22 @@ fn samples_do_not_depend_on_company_or_interruption() {
     let both = [slice("arithmetic", 6, 3), slice("countdown", 4, 2)];
     let whole = all(&model, &both, "paper", &Done::new());
     assert_eq!(whole.len(), 2 * (6 * 3 + 4 * 2));
+    // A key of other parts would give another sample.
+    let first = &whole[0];
+    assert_eq!(
+        (first.benchmark.as_str(), first.decoding.as_str(), first.sample_idx),
+        ("arithmetic", "T=0.7 p=0.9", 0)
+    );
+    assert_eq!([&first.problem_id, &first.text], ["(9+7-7)*6", r"so (16-7)*6, now 9*6, now \boxed{54}"]);
     let alone = all(&model, &both[1..], "0.7:0.9", &Done::new());
     let same: Vec<EvalRecord> =
         whole.iter().filter(|r| r.benchmark == "countdown" && r.decoding == "T=0.7 p=0.9").cloned().collect();
     assert_eq!(alone, same);
+    let mut renamed = slice("countdown", 4, 2);
+    renamed.name = "other".into();
+    let texts = |records: &[EvalRecord]| records.iter().map(|r| r.text.clone()).collect::<Vec<_>>();
+    let renamed = all(&model, &[renamed], "0.7:0.9", &Done::new());
+    assert_ne!(texts(&renamed), texts(&alone), "the name of a benchmark is part of a sample's key");
     // Every third sample is done.
     let done: Done = whole.iter().step_by(3).map(sample_key).collect();
     let rest = all(&model, &both, "paper", &done);
@@ -65,28 +77,32 @@ fn a_question_without_room_is_not_answered_and_says_why() {
         records.iter().all(|r| r.verdict == Verdict::NoAnswer && r.reason.contains("400 tokens")),
         "{records:?}"
     );
+    let row = &rows(&records).unwrap()[0];
+    assert_eq!((row.truncated_share, row.no_answer_share, row.response_tokens_mean), (0.0, 1.0, 0.0));
+}
+
+fn record(problem: &str, sample: usize, answer: Option<&str>, verdict: Verdict, cut: bool) -> EvalRecord {
+    EvalRecord {
+        schema: SCHEMA,
+        benchmark: "b".into(),
+        decoding: "greedy".into(),
+        step: None,
+        problem_id: problem.into(),
+        reference: "7".into(),
+        sample_idx: sample,
+        text: String::new(),
+        tokens: vec![1; 10],
+        n_tokens: 10,
+        finish: if cut { Finish::LengthLimit } else { Finish::Stop { token: 0 } },
+        answer: answer.map(str::to_owned),
+        verdict,
+        reason: String::new(),
+        extra: Extra::new(),
+    }
 }
 
 #[test]
 fn tables_count_what_the_records_say() {
-    let record =
-        |problem: &str, sample: usize, answer: Option<&str>, verdict: Verdict, cut: bool| EvalRecord {
-            schema: SCHEMA,
-            benchmark: "b".into(),
-            decoding: "greedy".into(),
-            step: None,
-            problem_id: problem.into(),
-            reference: "7".into(),
-            sample_idx: sample,
-            text: String::new(),
-            tokens: vec![1; 10],
-            n_tokens: 10,
-            finish: if cut { Finish::LengthLimit } else { Finish::Stop { token: 0 } },
-            answer: answer.map(str::to_owned),
-            verdict,
-            reason: String::new(),
-            extra: Extra::new(),
-        };
     let records = [
         record("x", 0, Some("7"), Verdict::Right, false),
         record("x", 1, Some("7"), Verdict::Right, false),
@@ -138,4 +154,66 @@ fn unknown_and_absent_benchmarks_name_the_remedy() {
     assert!(open("aime26").contains("one of all, aime24"));
     assert!(open("aime24").contains("stapo fetch benchmarks"));
     assert!(open("questions.jsonl").contains("questions.jsonl"));
+}
+
+/// Tables and comparisons against `SciPy`; `tests/goldens/make_evaluation.py` writes the numbers.
+#[test]
+fn tables_and_comparisons_agree_with_scipy() {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/goldens/evaluation.json")).unwrap();
+    let records = |side: &str| -> Vec<EvalRecord> {
+        let benchmarks = golden[side].as_object().unwrap().iter();
+        let samples = benchmarks.flat_map(|(name, questions)| {
+            questions.as_array().unwrap().iter().enumerate().flat_map(move |(question, samples)| {
+                let samples = samples.as_array().unwrap().iter().enumerate();
+                samples.map(move |(sample, answer)| (name, question, sample, answer.as_str()))
+            })
+        });
+        samples
+            .map(|(name, question, sample, answer)| {
+                let verdict = match answer {
+                    None => Verdict::NoAnswer,
+                    Some("7") => Verdict::Right,
+                    Some(_) => Verdict::Wrong,
+                };
+                EvalRecord {
+                    benchmark: name.clone(),
+                    ..record(&question.to_string(), sample, answer, verdict, false)
+                }
+            })
+            .collect()
+    };
+    let near = |found: f64, expected: &serde_json::Value, what: &str| {
+        let expected = expected.as_f64().unwrap();
+        assert!((found - expected).abs() < 1e-12, "{what}: {found}, expected {expected}");
+    };
+    let (a, b) = (records("a"), records("b"));
+    for row in rows(&a).unwrap() {
+        let expected = &golden["rows"][&row.benchmark];
+        let estimates = row.pass.iter().map(|(k, found)| (found, &expected["pass"][k.to_string()]));
+        for (found, expected) in estimates.chain([(&row.avg, &expected["avg"]), (&row.maj, &expected["maj"])])
+        {
+            let interval = found.interval.unwrap();
+            let numbers = [found.value, found.standard_error.unwrap(), interval.low, interval.high];
+            for (number, expected) in numbers.into_iter().zip(expected.as_array().unwrap()) {
+                near(number, expected, &row.benchmark);
+            }
+        }
+        near(row.no_answer_share, &expected["no_answer_share"], &row.benchmark);
+        assert_eq!((row.pass.len(), row.truncated_share), (3, 0.0));
+    }
+    let compared = compare(&a, &b).unwrap();
+    assert_eq!(compared.len(), 3);
+    for row in compared {
+        let expected = &golden["compared"][&row.benchmark];
+        let paired = &row.paired;
+        near(row.a, &expected["a"], "a");
+        near(row.b, &expected["b"], "b");
+        near(paired.difference, &expected["difference"], "difference");
+        near(paired.interval.low, &expected["interval"][0], "low");
+        near(paired.interval.high, &expected["interval"][1], "high");
+        near(paired.p_permutation, &expected["p"], "p");
+        near(row.p_adjusted, &expected["p_adjusted"], &row.benchmark);
+        assert_eq!(row.is_detectable(), expected["p_adjusted"].as_f64().unwrap() < 0.05);
+    }
 }

@@ -177,6 +177,14 @@ fn long_rows_are_found_at_the_start_and_refused_or_dropped() {
         .map(|sequence| sequence.tokens)
         .collect();
     assert_eq!(seen.len(), 98, "an epoch has every other row once");
+    // A sequence as long as a micro-batch fits.
+    let (mut config, pretrainer) = open(folder.path(), &sums(4), &["steps=1"]).unwrap();
+    let of_row = |row| pretrainer.texts.sequences(&pretrainer.learner.model, config.seed, row).unwrap();
+    let longest = (0..4).flat_map(of_row).map(|sequence| sequence.tokens.len()).max().unwrap();
+    config.update.microbatch_tokens = longest;
+    assert!(pretrainer.next_sequences(&config).is_ok());
+    config.update.microbatch_tokens = longest - 1;
+    assert!(pretrainer.next_sequences(&config).is_err());
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! `stapo export`: the names, types and shapes that other programs read, by default and with each flag.
+
+use crate::common::{json, ok, root, stapo};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The tensors of a safetensors file by name, each with its type and shape. The header is JSON after its length in 8 bytes.
+fn tensors(path: &Path) -> Map<String, Value> {
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+    tensors.map(|(name, tensor)| (name, json!([tensor["dtype"], tensor["shape"]]))).collect()
+}
+
+/// The built-in model as its config describes it, in the names of Hugging Face.
+fn expected(dtype: &str) -> Map<String, Value> {
+    let mut all = Map::new();
+    let mut add = |name: String, shape: &[usize]| drop(all.insert(name, json!([dtype, shape])));
+    add("model.embed_tokens.weight".into(), &[48, 128]);
+    add("model.norm.weight".into(), &[128]);
+    for layer in 0..4 {
+        for (name, shape) in [
+            ("self_attn.q_proj", &[128, 128][..]),
+            ("self_attn.k_proj", &[64, 128]),
+            ("self_attn.v_proj", &[64, 128]),
+            ("self_attn.o_proj", &[128, 128]),
+            ("self_attn.q_norm", &[32]),
+            ("self_attn.k_norm", &[32]),
+            ("mlp.gate_proj", &[384, 128]),
+            ("mlp.up_proj", &[384, 128]),
+            ("mlp.down_proj", &[128, 384]),
+            ("input_layernorm", &[128]),
+            ("post_attention_layernorm", &[128]),
+        ] {
+            add(format!("model.layers.{layer}.{name}.weight"), shape);
+        }
+    }
+    all
+}
+
+#[test]
+fn an_export_is_bf16_or_f32_whole_or_an_adapter_as_its_flags_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let base = root().join("models/base");
+    let base = base.to_str().unwrap();
+    let export = |args: &[&str]| {
+        ok(&stapo(at, &[&["export"], args].concat()));
+        at.join(args[2]).join("model.safetensors")
+    };
+    assert_eq!(tensors(&export(&[base, "--out", "half"])), expected("BF16"));
+    assert_eq!(json(&at.join("half/config.json"))["dtype"], "bfloat16");
+    assert_eq!(tensors(&export(&[base, "--out", "whole", "--f32"])), expected("F32"));
+
+    let settings = [
+        "steps=1",
+        "model={kind=\"builtin\",lora={rank=2,targets=[\"q_proj\",\"down_proj\"]}}",
+        "rollout.problems_per_step=2",
+        "rollout.group_size=2",
+        "update.problems_per_minibatch=2",
+        "evaluation={problems=1,every_steps=0}",
+    ];
+    let settings: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    ok(&stapo(at, &[&["train", "--out", "run"], &settings[..]].concat()));
+    let adapter = |layer: usize, module: &str, factor: &str| {
+        format!("base_model.model.model.layers.{layer}.{module}.lora_{factor}.weight")
+    };
+    let mut expected_adapter = Map::new();
+    for layer in 0..4 {
+        for (module, inputs) in [("self_attn.q_proj", 128), ("mlp.down_proj", 384)] {
+            expected_adapter.insert(adapter(layer, module, "A"), json!(["F32", [2, inputs]]));
+            expected_adapter.insert(adapter(layer, module, "B"), json!(["F32", [128, 2]]));
+        }
+    }
+    for args in [&["run", "--out", "trained"][..], &[base, "--out", "again", "--adapter", "trained"]] {
+        let whole = export(args);
+        assert!(!whole.exists(), "an adapter alone");
+        assert_eq!(tensors(&whole.with_file_name("adapter_model.safetensors")), expected_adapter);
+        assert_eq!(json(&whole.with_file_name("adapter_config.json"))["r"], 2);
+    }
+    let merged = ["--adapter", "trained", "--merge"];
+    assert_eq!(tensors(&export(&[&[base, "--out", "merged"], &merged[..]].concat())), expected("BF16"));
+    // The checkpoint has the adapters and both moments of each, in f32.
+    let state = tensors(&at.join("run/checkpoints/step-000001/state.safetensors"));
+    assert_eq!(state.len(), 3 * expected_adapter.len(), "{state:?}");
+    for (name, tensor) in expected_adapter {
+        let name = name.trim_start_matches("base_model.model.");
+        assert!(
+            state.iter().filter(|(key, value)| key.ends_with(name) && **value == tensor).count() == 3,
+            "{name}"
+        );
+    }
+}
