@@ -235,7 +235,8 @@ fn problems_init_and_eval_read_the_same_files() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     set_up(at);
-    let table: String = (0..30).map(|i| format!("{i}+{i},{}\n", 2 * i)).collect();
+    let rows: Vec<String> = (0..30).map(|i| format!("{i}+{i},{}\n", 2 * i)).collect();
+    let table = rows.concat();
     fs::write(at.join("rows.csv"), format!("question,answer\n{table}")).unwrap();
     fs::write(at.join("more.json"), r#"[{"question": "50+50", "answer": 100}]"#).unwrap();
     let files = r#"task.path=["rows.csv","more.json"]"#;

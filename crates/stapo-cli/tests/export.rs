@@ -82,7 +82,8 @@ fn an_export_is_bf16_or_f32_whole_or_an_adapter_as_its_flags_say() {
     let merged = ["--adapter", "trained", "--merge"];
     assert_eq!(tensors(&export(&[&[base, "--out", "merged"], &merged[..]].concat())), expected("BF16"));
     // The checkpoint has the adapters and both moments of each, in f32.
-    let state = tensors(&at.join("run/checkpoints/step-000001/state.safetensors"));
+    let mut state = tensors(&at.join("run/checkpoints/step-000001/weights.safetensors"));
+    state.extend(tensors(&at.join("run/checkpoints/step-000001/moments.safetensors")));
     assert_eq!(state.len(), 3 * expected_adapter.len(), "{state:?}");
     for (name, tensor) in expected_adapter {
         let name = name.trim_start_matches("base_model.model.");
