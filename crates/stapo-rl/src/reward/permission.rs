@@ -48,6 +48,9 @@ pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
                 return Ok(());
             }
         }
+        Err(error) if error.kind() == ErrorKind::QuotaExceeded => {
+            problem = format!("{error}; put the verifier in a folder of its own");
+        }
         Err(error) => problem = format!("{problem}: {error}"),
     }
     Err(TaskError::Verifier {
