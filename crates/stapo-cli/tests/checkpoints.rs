@@ -2,31 +2,16 @@
 
 #![cfg(unix)]
 
-use crate::common::{complaint, copy_folder, json, ok, root, stapo};
+use crate::common::{SMALL_RUN, complaint, copy_folder, json, ok, root, stapo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const SMALL: [&str; 12] = [
-    "--set",
-    "rollout.problems_per_step=2",
-    "--set",
-    "rollout.group_size=4",
-    "--set",
-    "update.problems_per_minibatch=2",
-    "--set",
-    "evaluation={problems=4,every_steps=2}",
-    "--set",
-    "record.checkpoint_every_steps=1",
-    "--set",
-    "record.keep_checkpoints=99",
-];
-
 /// Trains the folder `run` below `at`.
 fn train(at: &Path, set: &[&str]) -> PathBuf {
     let set: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
-    ok(&stapo(at, &[&["train", "-q", "--out", "run"], &SMALL[..], &set].concat()));
+    ok(&stapo(at, &[&["train", "-q", "--out", "run"], &SMALL_RUN[..], &set].concat()));
     at.join("run")
 }
 
@@ -90,7 +75,7 @@ fn before_the_first_step_a_run_has_the_hashes_of_its_model_and_no_copy() {
     ok(&stapo(at, &["export", "run@0", "--to", "exported"]));
     // A run that begins there, and one whose model is gone.
     let further = ["train", "-q", "--out", "further", "--set", "model=run@0", "--set", "steps=1"];
-    ok(&stapo(at, &[&further[..], &SMALL].concat()));
+    ok(&stapo(at, &[&further[..], &SMALL_RUN].concat()));
     ok(&stapo(at, &["generate", "--model", "further", "--prompt", "1+1="]));
     fs::rename(at.join("base"), at.join("moved")).unwrap();
     let gone = complaint(at, &["generate", "--model", "run@0", "--prompt", "1+1="]);
@@ -139,7 +124,7 @@ fn kill_while_writing(n_kills: u64) {
     let run = train(at, &[&steps]);
     let expected = last_hash(&run);
     fs::remove_dir_all(&run).unwrap();
-    let set = [&["--set", &steps][..], &SMALL].concat();
+    let set = [&["--set", &steps][..], &SMALL_RUN].concat();
     let mut is_begun = false;
     for n in 0..n_kills {
         let first = [&["train", "-q", "--out", "run"][..], &set].concat();

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A folder below `/tmp`, wherever other tests have theirs: an external verifier has a `/tmp` of its own, where only such
@@ -17,6 +18,35 @@ pub fn stapo(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(folder).args(args).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.output().unwrap()
+}
+
+/// A small run that keeps every checkpoint.
+pub const SMALL_RUN: [&str; 12] = [
+    "--set",
+    "rollout.problems_per_step=2",
+    "--set",
+    "rollout.group_size=4",
+    "--set",
+    "update.problems_per_minibatch=2",
+    "--set",
+    "evaluation={problems=4,every_steps=2}",
+    "--set",
+    "record.checkpoint_every_steps=1",
+    "--set",
+    "record.keep_checkpoints=99",
+];
+
+/// Resumes the folder `run` without an end, and returns the process once the run has three steps.
+pub fn resumed_without_end(at: &Path, stderr: Stdio) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.current_dir(at).args(["train", "--resume", "run", "--set", "steps=100000"]);
+    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+    let metrics = at.join("run/metrics.jsonl");
+    while std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 3 {
+        assert!(child.try_wait().unwrap().is_none(), "the run goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child
 }
 
 /// The standard output of a call that must succeed.

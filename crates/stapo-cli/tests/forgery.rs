@@ -2,38 +2,24 @@
 
 #![cfg(unix)]
 
-use crate::common::{complaint, copy_folder, json, ok, stapo, without_receipt};
+use crate::common::{
+    SMALL_RUN, complaint, copy_folder, json, ok, resumed_without_end, stapo, without_receipt,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Stdio;
 use tempfile::TempDir;
-
-const SMALL: [&str; 14] = [
-    "--set",
-    "rollout.problems_per_step=2",
-    "--set",
-    "rollout.group_size=4",
-    "--set",
-    "update.problems_per_minibatch=2",
-    "--set",
-    "evaluation={problems=4,every_steps=2}",
-    "--set",
-    "record.checkpoint_every_steps=1",
-    "--set",
-    "record.keep_checkpoints=99",
-    "--set",
-    "record.responses_every_steps=1",
-];
 
 /// A run of some steps in the folder `run`.
 fn trained(steps: u64) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let steps = format!("steps={steps}");
-    ok(&stapo(folder.path(), &[&["train", "--out", "run", "--set", &steps], &SMALL[..]].concat()));
+    let recorded = ["--set", "record.responses_every_steps=1"];
+    let args = [&["train", "--out", "run", "--set", &steps], &SMALL_RUN[..], &recorded].concat();
+    ok(&stapo(folder.path(), &args));
     let run = folder.path().join("run");
     (folder, run)
 }
@@ -228,18 +214,7 @@ fn a_killed_run_goes_on_only_with_the_records_that_it_wrote() {
 fn metrics_that_are_overwritten_during_a_run_end_in_no_receipt() {
     let (folder, run) = trained(1);
     let at = folder.path();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
-        .current_dir(at)
-        .args(["train", "--resume", "run", "--set", "steps=100000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let n_steps = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count();
-    while n_steps() < 3 {
-        assert!(child.try_wait().unwrap().is_none(), "the run goes on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let child = resumed_without_end(at, Stdio::piped());
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     fs::write(run.join("metrics.jsonl"), text.replacen("\"accuracy\":", "\"accuracy\":1", 1)).unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)

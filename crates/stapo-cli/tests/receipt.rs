@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{complaint, ok, resumed_without_end, stapo};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -126,18 +126,7 @@ fn a_run_that_goes_on_or_was_killed_has_no_receipt() {
     let at = folder.path();
     train(at, "run", "steps=1");
     ok(&stapo(at, &["verify", "run"]));
-    let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
-        .current_dir(at)
-        .args(["train", "--resume", "run", "--set", "steps=100000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let n_steps = || fs::read_to_string(at.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
-    while n_steps() < 3 {
-        assert!(child.try_wait().unwrap().is_none(), "the run goes on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut child = resumed_without_end(at, Stdio::null());
     let said = complaint(at, &["verify", "run"]);
     assert!(said.contains("is writing it"), "{said}");
     child.kill().unwrap();
@@ -145,7 +134,8 @@ fn a_run_that_goes_on_or_was_killed_has_no_receipt() {
     let said = complaint(at, &["verify", "run"]);
     assert!(said.contains("no receipt") && said.contains("--resume"), "{said}");
     assert!(!at.join("run/manifest.sha256").exists());
-    let steps = format!("steps={}", n_steps() + 1);
+    let n_steps = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap().lines().count();
+    let steps = format!("steps={}", n_steps + 1);
     ok(&stapo(at, &["train", "--resume", "run", "--set", &steps]));
     let said = ok(&stapo(at, &["verify", "run", "--replay", "--steps", "1"]));
     assert!(said.contains("files as recorded") && said.contains(": the same, "), "{said}");
