@@ -115,7 +115,39 @@ fn last_hash(run: &Path) -> String {
     steps.last().unwrap()["sha256"].as_str().unwrap().to_string()
 }
 
-/// Kills a run `n_kills` times while it writes checkpoints, goes on each time, and expects the states of a run that nothing
+#[test]
+fn without_room_for_a_copy_a_state_is_written_beside_the_next_rollout_with_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let set = [&["--set", "steps=3", "--set", "record.checkpoint_every_steps=1"], &SMALL_RUN[..]].concat();
+    let train = |out: &str, has_room: bool| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+        command.current_dir(at).args(["train", "-q", "--out", out]).args(&set);
+        if !has_room {
+            command.env("STAPO_NO_ROOM", "1");
+        }
+        ok(&command.output().unwrap());
+        at.join(out)
+    };
+    let (copied, in_place) = (train("copied", true), train("in-place", false));
+    for step in 1..=3 {
+        let [copied, in_place] = [&copied, &in_place].map(|run| checkpoint(run, step));
+        assert_eq!(files(&copied), files(&in_place));
+        for name in ["weights.safetensors", "moments.safetensors", "moments.digests"] {
+            assert!(fs::read(copied.join(name)).unwrap() == fs::read(in_place.join(name)).unwrap(), "{name}");
+        }
+    }
+    let seconds = |run: &Path| -> Vec<f64> {
+        let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        steps.map(|step| step["seconds"]["checkpoint_wait"].as_f64().unwrap_or(0.0)).collect()
+    };
+    // The second step's rollout ran beside the first step's checkpoint, and the update waited for the rest.
+    assert!(seconds(&in_place)[1] > 0.0, "{:?}", seconds(&in_place));
+    ok(&stapo(at, &["verify", "in-place"]));
+}
+
+/// Kills a run `n_kills` times while it writes checkpoints, from a copy and from the state in turns, goes on each time, and expects the states of a run that nothing
 /// happened to.
 fn kill_while_writing(n_kills: u64) {
     let folder = tempfile::tempdir().unwrap();
@@ -132,6 +164,7 @@ fn kill_while_writing(n_kills: u64) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_stapo"))
             .current_dir(at)
             .args(args)
+            .envs((n % 2 == 1).then_some(("STAPO_NO_ROOM", "1")))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -73,6 +73,11 @@ fn assert_same_run(a: &Path, b: &Path) {
         assert!(left["state_sha256"].is_string(), "{left}");
     }
     assert_eq!(records(a), records(b), "{} {}", a.display(), b.display());
+    let last = format!("checkpoints/step-{:06}", left.len());
+    for name in ["weights.safetensors", "moments.safetensors", "moments.digests"] {
+        let [a, b] = [a, b].map(|run| run.join(&last).join(name));
+        assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap(), "{} {}", a.display(), b.display());
+    }
 }
 
 /// One, two, three and four processes, and then another number of them replays the last step.
@@ -234,6 +239,40 @@ fn a_killed_rank_stops_all_and_the_run_goes_on_with_what_is_left() {
 }
 
 #[test]
+fn ranks_without_room_for_a_copy_and_ranks_that_do_not_see_the_folder_give_the_same_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let steps = ["steps=2"];
+    launched(at, 1, &train("whole", &steps));
+    let ranks = Ranks::start(at, 2, |rank, command| {
+        command.args(train("in-place", &steps)).envs((rank == 1).then_some(("STAPO_NO_ROOM", "1")));
+    });
+    assert!(ranks.ends().iter().all(|end| end.0 == Some(0)));
+    assert_same_run(&at.join("whole"), &at.join("in-place"));
+    // The folder has the same name for both ranks, and is another one for rank 1.
+    std::fs::create_dir(at.join("elsewhere")).unwrap();
+    let ranks = Ranks::start(at, 2, |rank, command| {
+        let current = if rank == 1 { at.join("elsewhere") } else { at.to_owned() };
+        command.args(train("/proc/self/cwd/blind", &steps)).current_dir(current);
+    });
+    let ends = ranks.ends();
+    assert!(ends.iter().all(|end| end.0 == Some(0)), "{ends:?}");
+    assert_same_run(&at.join("whole"), &at.join("blind"));
+    let events = std::fs::read_to_string(at.join("blind/events.jsonl")).unwrap();
+    assert_eq!(events.matches("rank 1 does not see the folder").count(), 1, "{events}");
+    // A part that cannot be written ends the run on all ranks.
+    let ranks = Ranks::start(at, 2, |rank, command| {
+        command
+            .args(train("failed", &["steps=500"]))
+            .envs((rank == 1).then_some(("STAPO_DISK_FAULT", "full:5")));
+    });
+    let error = common_error(&ranks.ends(), &[]);
+    assert!(error.starts_with("error: rank 1: ") && error.contains("no storage space"), "{error}");
+    launched(at, 2, &["train", "--resume", "failed", "--set", "steps=2"].map(String::from));
+    ok(&stapo(at, &["verify", "failed"]));
+}
+
+#[test]
 fn a_hung_rank_and_a_full_disk_stop_all_with_one_error() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
@@ -248,8 +287,10 @@ fn a_hung_rank_and_a_full_disk_stop_all_with_one_error() {
     assert!(Command::new("kill").args(["-KILL", &rank_1.id().to_string()]).status().unwrap().success());
     rank_1.wait_with_output().unwrap();
 
-    let ranks = Ranks::start(at, 3, |_, command| {
-        command.args(train("full", &["steps=500"])).env("STAPO_DISK_FAULT", "full:60");
+    let ranks = Ranks::start(at, 3, |rank, command| {
+        command
+            .args(train("full", &["steps=500"]))
+            .envs((rank == 0).then_some(("STAPO_DISK_FAULT", "full:60")));
     });
     let error = common_error(&ranks.ends(), &[]);
     assert!(error.starts_with("error: rank 0: full/"), "{error}");

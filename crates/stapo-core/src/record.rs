@@ -57,26 +57,44 @@ pub trait Record: Serialize + DeserializeOwned {
     const NEWEST_SCHEMA: u32 = SCHEMA;
 
     /// The record as one line of JSON that ends in a newline.
-    fn to_line(&self) -> String {
-        let mut line = serde_json::to_string(self).expect("records hold only what JSON can");
-        line.push('\n');
-        line
-    }
+    fn to_line(&self) -> String;
 }
 
-impl Record for Metrics {}
-impl Record for StepFiles {}
-impl Record for PretrainMetrics {}
+fn json_line(record: &impl Serialize) -> String {
+    let mut line = serde_json::to_string(record).expect("records hold only what JSON can");
+    line.push('\n');
+    line
+}
+
+/// The bodies are compiled in this crate, which release builds optimise; a body of the trait would be compiled by its callers.
+macro_rules! records {
+    ($($record:ty),*) => { $(impl Record for $record {
+        fn to_line(&self) -> String {
+            json_line(self)
+        }
+    })* };
+}
+
+records!(
+    Metrics,
+    StepFiles,
+    PretrainMetrics,
+    TokenRecord,
+    EvalRecord,
+    Experiment,
+    BuildRecord,
+    Event,
+    Best,
+    LockRecord
+);
+
 impl Record for ResponseRecord {
     const NEWEST_SCHEMA: u32 = Self::SCHEMA_WITH_GIVEN;
+
+    fn to_line(&self) -> String {
+        json_line(self)
+    }
 }
-impl Record for TokenRecord {}
-impl Record for EvalRecord {}
-impl Record for Experiment {}
-impl Record for BuildRecord {}
-impl Record for Event {}
-impl Record for Best {}
-impl Record for LockRecord {}
 
 /// A record of one step.
 pub trait Stepped: Record {

@@ -29,11 +29,12 @@ pub use config::{Family, Heads, LayerSpec, ModelConfig, Rope, RopeScaling, Tenso
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;
+pub use stapo_ops::dtype::read_f32;
 pub use stapo_ops::mapped::MappedFile;
 pub use stapo_ops::sha256::{Digest, LEAF};
 pub use stapo_ops::{
     CpuOptions, Device, DeviceName, DeviceNameError, Form, HostBuffer, Mark, OptionError, OutOfMemory,
-    Region, Simd, Stored, Tenant, View, ViewMut,
+    Reader, Region, Simd, Stored, Tenant, View, ViewMut,
 };
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use weights::{Encoding, Weights};

@@ -4,7 +4,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use state::TensorState;
+pub use state::{FileRanges, OwnedPiece, PIECE_BYTES, TensorState};
 
 use crate::config::TensorSpec;
 use crate::decoder::parameter::Parameter;

@@ -7,6 +7,9 @@ use std::ops::{Deref, DerefMut};
 /// The system locks whole pages.
 const PAGE: usize = 4096;
 
+/// Threads that let the system make pages.
+const PAGE_MAKERS: usize = 8;
+
 /// Bytes of host memory, to be used again and again: for a GPU the pages are locked, which takes longer than a copy to them.
 pub struct HostBuffer {
     // Declared before the memory: the pages are unlocked before the memory is given back.
@@ -19,7 +22,10 @@ pub struct HostBuffer {
 impl HostBuffer {
     /// Zeros. Pages that cannot be locked are copied to more slowly.
     pub fn new(device: &Device, len: usize) -> Self {
-        let memory = vec![0; len.next_multiple_of(PAGE) + PAGE];
+        let mut memory = vec![0; len.next_multiple_of(PAGE) + PAGE];
+        if let Backend::Cuda(_) = device.backend() {
+            make_pages(&mut memory);
+        }
         let start = memory.as_ptr().align_offset(PAGE);
         let pages = &memory[start..start + len.next_multiple_of(PAGE)];
         let pinned = match device.backend() {
@@ -28,6 +34,16 @@ impl HostBuffer {
         };
         Self { _pinned: pinned, memory, start, len }
     }
+}
+
+/// Lets the system make the pages of memory that nobody has written, by several threads. Otherwise the driver would let the system
+/// make them one by one while it locks them, and the driver queues no kernel meanwhile.
+fn make_pages(memory: &mut [u8]) {
+    std::thread::scope(|scope| {
+        for part in memory.chunks_mut(memory.len().div_ceil(PAGE_MAKERS)) {
+            scope.spawn(|| part.iter_mut().step_by(PAGE).for_each(|byte| *std::hint::black_box(byte) = 0));
+        }
+    });
 }
 
 impl std::fmt::Debug for HostBuffer {

@@ -17,6 +17,7 @@ mod heads;
 mod host;
 mod kernels;
 mod memory;
+mod reader;
 
 pub mod adamw;
 pub mod attention;
@@ -63,6 +64,7 @@ pub use element::Element;
 pub use host::HostBuffer;
 pub use matmul::{Shape, Weight, WeightRows};
 pub use memory::OutOfMemory;
+pub use reader::Reader;
 
 /// A floating-point element type of the ops: `f32`, or `f64` for gradient checks.
 pub trait Float: cpu::simd::Real + kernels::Kernels {}

@@ -20,6 +20,7 @@ mod journal;
 mod lock;
 mod manifest;
 pub mod meter;
+mod parts;
 mod plan_keys;
 mod reading;
 pub mod receipt;
@@ -43,11 +44,13 @@ pub use hashes::{hash_bytes, hash_file};
 pub(crate) use image::Image;
 pub use lock::{FolderLock, describe as describe_writer, holder, this_process};
 pub(crate) use manifest::accepted as accepted_changes;
+pub(crate) use parts::{Part, PartFiles, PartOrder};
 pub use plan_keys::{Freedom, differences as plan_differences, freedom, plan_values};
 pub use reading::{
     RunKind, part_files, plan_text, read_columns, records, records_of_file, responses_of_file, step_of,
 };
 pub use reopening::Reopening;
+pub(crate) use saving::has_room_for;
 pub use state::{Counters, LoopState};
 pub(crate) use state::{check_finite, send_state};
 pub(crate) use state_hash::state_hash;

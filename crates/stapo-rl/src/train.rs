@@ -28,7 +28,7 @@ use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
 use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
 use crate::run::meter::{Meter, Phase};
-use crate::run::{Abandon, Run, StopRequest};
+use crate::run::{Abandon, PartFiles, Run, StopRequest};
 use crate::tasks::Task;
 use crate::tasks::prompting::fit_prompts;
 use leader::Leader;
@@ -36,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use stapo_core::record::{EventKind, Metrics, StopReason};
 use stapo_model::Device;
 use std::sync::Arc;
+use std::thread;
 use steps::{Evaluation, Follower, make_steps};
 
 /// Observes a run step by step, and may end the run.
@@ -170,19 +171,37 @@ impl Trainer {
 
     /// Samples the rollout batch of the next step.
     pub fn roll_out(&mut self, plan: &Plan) -> Result<RolledOut> {
-        let Learner { model, counters, ranks, .. } = &self.learner;
+        let due = self.learner.part.take_due();
+        let Learner { model, optimizer, counters, ranks, .. } = &self.learner;
         let ranks = ranks.as_ref();
         let step = counters.step + 1;
         let (task, meter) = (&self.task, self.meter.as_ref());
         meter.enter(Phase::Rollout);
-        let memory = &mut self.memory;
-        let (abandon, counters) = (&*self.abandon, *counters);
-        let mut training = RolloutContext { model, memory, task, plan, counters, ranks, meter, abandon };
-        let sampled = self.source.next(&mut training)?;
-        canary::check_verdicts(plan, step, &sampled.batch)?;
-        let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
-        let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
-        RolledOut::prepare(&mut scorers, &self.task, plan, step, sampled)
+        let mut sample = || {
+            let memory = &mut self.memory;
+            let (abandon, counters) = (&*self.abandon, *counters);
+            let mut training = RolloutContext { model, memory, task, plan, counters, ranks, meter, abandon };
+            let sampled = self.source.next(&mut training)?;
+            canary::check_verdicts(plan, step, &sampled.batch)?;
+            let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
+            let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
+            RolledOut::prepare(&mut scorers, &self.task, plan, step, sampled)
+        };
+        // A rollout only reads weights, so that a checkpoint without a copy of the state is written beside it.
+        let (rolled, written) = thread::scope(|scope| {
+            let write = |files: &PartFiles| files.write_in_place(&model.policy, optimizer);
+            let writing = due.as_ref().map(|files| scope.spawn(move || write(files)));
+            let rolled = sample();
+            let written = writing.map(|writing| {
+                meter.enter(Phase::CheckpointWait);
+                writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            (rolled, written)
+        });
+        if let Some(written) = written {
+            self.learner.part.ended(written);
+        }
+        rolled
     }
 
     /// Evaluates the present weights on held-out problems and benchmarks. Returns the samples of benchmarks too.

@@ -264,12 +264,17 @@ fn reopen(args: &Args, folder: &Path, joined: &Joined) -> Result<(Plan, Run, Tra
     Ok(interrupted.resume(&writer, &device, args.allow.of_run(), ranks)?)
 }
 
-/// The settings of the command line: `--set`, and `--device` and `--model` as two of them.
 /// Refuses a run whose first checkpoint has no room on the disk; returns a word where later ones have none.
 fn disk_warning(plan: &Plan, trainer: &Trainer, folder: &Path) -> Result<Option<String>> {
-    let DiskPlan { first_bytes, most_bytes, n_most } = trainer.disk(plan);
-    let Some(free) = free_disk(folder).filter(|free| most_bytes > *free) else { return Ok(None) };
     let keep = plan.config.record.keep_checkpoints;
+    free_disk(folder).map_or(Ok(None), |free| compare_disk(trainer.disk(plan), free, keep, folder))
+}
+
+fn compare_disk(planned: DiskPlan, free: u64, keep: usize, folder: &Path) -> Result<Option<String>> {
+    let DiskPlan { first_bytes, most_bytes, n_most } = planned;
+    if most_bytes <= free {
+        return Ok(None);
+    }
     let text = format!(
         "the disk of {} has {} free, and the run will keep up to {n_most} checkpoints of {}, {} in all (record.keep_checkpoints = {keep}, the best one, and the one being written)",
         folder.display(),
@@ -286,8 +291,30 @@ fn disk_warning(plan: &Plan, trainer: &Trainer, folder: &Path) -> Result<Option<
     Ok(Some(format!("{text}; a lower record.keep_checkpoints or record.optimizer = \"last\" takes less")))
 }
 
+/// The settings of the command line: `--set`, and `--device` and `--model` as two of them.
 fn settings(args: &Args) -> Vec<String> {
     let device = args.device.map(|device| format!("device={device}"));
     let model = args.model.as_ref().map(|model| format!("model={}", toml::Value::String(model.clone())));
     args.set.iter().cloned().chain(device).chain(model).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_checkpoint_without_room_is_refused_and_later_ones_are_told() {
+        let planned = DiskPlan { first_bytes: 3 << 30, most_bytes: 12 << 30, n_most: 4 };
+        let compare = |free: u64| compare_disk(planned, free, 2, Path::new("runs/a"));
+        assert_eq!(compare(12 << 30).unwrap(), None);
+        let warning = compare((12 << 30) - 1).unwrap().unwrap();
+        assert!(
+            warning.contains("up to 4 checkpoints of 3.0 GiB, 12.0 GiB in all (record.keep_checkpoints = 2"),
+            "{warning}"
+        );
+        assert!(warning.ends_with("record.optimizer = \"last\" takes less"), "{warning}");
+        assert!(compare(3 << 30).unwrap().is_some());
+        let refused = compare(2 << 30).unwrap_err().to_string();
+        assert!(refused.contains("not even the first one fits\nhint: free 1.0 GiB"), "{refused}");
+    }
 }

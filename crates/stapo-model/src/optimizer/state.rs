@@ -6,7 +6,7 @@ use crate::decoder::Policy;
 use crate::decoder::sums::overlap;
 use crate::ranks::{RankError, SLICE, Share};
 use stapo_ops::sha256::{self, Digest, LEAF};
-use stapo_ops::{Form, Stored};
+use stapo_ops::{Form, Stored, View};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -63,8 +63,69 @@ impl TensorState {
     }
 }
 
-/// What the caller of a copy promises.
-const ROOM: &str = "as many bytes as the state has";
+/// Elements of a tensor or of one of its moments that a rank stores.
+pub struct OwnedPiece<'a> {
+    pub ranges: FileRanges,
+    pub elements: View<'a, f32>,
+}
+
+/// Where a file has the bytes of a piece, counted from the first tensor's first byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileRanges {
+    /// In the file of all moments; in the file of all weights otherwise.
+    pub is_moment: bool,
+    pub elements: Range<usize>,
+    /// Empty for a form without scales.
+    pub scales: Range<usize>,
+}
+
+impl FileRanges {
+    pub fn n_bytes(&self) -> usize {
+        self.elements.len() + self.scales.len()
+    }
+}
+
+/// The most elements of a piece.
+const PIECE: usize = 16 << 20;
+
+/// The most bytes of a piece.
+pub const PIECE_BYTES: usize = 4 * PIECE;
+
+/// A tensor of a file, of which a rank stores the elements that follow `n_before`.
+struct StoredTensor {
+    n_elements: usize,
+    n_before: usize,
+}
+
+impl StoredTensor {
+    /// Adds the pieces of a view, and moves `end` to where the file's next tensor begins.
+    fn add<'a>(
+        &self,
+        moment: Option<Moment>,
+        view: View<'a, f32>,
+        end: &mut usize,
+        pieces: &mut Vec<OwnedPiece<'a>>,
+    ) {
+        let form = view.form();
+        let scales_start = *end + self.n_elements * form.n_bytes();
+        let has_scales = form.n_scales(1) > 0;
+        let is_aligned = view.len() == 0 || self.n_before.is_multiple_of(Form::SCALED);
+        assert!(!has_scales || is_aligned, "8-bit moments: a range from {}", self.n_before);
+        for start in (0..view.len()).step_by(PIECE) {
+            let n = PIECE.min(view.len() - start);
+            let before = self.n_before + start;
+            let elements = *end + before * form.n_bytes();
+            let scales = scales_start + 4 * form.n_scales(before);
+            let ranges = FileRanges {
+                is_moment: moment.is_some(),
+                elements: elements..elements + n * form.n_bytes(),
+                scales: scales..scales + 4 * form.n_scales(n),
+            };
+            pieces.push(OwnedPiece { ranges, elements: view.range(start..start + n) });
+        }
+        *end = scales_start + 4 * form.n_scales(self.n_elements);
+    }
+}
 
 impl Optimizer<f32> {
     /// Gives every trained tensor of the policy to `take`, in its exact form, on rank 0; the other ranks send what they
@@ -124,47 +185,30 @@ impl Optimizer<f32> {
         })
     }
 
-    /// Copies every trained tensor of the policy, in its exact form, one behind the other, to `to` on rank 0; the other ranks
-    /// send what they own, and give an empty slice.
-    pub fn copy_weights(&self, policy: &Policy, mut to: &mut [u8]) -> Result<(), RankError> {
-        if self.ranks.world() > 1 {
-            return self.visit_weights(policy, |state| {
-                state
-                    .slices()
-                    .into_iter()
-                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
-                Ok(())
-            });
-        }
-        for parameter in policy.weights.trained() {
-            for (_, range) in parameter.spec.tensors() {
-                let view = parameter.view().range(range);
-                view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`Optimizer::copy_weights`], of every tensor's first and second moment.
-    pub fn copy_moments(&self, policy: &Policy, mut to: &mut [u8]) -> Result<(), RankError> {
-        if self.ranks.world() > 1 {
-            return self.visit_moments(policy, |_, _, state| {
-                state
-                    .slices()
-                    .into_iter()
-                    .for_each(|slice| to.split_off_mut(..slice.len()).expect(ROOM).copy_from_slice(slice));
-                Ok(())
-            });
-        }
+    /// What this rank stores of every trained tensor and of its moments, with the place in a file of all weights and in one of
+    /// all moments. The pieces of all ranks fill both files.
+    pub fn owned_pieces<'a>(&'a self, policy: &'a Policy) -> Vec<OwnedPiece<'a>> {
+        let rank = self.ranks.rank();
+        let mut pieces = Vec::new();
+        let (mut weights_end, mut moments_end) = (0, 0);
         for (parameter, moments) in policy.weights.trained().zip(&self.moments) {
+            let owned = moments.share.owned_by(rank);
+            let weights = parameter.view();
             for (_, range) in parameter.spec.tensors() {
+                let common = overlap(&owned, &range);
+                let tensor = StoredTensor {
+                    n_elements: range.len(),
+                    n_before: common.start.saturating_sub(range.start),
+                };
+                tensor.add(None, weights.range(common.clone()), &mut weights_end, &mut pieces);
+                let in_owned = common.start - owned.start..common.end - owned.start;
                 for moment in [Moment::First, Moment::Second] {
-                    let view = moments.view(moment).range(range.clone());
-                    view.copy_stored(to.split_off_mut(..view.n_stored_bytes()).expect(ROOM));
+                    let view = moments.view(moment).range(in_owned.clone());
+                    tensor.add(Some(moment), view, &mut moments_end, &mut pieces);
                 }
             }
         }
-        Ok(())
+        pieces
     }
 
     /// The digests of the leaves of every trained parameter, of its weights, its first and its second moment, in this order,

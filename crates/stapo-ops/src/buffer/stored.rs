@@ -1,7 +1,7 @@
 //! Elements in the form in which a device stores them: what checkpoints keep and state hashes read.
 
 use super::{Elements, ElementsMut, View, ViewMut};
-use crate::cuda::ElementType;
+use crate::cuda::{Cuda, ElementType};
 use crate::dtype::{append_f32, read_bf16, read_f32};
 use std::ops::Range;
 
@@ -138,26 +138,31 @@ impl View<'_, f32> {
         }
     }
 
-    /// The bytes that [`View::copy_stored`] writes.
-    pub fn n_stored_bytes(&self) -> usize {
+    /// The bytes of the elements and of the scales that [`View::copy_stored`] writes.
+    pub fn n_stored_bytes(&self) -> (usize, usize) {
         let (form, len) = (self.form(), self.len());
-        len * form.n_bytes() + 4 * form.n_scales(len)
+        (len * form.n_bytes(), 4 * form.n_scales(len))
     }
 
-    /// Copies the elements as they are stored, and behind them their scales, little-endian, to host memory. Waits for the
+    /// Copies the elements as they are stored, and their scales, little-endian, to host memory. Waits for the
     /// device.
     ///
     /// # Panics
-    /// If `to` has another length than [`View::n_stored_bytes`].
-    pub fn copy_stored(&self, to: &mut [u8]) {
-        assert_eq!(to.len(), self.n_stored_bytes(), "copy_stored: bytes");
+    /// If the lengths are others than [`View::n_stored_bytes`].
+    pub fn copy_stored(&self, elements: &mut [u8], scales: &mut [u8]) {
+        self.copy_stored_on(None, elements, scales);
+    }
+
+    /// As [`View::copy_stored`], by another stream of the same GPU where there is one.
+    pub(crate) fn copy_stored_on(&self, stream: Option<&Cuda>, elements: &mut [u8], scales: &mut [u8]) {
+        assert_eq!((elements.len(), scales.len()), self.n_stored_bytes(), "copy_stored: bytes");
         match self.0 {
             Elements::Host(slice) => {
-                for (to, x) in to.as_chunks_mut().0.iter_mut().zip(slice) {
+                for (to, x) in elements.as_chunks_mut().0.iter_mut().zip(slice) {
                     *to = x.to_le_bytes();
                 }
             }
-            Elements::Cuda(part) => part.cuda().copy_stored(part.slice(), to),
+            Elements::Cuda(part) => stream.unwrap_or(part.cuda()).copy_stored(part.slice(), elements, scales),
         }
     }
 

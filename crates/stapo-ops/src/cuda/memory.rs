@@ -178,11 +178,11 @@ impl Cuda {
         }
     }
 
-    /// Copies the bytes of a slice as they are stored, and behind them those of its scales, which fill the rest of `to`.
-    pub(crate) fn copy_stored(&self, from: Slice, to: &mut [u8]) {
+    /// Copies the bytes of a slice as they are stored, and those of its scales.
+    pub(crate) fn copy_stored(&self, from: Slice, elements: &mut [u8], scales: &mut [u8]) {
         let (address, n_bytes) = Self::stored(from);
+        assert_eq!(elements.len(), n_bytes, "copy_stored: bytes");
         self.make_current();
-        let (elements, scales) = to.split_at_mut(n_bytes);
         self.download_in_pieces(address, elements);
         if let Some(address) = from.scales.filter(|_| !scales.is_empty()) {
             self.download_in_pieces(address, scales);

@@ -2,10 +2,9 @@
 
 use crate::error::Result;
 use crate::plan::config::Keeping;
-use crate::plan::host::HostMemory;
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{RankError, Ranks, Solo};
-use crate::run::{self, Checkpoint, Counters, Image, LoopState, Run, ToSave};
+use crate::run::{self, Checkpoint, Counters, Image, LoopState, Part, PartOrder, Run, ToSave, has_room_for};
 use serde::{Deserialize, Serialize};
 use stapo_model::decoder::{Exchanged, GradientSums, Gradients, Pass};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, StepError, Update};
@@ -50,6 +49,8 @@ pub struct Learner {
     pub loop_state: LoopState,
     /// The processes that train the model together.
     pub(crate) ranks: Ranks,
+    /// What this process writes of a checkpoint that is written in parts.
+    pub(crate) part: Part,
 }
 
 impl Learner {
@@ -68,7 +69,8 @@ impl Learner {
     ) -> Result<Self> {
         let optimizer = Optimizer::on_ranks(&model.policy, settings, Ranks::clone(&ranks))?;
         let counters = Counters::default();
-        Ok(Self { model, optimizer, gradients, counters, loop_state: LoopState::new(), ranks })
+        let (loop_state, part) = (LoopState::new(), Part::default());
+        Ok(Self { model, optimizer, gradients, counters, loop_state, ranks, part })
     }
 
     /// Takes over the weights, the optimizer state, the counters and the loop state of a checkpoint.
@@ -120,14 +122,18 @@ impl Learner {
     /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only what is to be kept of the
     /// run's checkpoints remains. Where host memory has room for a copy of the state, the checkpoint is written while the
     /// caller goes on. A state that is not finite is refused.
-    pub fn save(&self, run: &mut Run, keeping: Keeping) -> Result<()> {
-        self.save_on_all_ranks(self.saving(run), Some((run, keeping)))
+    pub fn save(&mut self, run: &mut Run, keeping: Keeping) -> Result<()> {
+        self.save_on_all_ranks(self.saving(run), Some((run, keeping)))?;
+        self.land_part(Some(run))
     }
 
-    /// Lets the run make ready for checkpoints of this state.
-    pub(crate) fn prepare_saving(&self, run: &mut Run) {
+    /// Makes ready for checkpoints of this state, with the run folder on rank 0.
+    pub(crate) fn prepare_saving(&mut self, run: Option<&mut Run>) {
+        if self.ranks.world() > 1 {
+            return self.part.prepare(&self.model.policy, &self.optimizer);
+        }
         let n_bytes = Image::n_bytes(&self.model.policy, &self.optimizer);
-        if has_room_for(n_bytes) {
+        if let Some(run) = run.filter(|_| has_room_for(n_bytes)) {
             run.prepare_buffer(self.model.policy.device(), n_bytes);
         }
     }
@@ -135,7 +141,7 @@ impl Learner {
     /// As [`Learner::save`] on every rank. Rank 0 gives its folder and what is kept of its checkpoints, and says what the
     /// checkpoint needs of all.
     pub(crate) fn save_on_all_ranks(
-        &self,
+        &mut self,
         saving: Saving,
         folder: Option<(&mut Run, Keeping)>,
     ) -> Result<()> {
@@ -143,24 +149,80 @@ impl Learner {
             return folder.map_or(Ok(()), |(run, keeping)| run.prune(self.counters.step, keeping));
         }
         self.check_finite()?;
-        let (policy, optimizer) = (&self.model.policy, &self.optimizer);
-        let start = if saving == Saving::Start { Some(self.state_hash()?) } else { None };
-        let Some((run, keeping)) = folder else {
-            return if start.is_some() { Ok(()) } else { Ok(run::send_state(policy, optimizer)?) };
-        };
-        let state = if let Some(state_hash) = start {
-            ToSave::Start { state_hash }
-        } else {
-            run.settle()?;
-            let buffer = run.take_buffer();
-            let n_bytes = Image::n_bytes(policy, optimizer);
-            if buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes) || has_room_for(n_bytes) {
-                ToSave::Copied(Image::copy(policy, optimizer, buffer)?)
-            } else {
-                ToSave::Streamed(policy, optimizer)
+        if saving == Saving::Start {
+            let state_hash = self.state_hash()?;
+            let resumable = (self.counters, &self.loop_state);
+            return folder
+                .map_or(Ok(()), |(run, keeping)| run.save(resumable, ToSave::Start { state_hash }, keeping));
+        }
+        match folder {
+            Some((run, keeping)) if self.ranks.world() == 1 => {
+                run.settle()?;
+                let (policy, optimizer) = (&self.model.policy, &self.optimizer);
+                let buffer = run.take_buffer();
+                let n_bytes = Image::n_bytes(policy, optimizer);
+                let is_prepared = buffer.as_ref().is_some_and(|buffer| buffer.len() == n_bytes);
+                if !is_prepared && !has_room_for(n_bytes) {
+                    return self.save_in_parts(Some((run, keeping)));
+                }
+                let image = Image::copy(policy, optimizer, buffer);
+                run.save((self.counters, &self.loop_state), ToSave::Copied(image), keeping)
             }
-        };
-        run.save((self.counters, &self.loop_state), state, keeping)
+            folder => self.save_in_parts(folder),
+        }
+    }
+
+    /// Begins a checkpoint of which every rank writes what it owns. Where a rank does not see rank 0's disk, rank 0 writes
+    /// everything while all wait.
+    fn save_in_parts(&mut self, mut folder: Option<(&mut Run, Keeping)>) -> Result<()> {
+        let (policy, optimizer) = (&self.model.policy, &self.optimizer);
+        let resumable = (self.counters, &self.loop_state);
+        let order =
+            folder.as_mut().map(|(run, keeping)| run.begin_parts(resumable, (policy, optimizer), *keeping));
+        let order = PartOrder::share(order.transpose()?, &*self.ranks)?;
+        let files = order.open();
+        let sight = self.ranks.all_gather(&[u8::from(files.is_ok())])?;
+        match sight.iter().position(|sees| sees != &[1]) {
+            Some(rank) if self.ranks.world() > 1 => {
+                let Some((run, keeping)) = folder else { return Ok(run::send_state(policy, optimizer)?) };
+                run.forget_parts();
+                let folder = run.folder().display().to_string();
+                run.warn_once(&format!(
+                    "rank {rank} does not see the folder {folder}: rank 0 writes the checkpoints of all ranks, and training waits for it"
+                ))?;
+                return run.save(resumable, ToSave::Streamed(policy, optimizer), keeping);
+            }
+            _ => self.part.begin(files?, policy, optimizer)?,
+        }
+        if !order.is_waited_for {
+            return Ok(());
+        }
+        let run = folder.map(|(run, _)| run);
+        match run {
+            Some(run) => {
+                self.land_part(Some(run))?;
+                run.settle()
+            }
+            None => self.land_part(None),
+        }
+    }
+
+    /// Whether every rank has written its part of the checkpoint that is being written.
+    pub(crate) fn is_written_by_all(&self) -> Result<bool> {
+        let written = self.ranks.all_gather(&[u8::from(self.part.is_written())])?;
+        Ok(written.iter().all(|written| written == &[1]))
+    }
+
+    /// Waits until all ranks have written their parts of a checkpoint, where there is one; rank 0, which has the run folder, then
+    /// begins to seal it.
+    pub(crate) fn land_part(&mut self, run: Option<&mut Run>) -> Result<()> {
+        if !self.part.is_under_way() {
+            return Ok(());
+        }
+        self.part.land(&self.model.policy, &self.optimizer)?;
+        // A rank that has failed does not come here, and all others learn of its error.
+        self.ranks.all_gather(&[])?;
+        run.map_or(Ok(()), Run::seal_parts)
     }
 
     /// Backward of a round of micro-batches, one on each rank: of this rank's, whose last forward was `pass`'s, from the
@@ -255,9 +317,4 @@ impl Learner {
         self.counters.n_updates += 1;
         Ok(gradient_norm)
     }
-}
-
-/// Whether host memory has room for a copy of the state.
-fn has_room_for(n_bytes: usize) -> bool {
-    HostMemory::find().is_none_or(|memory| memory.has_room_for(n_bytes as u64))
 }

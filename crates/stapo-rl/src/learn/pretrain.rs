@@ -108,7 +108,7 @@ impl Pretrainer {
     }
 
     /// Writes a checkpoint and the manifest.
-    pub fn save(&self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
+    pub fn save(&mut self, config: &PretrainConfig, run: &mut Run) -> Result<()> {
         self.learner.save(run, config.record.keeping())
     }
 

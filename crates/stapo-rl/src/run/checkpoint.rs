@@ -50,8 +50,10 @@ pub struct Provenance {
 
 /// The files of a checkpoint: weights, moments, the digests of the moments, by which weights can be checked without them, and the
 /// plan. Up to schema 3, [`STATE`] held weights and moments.
-const WEIGHTS: &str = "weights.safetensors";
-const MOMENTS: &str = "moments.safetensors";
+pub(super) const WEIGHTS: &str = "weights.safetensors";
+pub(super) const MOMENTS: &str = "moments.safetensors";
+/// By this file a rank recognises the folder in which rank 0 makes a checkpoint; it is gone when the checkpoint is whole.
+pub(super) const TOKEN: &str = "ranks";
 const DIGESTS: &str = "moments.digests";
 const STATE: &str = "state.safetensors";
 const PLAN: &str = "plan.toml";

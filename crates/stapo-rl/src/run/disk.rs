@@ -51,14 +51,13 @@ pub fn write_large(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Writes pieces of [`FLUSHED_AT_ONCE`] bytes, each at its place.
 #[cfg(unix)]
 fn write_pieces(file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::os::unix::fs::FileExt;
     let next = AtomicUsize::new(0);
     let write = || {
         let size = FLUSHED_AT_ONCE as usize;
         while let Some(piece) = bytes.chunks(size).nth(next.fetch_add(1, Ordering::Relaxed)) {
             let start = (piece.as_ptr() as usize - bytes.as_ptr() as usize) as u64;
-            before_write(|half| file.write_all_at(half, start), piece, path)?;
-            file.write_all_at(piece, start)?;
+            before_write(|half| write_all_at(file, half, start), piece, path)?;
+            write_all_at(file, piece, start)?;
             begin_to_flush(file, start, piece.len() as u64);
         }
         Ok(())
@@ -196,6 +195,47 @@ pub fn open_in_place(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     before(Operation::Create, path).and_then(|()| options.open(path)).map_err(|e| Error::io(path, e))
+}
+
+/// Makes a file of a known length that begins with `head`; its parts are written by [`write_at`].
+pub fn create_sized(path: &Path, head: &[u8], n_bytes: u64) -> Result<()> {
+    let created = (|| {
+        before(Operation::Create, path)?;
+        let mut file = File::create(path)?;
+        file.set_len(n_bytes)?;
+        before_write(|half| file.write_all(half), head, path)?;
+        file.write_all(head)
+    })();
+    created.map_err(|e| Error::io(path, e))
+}
+
+/// Opens a file that [`create_sized`] made.
+pub fn open_part(path: &Path) -> Result<File> {
+    OpenOptions::new().write(true).open(path).map_err(|e| Error::io(path, e))
+}
+
+/// Writes bytes at their place in a file, and lets the system begin to write them to the disk.
+pub fn write_at(file: &File, path: &Path, bytes: &[u8], start: u64) -> Result<()> {
+    let written = before_write(|half| write_all_at(file, half, start), bytes, path)
+        .and_then(|()| write_all_at(file, bytes, start));
+    begin_to_flush(file, start, bytes.len() as u64);
+    written.map_err(|e| Error::io(path, e))
+}
+
+#[cfg(unix)]
+fn write_all_at(file: &File, bytes: &[u8], start: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, start)
+}
+
+#[cfg(not(unix))]
+fn write_all_at(mut file: &File, bytes: &[u8], start: u64) -> io::Result<()> {
+    file.seek(io::SeekFrom::Start(start))?;
+    file.write_all(bytes)
+}
+
+/// Returns when all that was written to the file is on the disk.
+pub fn sync_part(file: &File, path: &Path) -> Result<()> {
+    before(Operation::Sync, path).and_then(|()| file.sync_all()).map_err(|e| Error::io(path, e))
 }
 
 /// Replaces the content of an open file, not atomically.

@@ -1,13 +1,14 @@
 //! An open run directory, which this process alone writes.
 
-use super::checkpoint::{Checkpoint, Provenance, Snapshot, StateSource};
+use super::checkpoint::{Checkpoint, Provenance, Snapshot, StateSource, TOKEN};
 use super::events::{self, EventLog};
 use super::image::Image;
 use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
+use super::parts::{PartOrder, absolute, fresh_token};
 use super::receipt;
-use super::saving::{InFlight, Spare};
+use super::saving::{InFlight, Source, Spare};
 use super::state::{Counters, LoopState};
 use crate::error::{Error, Result};
 use crate::plan::config::Keeping;
@@ -41,6 +42,8 @@ pub struct Run {
     pub(super) best: Option<Best>,
     /// The checkpoint that is being written.
     pub(super) in_flight: Option<InFlight>,
+    /// The checkpoint whose state all ranks are writing.
+    pub(super) in_parts: Option<InParts>,
     /// Host memory that the next checkpoint is copied to.
     pub(super) buffer: Spare,
     pub(super) warnings: Vec<String>,
@@ -53,8 +56,19 @@ pub(crate) enum ToSave<'a> {
         state_hash: String,
     },
     Copied(Image),
-    /// They are read while the trainer waits.
+    /// They are read from all ranks while the trainer waits.
     Streamed(&'a Policy, &'a Optimizer),
+}
+
+/// What a run goes on from, besides weights and moments.
+type Resumable<'a> = (Counters, &'a LoopState);
+
+/// A checkpoint whose state is being written in parts.
+#[derive(Debug)]
+pub(super) struct InParts {
+    snapshot: Snapshot,
+    keeping: Keeping,
+    best: Option<Best>,
 }
 
 /// The best evaluation of a run, and the file that names it.
@@ -146,6 +160,7 @@ impl Run {
             saved: None,
             best: None,
             in_flight: None,
+            in_parts: None,
             buffer: Spare::None,
             warnings: Vec::new(),
         };
@@ -213,7 +228,8 @@ impl Run {
 
     /// The step of the checkpoint that is being written.
     pub fn step_in_flight(&self) -> Option<u64> {
-        self.in_flight.as_ref().map(|in_flight| in_flight.step)
+        let in_parts = self.in_parts.as_ref().map(|in_parts| in_parts.snapshot.counters.step);
+        in_parts.or(self.in_flight.as_ref().map(|in_flight| in_flight.step))
     }
 
     /// Names the evaluation whose checkpoint is kept from the next save on.
@@ -270,27 +286,14 @@ impl Run {
     /// Writes a checkpoint, then the manifest; only what is to be kept remains. A state that has been copied is written while the
     /// caller goes on, and [`Run::settle`] waits for it; the first checkpoint of a run is waited for here, since metrics without
     /// any checkpoint cannot be gone on from. One that is still being written is waited for first.
-    pub(crate) fn save(
-        &mut self,
-        (counters, loop_state): (Counters, &LoopState),
-        state: ToSave,
-        keeping: Keeping,
-    ) -> Result<()> {
+    pub(crate) fn save(&mut self, resumable: Resumable, state: ToSave, keeping: Keeping) -> Result<()> {
         self.settle()?;
-        self.journal.add_step(self.step())?;
-        let recorded = self.state_hash(counters.step).unwrap_or_default().to_string();
-        let provenance = Provenance {
-            state_hash: recorded,
-            records: vec![self.metrics.written(), self.journal.synced()?],
-            metrics: self.last.as_ref().map(|(_, line)| line.clone()),
-            plan: self.plan_text.clone(),
-            identity: self.identity.clone(),
-        };
-        let mut snapshot = Snapshot { counters, loop_state: loop_state.clone(), provenance };
-        let (step, best) = (counters.step, self.best.clone());
+        let mut snapshot = self.snapshot(resumable)?;
+        let (step, best) = (snapshot.counters.step, self.best.clone());
         let state_hash = match state {
             ToSave::Copied(image) => {
-                self.in_flight = Some(InFlight::begin(&self.folder, snapshot, image, keeping, best)?);
+                let source = Source::Image(image);
+                self.in_flight = Some(InFlight::begin(&self.folder, snapshot, source, keeping, best)?);
                 return if self.saved.is_none() { self.settle() } else { Ok(()) };
             }
             ToSave::Start { state_hash } => {
@@ -302,6 +305,51 @@ impl Run {
             }
         };
         self.take_saved(step, state_hash, keeping, best.as_ref())
+    }
+
+    /// What a checkpoint of the present state says besides weights and moments.
+    fn snapshot(&mut self, (counters, loop_state): Resumable) -> Result<Snapshot> {
+        self.journal.add_step(self.step())?;
+        let recorded = self.state_hash(counters.step).unwrap_or_default().to_string();
+        let provenance = Provenance {
+            state_hash: recorded,
+            records: vec![self.metrics.written(), self.journal.synced()?],
+            metrics: self.last.as_ref().map(|(_, line)| line.clone()),
+            plan: self.plan_text.clone(),
+            identity: self.identity.clone(),
+        };
+        Ok(Snapshot { counters, loop_state: loop_state.clone(), provenance })
+    }
+
+    /// Begins a checkpoint whose state all ranks write: makes the files, and says where they are. [`Run::seal_parts`] follows
+    /// when all have written, [`Run::save`] where one of them cannot.
+    pub(crate) fn begin_parts(
+        &mut self,
+        resumable: Resumable,
+        (policy, optimizer): (&Policy, &Optimizer),
+        keeping: Keeping,
+    ) -> Result<PartOrder> {
+        self.settle()?;
+        let snapshot = self.snapshot(resumable)?;
+        let (folder, n_head_bytes) = snapshot.make_files(&self.folder, policy, optimizer)?;
+        let token = fresh_token();
+        write_whole(&folder.join(TOKEN), token.as_bytes())?;
+        self.in_parts = Some(InParts { snapshot, keeping, best: self.best.clone() });
+        let folder = absolute(&folder)?;
+        // Metrics without any checkpoint cannot be gone on from.
+        Ok(PartOrder { folder, n_head_bytes, token, is_waited_for: self.saved.is_none() })
+    }
+
+    /// Forgets a checkpoint that not all ranks can write to.
+    pub(crate) fn forget_parts(&mut self) {
+        self.in_parts = None;
+    }
+
+    /// Begins to hash and seal the checkpoint whose state all ranks have written.
+    pub(crate) fn seal_parts(&mut self) -> Result<()> {
+        let Some(InParts { snapshot, keeping, best }) = self.in_parts.take() else { return Ok(()) };
+        self.in_flight = Some(InFlight::begin(&self.folder, snapshot, Source::Written, keeping, best)?);
+        Ok(())
     }
 
     /// Follows a checkpoint that is whole.
@@ -324,7 +372,7 @@ impl Run {
     pub fn settle(&mut self) -> Result<()> {
         let Some(mut in_flight) = self.in_flight.take() else { return Ok(()) };
         let Some((written, buffer)) = in_flight.land() else { return Ok(()) };
-        self.buffer = Spare::Ready(buffer);
+        self.buffer = buffer.map_or(Spare::None, Spare::Ready);
         self.take_saved(in_flight.step, written?, in_flight.keeping, in_flight.best.as_ref())
     }
 
@@ -349,6 +397,15 @@ impl Run {
     pub fn record(&mut self, kind: EventKind, text: &str) -> Result<()> {
         let event = events::event(kind, self.step(), text);
         self.events.add(&event)
+    }
+
+    /// Adds a warning to `events.jsonl`, unless this process has added it before.
+    pub(crate) fn warn_once(&mut self, text: &str) -> Result<()> {
+        if self.warnings.iter().any(|known| known == text) {
+            return Ok(());
+        }
+        self.warnings.push(text.to_string());
+        self.record(EventKind::Warning, text)
     }
 
     /// Adds the stop of the run to `events.jsonl`.

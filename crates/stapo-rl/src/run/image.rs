@@ -1,10 +1,9 @@
 //! The state of a run in host memory, as the bytes of its files: what a checkpoint costs a trainer is this copy.
 
 use super::state::{self, Part};
-use crate::ranks::RankError;
 use stapo_model::HostBuffer;
 use stapo_model::decoder::Policy;
-use stapo_model::optimizer::Optimizer;
+use stapo_model::optimizer::{Optimizer, OwnedPiece};
 use std::ops::Range;
 
 /// The files of weights and moments, one behind the other in one buffer.
@@ -22,13 +21,8 @@ impl Image {
         heads.iter().sum::<usize>() + weights + moments
     }
 
-    /// Copies the state on rank 0, to the buffer of an earlier copy where there is one. The other ranks call
-    /// [`state::send_state`].
-    pub fn copy(
-        policy: &Policy,
-        optimizer: &Optimizer,
-        buffer: Option<HostBuffer>,
-    ) -> Result<Self, RankError> {
+    /// Copies the state of a process that trains alone, to the buffer of an earlier copy where there is one.
+    pub fn copy(policy: &Policy, optimizer: &Optimizer, buffer: Option<HostBuffer>) -> Self {
         let heads = [Part::Weights, Part::Moments].map(|part| state::head(policy, optimizer, part));
         let (n_weights, n_moments) = optimizer.n_stored_bytes(policy);
         let weights = 0..heads[0].len() + n_weights;
@@ -36,11 +30,18 @@ impl Image {
         let reused = buffer.filter(|buffer| buffer.len() == moments.end);
         let mut buffer = reused.unwrap_or_else(|| HostBuffer::new(policy.device(), moments.end));
         let (of_weights, of_moments) = buffer.split_at_mut(weights.end);
-        of_weights[..heads[0].len()].copy_from_slice(&heads[0]);
-        of_moments[..heads[1].len()].copy_from_slice(&heads[1]);
-        optimizer.copy_weights(policy, &mut of_weights[heads[0].len()..])?;
-        optimizer.copy_moments(policy, &mut of_moments[heads[1].len()..])?;
-        Ok(Self { buffer, weights, moments })
+        let mut tensors = [of_weights, of_moments];
+        for (file, head) in tensors.iter_mut().zip(&heads) {
+            let (to_head, rest) = std::mem::take(file).split_at_mut(head.len());
+            to_head.copy_from_slice(head);
+            *file = rest;
+        }
+        for OwnedPiece { ranges, elements } in optimizer.owned_pieces(policy) {
+            let file = &mut tensors[usize::from(ranges.is_moment)];
+            let (before, scales) = file.split_at_mut(ranges.scales.start);
+            elements.copy_stored(&mut before[ranges.elements], &mut scales[..ranges.scales.len()]);
+        }
+        Self { buffer, weights, moments }
     }
 
     pub fn weights(&self) -> &[u8] {

@@ -268,6 +268,7 @@ impl Reopening {
             saved,
             best: None,
             in_flight: None,
+            in_parts: None,
             buffer: Spare::None,
             warnings: self.warnings,
         };

@@ -4,6 +4,7 @@ use super::checkpoint::{Snapshot, StateSource};
 use super::image::Image;
 use crate::error::{Error, Result};
 use crate::plan::config::Keeping;
+use crate::plan::host::HostMemory;
 use stapo_core::record::Best;
 use stapo_model::{Device, HostBuffer};
 use std::fmt;
@@ -20,21 +21,31 @@ pub(super) struct InFlight {
 }
 
 /// The hash of the state that was written, and the memory that it was written from.
-type Landed = (Result<String>, HostBuffer);
+type Landed = (Result<String>, Option<HostBuffer>);
+
+/// What a checkpoint is made from beside training.
+pub(super) enum Source {
+    Image(Image),
+    /// The files of the state, which all ranks have written.
+    Written,
+}
 
 impl InFlight {
     /// Begins to write, in a thread of its own.
     pub fn begin(
         run: &Path,
         snapshot: Snapshot,
-        image: Image,
+        source: Source,
         keeping: Keeping,
         best: Option<Best>,
     ) -> Result<Self> {
         let (step, folder) = (snapshot.counters.step, run.to_owned());
-        let write = move || {
-            let written = snapshot.write(&folder, &StateSource::Copied(&image));
-            (written, image.into_buffer())
+        let write = move || match source {
+            Source::Image(image) => {
+                let written = snapshot.write(&folder, &StateSource::Copied(&image));
+                (written, Some(image.into_buffer()))
+            }
+            Source::Written => (snapshot.write(&folder, &StateSource::Written), None),
         };
         let thread = Builder::new().name("checkpoint".to_string()).spawn(write);
         Ok(Self { step, keeping, best, writing: Some(thread.map_err(|e| Error::io(run, e))?) })
@@ -67,6 +78,15 @@ pub(super) enum Spare {
     Ready(HostBuffer),
     /// Pages are being locked, which takes longer than a copy to them.
     InTheMaking(JoinHandle<HostBuffer>),
+}
+
+/// Whether host memory has room for a copy of so many bytes. Programs with debug assertions, which tests run, find none where
+/// `STAPO_NO_ROOM` is set.
+pub(crate) fn has_room_for(n_bytes: usize) -> bool {
+    if cfg!(debug_assertions) && std::env::var_os("STAPO_NO_ROOM").is_some() {
+        return false;
+    }
+    HostMemory::find().is_none_or(|memory| memory.has_room_for(n_bytes as u64))
 }
 
 impl Spare {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Moment, Optimizer, TensorState};
+use stapo_model::read_f32;
 use stapo_model::{Form, Stored, TensorSpec, ViewMut};
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -38,6 +39,9 @@ pub(super) const SCALES: &str = "scales";
 /// Tensors that are read before they are written.
 const AHEAD: usize = 2;
 
+/// Numbers that one thread reads from a file in turn.
+const READ_AT_ONCE: usize = 1 << 20;
+
 /// Small tensors are collected up to this many bytes and written together.
 const WRITTEN_AT_ONCE: usize = 64 << 20;
 
@@ -57,8 +61,8 @@ pub(super) enum Part {
 
 /// The part of a rank other than the first in what rank 0 reads of the state.
 pub(crate) fn send_state(policy: &Policy, optimizer: &Optimizer) -> std::result::Result<(), RankError> {
-    optimizer.copy_weights(policy, &mut [])?;
-    optimizer.copy_moments(policy, &mut [])
+    optimizer.visit_weights(policy, |_| Ok::<(), RankError>(()))?;
+    optimizer.visit_moments(policy, |_, _, _| Ok::<(), RankError>(()))
 }
 
 /// Refuses weights, and optimizer states of this rank, that are not finite numbers.
@@ -186,8 +190,9 @@ fn restore_tensor(
     match tensors.tensor(&name) {
         // Several threads read the file and copy the numbers once.
         Ok(tensor) if tensor.dtype() == Dtype::F32 && tensor.data().len() == 4 * spec.n_elements() => {
-            let numbers: Vec<f32> =
-                tensor.data().as_chunks().0.par_iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let mut numbers = vec![0.0; spec.n_elements()];
+            let pieces = numbers.par_chunks_mut(READ_AT_ONCE).zip(tensor.data().par_chunks(4 * READ_AT_ONCE));
+            pieces.for_each(|(numbers, bytes)| read_f32(bytes, numbers));
             values.write(&numbers);
         }
         _ => values.write_stored(&read(tensors, PARTS[0], spec)?),

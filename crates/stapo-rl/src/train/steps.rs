@@ -65,10 +65,8 @@ pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut
         None
     };
     let decision = role.begin(trainer, before)?;
-    let mut end = carry_out(trainer, role, decision)?;
-    if let Some((run, _)) = role.folder() {
-        trainer.learner.prepare_saving(run);
-    }
+    let mut end = carry_out(plan, trainer, role, decision)?;
+    trainer.learner.prepare_saving(role.folder().map(|(run, _)| run));
     while end.is_none() && trainer.learner.counters.step < plan.config.steps {
         end = step(plan, trainer, role)?;
     }
@@ -81,7 +79,7 @@ fn step<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut R) -> Result<Opt
     let rolled = match trainer.roll_out(plan) {
         Err(Error::Abandoned { signal }) => {
             let decision = role.abandoned(trainer, signal);
-            return carry_out(trainer, role, decision);
+            return carry_out(plan, trainer, role, decision);
         }
         rolled => rolled?,
     };
@@ -95,7 +93,7 @@ fn step<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut R) -> Result<Opt
     let report = StepReport::since_last(&mut trainer.learner, &seconds, role.signal());
     let reports = report.gather(&**trainer.ranks())?;
     let decision = role.decide(trainer, written, seconds, &reports)?;
-    carry_out(trainer, role, decision)
+    carry_out(plan, trainer, role, decision)
 }
 
 /// The state hash and the evaluation of a step that has them. A state that is not finite is refused before it is hashed or
@@ -115,11 +113,19 @@ fn measure(plan: &Plan, trainer: &mut Trainer) -> Result<(Option<String>, Option
 
 /// Does what rank 0 has decided.
 fn carry_out<R: Role>(
-    trainer: &Trainer,
+    plan: &Plan,
+    trainer: &mut Trainer,
     role: &mut R,
     decision: Option<Decision>,
 ) -> Result<Option<Outcome>> {
     let Decision { saving, outcome } = Decision::share(decision, &**trainer.ranks())?;
+    let is_end = outcome.is_some() || trainer.learner.counters.step >= plan.config.steps;
+    if trainer.learner.part.is_under_way()
+        && (is_end || saving.is_some() || trainer.learner.is_written_by_all()?)
+    {
+        trainer.meter.enter(Phase::CheckpointWait);
+        trainer.learner.land_part(role.folder().map(|(run, _)| run))?;
+    }
     if let Some((run, _)) = role.folder() {
         run.settle_if_landed()?;
         if saving.is_some() && run.step_in_flight().is_some() {
@@ -130,6 +136,9 @@ fn carry_out<R: Role>(
     if let Some(saving) = saving {
         trainer.meter.enter(Phase::Checkpoint);
         trainer.learner.save_on_all_ranks(saving, role.folder())?;
+        if is_end {
+            trainer.learner.land_part(role.folder().map(|(run, _)| run))?;
+        }
     }
     Ok(outcome)
 }

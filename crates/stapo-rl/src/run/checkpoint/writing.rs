@@ -2,10 +2,11 @@
 
 use super::files::parts_of;
 use super::sealed::{SCHEMA, SEALED, Sealed, StateFile};
-use super::{DIGESTS, MOMENTS, PLAN, Provenance, WEIGHTS, folder_name, temporary_folder};
+use super::{DIGESTS, MOMENTS, PLAN, Provenance, TOKEN, WEIGHTS, folder_name, temporary_folder};
 use crate::error::{Error, Result};
 use crate::run::disk::{
-    create_folder_of_part, remove_folder, rename, sha256_hex, write_large, write_whole, write_whole_with,
+    create_folder_of_part, create_sized, remove_file, remove_folder, rename, sha256_hex, write_large,
+    write_whole, write_whole_with,
 };
 use crate::run::image::Image;
 use crate::run::state::{self, Counters, LoopState};
@@ -14,9 +15,10 @@ use stapo_model::MappedFile;
 use stapo_model::decoder::Policy;
 use stapo_model::optimizer::Optimizer;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a checkpoint says besides weights and moments.
+#[derive(Debug)]
 pub struct Snapshot {
     pub counters: Counters,
     pub loop_state: LoopState,
@@ -30,7 +32,9 @@ pub enum StateSource<'a> {
     Start,
     /// They have been copied to host memory.
     Copied(&'a Image),
-    /// They are read tensor by tensor, while the trainer waits.
+    /// All ranks have written them to files of [`Snapshot::make_files`].
+    Written,
+    /// They are read tensor by tensor from all ranks, while the trainer waits.
     Streamed(&'a Policy, &'a Optimizer),
 }
 
@@ -48,11 +52,31 @@ impl Snapshot {
         Ok(self.provenance.state_hash)
     }
 
-    fn write_files(&mut self, folder: &Path, state: &StateSource) -> Result<()> {
-        if folder.exists() {
-            remove_folder(folder)?;
+    /// Makes the temporary folder and in it the files of the state, for all ranks to write. Returns the folder and the bytes
+    /// before the first tensor of each file.
+    pub fn make_files(
+        &self,
+        run: &Path,
+        policy: &Policy,
+        optimizer: &Optimizer,
+    ) -> Result<(PathBuf, [u64; 2])> {
+        let folder = temporary_folder(&run.join("checkpoints"), self.counters.step);
+        make_anew(&folder)?;
+        let (n_weights, n_moments) = optimizer.n_stored_bytes(policy);
+        let parts = [(WEIGHTS, state::Part::Weights, n_weights), (MOMENTS, state::Part::Moments, n_moments)];
+        let mut n_head_bytes = [0; 2];
+        for (n_head_bytes, (name, part, n_bytes)) in n_head_bytes.iter_mut().zip(parts) {
+            let head = state::head(policy, optimizer, part);
+            create_sized(&folder.join(name), &head, (head.len() + n_bytes) as u64)?;
+            *n_head_bytes = head.len() as u64;
         }
-        create_folder_of_part(folder)?;
+        Ok((folder, n_head_bytes))
+    }
+
+    fn write_files(&mut self, folder: &Path, state: &StateSource) -> Result<()> {
+        if !matches!(state, StateSource::Written) {
+            make_anew(folder)?;
+        }
         let files = match state {
             StateSource::Start => Vec::new(),
             StateSource::Copied(image) => {
@@ -71,10 +95,11 @@ impl Snapshot {
                         state::stream(policy, optimizer, part, file)
                     })?;
                 }
-                let map = |name: &str| {
-                    MappedFile::open(&folder.join(name)).map_err(|e| Error::io(&folder.join(name), e))
-                };
-                self.hashed_state(folder, hash(&map(WEIGHTS)?, &map(MOMENTS)?))?
+                self.hashed_files(folder)?
+            }
+            StateSource::Written => {
+                remove_file(&folder.join(TOKEN))?;
+                self.hashed_files(folder)?
             }
         };
         let Provenance { state_hash, metrics, plan, identity, records } = &self.provenance;
@@ -93,6 +118,13 @@ impl Snapshot {
             seal: String::new(),
         };
         write_whole(&folder.join(SEALED), sealed.to_text().as_bytes())
+    }
+
+    /// As [`Snapshot::hashed_state`], of files that are on the disk.
+    fn hashed_files(&mut self, folder: &Path) -> Result<Vec<StateFile>> {
+        let map =
+            |name: &str| MappedFile::open(&folder.join(name)).map_err(|e| Error::io(&folder.join(name), e));
+        self.hashed_state(folder, hash(&map(WEIGHTS)?, &map(MOMENTS)?))
     }
 
     /// Takes the hash of the state from the hashes of its files, and writes the digests of the moments. Refuses another state
@@ -139,6 +171,14 @@ fn hash(weights: &[u8], moments: &[u8]) -> std::result::Result<HashedState, Stri
     Ok(HashedState { files, weights: weights.digests, moments: moments.digests })
 }
 
+/// Makes an empty folder, in place of what an interrupted checkpoint left there.
+fn make_anew(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        remove_folder(folder)?;
+    }
+    create_folder_of_part(folder)
+}
+
 /// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
 /// from its newest good checkpoint.
 fn put_in_place(temporary: &Path, path: &Path) -> Result<()> {
@@ -176,7 +216,7 @@ mod tests {
         let model = LoadedModel::open(&ModelSource::Builtin, &device).unwrap();
         let optimizer = Optimizer::new(&model.policy, AdamWSettings::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let image = Image::copy(&model.policy, &optimizer, None).unwrap();
+        let image = Image::copy(&model.policy, &optimizer, None);
         assert_eq!(
             image.weights().len() + image.moments().len(),
             Image::n_bytes(&model.policy, &optimizer),
@@ -205,7 +245,7 @@ mod tests {
         Checkpoint::open(&run.join("checkpoints/step-000003")).unwrap();
         // The memory of one copy serves the next.
         let start = image.weights().as_ptr();
-        let again = Image::copy(&model.policy, &optimizer, Some(image.into_buffer())).unwrap();
+        let again = Image::copy(&model.policy, &optimizer, Some(image.into_buffer()));
         assert_eq!(again.weights().as_ptr(), start);
     }
 }
