@@ -50,6 +50,9 @@ fn an_evaluation_killed_and_resumed_gives_the_same_table() {
     ok(&stapo(at, &["eval", "--resume", "cut"]));
     assert_eq!(json(&at.join("cut/table.json")), json(&at.join("whole/table.json")));
     let said = ok(&stapo(at, &["compare", "whole", "cut"]));
+    for line in table.lines().chain(said.lines()) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
     assert_eq!(said.matches("no detectable difference").count(), 2, "{said}");
 }
 

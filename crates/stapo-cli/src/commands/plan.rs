@@ -38,6 +38,10 @@ pub struct Args {
     #[arg(long)]
     model: Option<String>,
 
+    /// cpu, cuda or cuda:N, in place of the config's.
+    #[arg(long, value_name = "DEVICE", conflicts_with = "machine")]
+    device: Option<DeviceName>,
+
     /// Simulates the run on a named machine.
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(Machine::all().iter().map(|machine| machine.name)))]
     machine: Option<String>,
@@ -81,6 +85,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let named = args.machine.as_deref().and_then(Machine::by_name);
     let mut set = args.set.clone();
+    set.extend(args.device.map(|device| format!("device={device}")));
     if let Some(machine) = &named {
         let device = if machine.processor == Processor::Cpu { "cpu" } else { "cuda" };
         set.push(format!("device={device}"));
