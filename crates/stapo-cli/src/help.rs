@@ -14,7 +14,11 @@ const GROUPS: [Group; 5] = [
     Group {
         title: "Train",
         commands: &[
-            ("init", "stapo init --model Qwen/Qwen3-0.6B --data problems.jsonl --out my.toml"),
+            (
+                "init",
+                "stapo init --model Qwen/Qwen3-0.6B --data problems.jsonl --out my.toml\n\
+                 stapo init --from trl.yaml --data problems.jsonl --out my.toml",
+            ),
             (
                 "train",
                 "stapo train                                     the built-in run\n\

@@ -13,6 +13,7 @@ use anyhow::{Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
+use stapo_rl::plan::config::ModelSource;
 use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{
     self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World,
@@ -90,7 +91,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let device = if machine.processor == Processor::Cpu { "cpu" } else { "cuda" };
         set.push(format!("device={device}"));
     }
-    let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
+    let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set, |source| {
+        planned::known_shape(&args.model.as_deref().map_or_else(|| source.clone(), ModelSource::named))
+    })?;
     plan.pin_adapters()?;
     let mut assumed = Vec::new();
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;

@@ -95,6 +95,14 @@ impl ModelSource {
             Located::Run { run, step } => FoundModel::of_run(&run, step),
         }
     }
+
+    /// The shape of the model, without opening a checkpoint.
+    pub fn shape(&self) -> Result<ModelConfig> {
+        match locate(self)? {
+            Located::Base { base, .. } => base.shape(),
+            Located::Run { run, .. } => start_of_run(&run)?.base.shape(),
+        }
+    }
 }
 
 impl FoundModel {
@@ -184,7 +192,18 @@ impl FoundModel {
 
     /// The files of the base model.
     pub fn files(&self) -> Result<ModelFiles> {
-        match &self.base {
+        self.base.files()
+    }
+
+    /// The shape of the model, for which a folder's `config.json` is enough.
+    pub fn shape(&self) -> Result<ModelConfig> {
+        self.base.shape()
+    }
+}
+
+impl BaseModel {
+    fn files(&self) -> Result<ModelFiles> {
+        match self {
             BaseModel::Files(path) => Ok(ModelFiles { path: path.clone(), unpacked: None }),
             BaseModel::Builtin | BaseModel::Random { .. } => {
                 let folder = builtin::unpack()?;
@@ -193,10 +212,9 @@ impl FoundModel {
         }
     }
 
-    /// The shape of the model, for which a folder's `config.json` is enough.
-    pub fn shape(&self) -> Result<ModelConfig> {
+    fn shape(&self) -> Result<ModelConfig> {
         let config = Pretrained::read_config(&self.files()?.path)?;
-        let BaseModel::Random { shape, .. } = &self.base else { return Ok(config) };
+        let BaseModel::Random { shape, .. } = self else { return Ok(config) };
         let unknown = || {
             let known: Vec<&str> = ModelConfig::known_names().collect();
             let remedy = format!("model.shape is one of {}", known.join(", "));
