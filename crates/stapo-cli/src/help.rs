@@ -1,6 +1,6 @@
 //! The help: commands grouped by task, and examples for each.
 
-use crate::shared::terminal::wrapped;
+use crate::shared::terminal::{COLUMNS, wrapped};
 use clap::Command;
 use std::fmt::Write;
 
@@ -14,7 +14,11 @@ const GROUPS: [Group; 5] = [
     Group {
         title: "Train",
         commands: &[
-            ("init", "stapo init --model Qwen/Qwen3-0.6B --data problems.jsonl --out my.toml"),
+            (
+                "init",
+                "stapo init --model Qwen/Qwen3-0.6B --data problems.jsonl --out my.toml\n\
+                 stapo init --from trl.yaml --data problems.jsonl --out my.toml",
+            ),
             (
                 "train",
                 "stapo train                                     the built-in run\n\
@@ -102,7 +106,7 @@ comparison); 2 refused or failed, with the reason on standard error; 128 + N
 ended by signal N.";
 
 /// The columns that a help text has at most.
-const WIDTH: usize = 80;
+const WIDTH: usize = COLUMNS;
 
 /// Adds the groups and the examples to the help of the program.
 pub fn with_groups(program: Command) -> Command {

@@ -36,7 +36,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Once;
 
-/// RL post-training of language models in one binary: sample, score, silence, update, look.
+/// Trains language models by reinforcement learning on your problems, evaluates them, and shows what every token learned.
 #[derive(Parser)]
 #[command(name = "stapo", version, about, propagate_version = true)]
 struct Cli {

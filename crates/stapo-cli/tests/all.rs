@@ -21,6 +21,7 @@ mod grade;
 mod hostile_input;
 mod house;
 mod identity;
+mod init_from;
 mod language;
 mod messages;
 mod model;

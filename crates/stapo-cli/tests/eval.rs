@@ -50,6 +50,9 @@ fn an_evaluation_killed_and_resumed_gives_the_same_table() {
     ok(&stapo(at, &["eval", "--resume", "cut"]));
     assert_eq!(json(&at.join("cut/table.json")), json(&at.join("whole/table.json")));
     let said = ok(&stapo(at, &["compare", "whole", "cut"]));
+    for line in table.lines().chain(said.lines()) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
     assert_eq!(said.matches("no detectable difference").count(), 2, "{said}");
 }
 
@@ -122,7 +125,7 @@ fn a_run_is_asked_as_it_was_trained_unless_the_command_line_says_otherwise() {
     let (said, plan) = eval("as-trained", &[]);
     let shown = "asked as in the run run: chat template, with {\"shout\":true}, system message \"1+1\", responses end at [\"=\"], up to 24 tokens";
     let (above, _) = said.split_once("benchmark ").unwrap();
-    assert!(above.contains(shown), "{said}");
+    assert!(above.replace("\n", " ").contains(shown), "{said}");
     assert_eq!((&plan["chat"], &plan["max_tokens"]), (&true.into(), &24.into()));
     assert_eq!((&plan["system"], &plan["chat_arguments"]["shout"]), (&"1+1".into(), &true.into()));
     assert_eq!((&plan["stop"], &plan["prompting_of"]), (&serde_json::json!(["="]), &"run".into()));

@@ -9,13 +9,24 @@ fn a_flag_that_cannot_have_its_effect_is_refused_by_name() {
     let folder = TempDir::new().unwrap();
     let at = folder.path();
     fs::create_dir_all(at.join("empty")).unwrap();
+    fs::create_dir_all(at.join("adapter")).unwrap();
+    let adapter = "{\"base_model_name_or_path\": \"Qwen/Qwen3-0.6B\"}";
+    fs::write(at.join("adapter/adapter_config.json"), adapter).unwrap();
     fs::write(at.join("rows.jsonl"), "{\"q\": \"1+1=\", \"a\": \"2\"}\n").unwrap();
-    let cases: [(&str, &str); 29] = [
+    let cases: [(&str, &str); 34] = [
         ("eval --max-tokens 0", "--max-tokens"),
         ("eval --template hello", "--template \"hello\": shows no problem"),
         ("eval --resume E --limit 3", "--limit"),
         ("eval --resume E --model builtin", "--model"),
         ("eval --verifier boxed-exac", "did you mean `boxed-exact`? the modes are math, boxed-exact"),
+        ("eval --model models/none", "model models/none: no such file or folder\nhint: a model is "),
+        ("eval --model empty/none", "model empty/none: no such file or folder"),
+        ("train qwen3-1.7b", "likely Qwen/Qwen3-1.7B-Base: --model Qwen/Qwen3-1.7B-Base --fetch"),
+        (
+            "eval --model adapter",
+            "whose base model is Qwen/Qwen3-0.6B\nhint: --model Qwen/Qwen3-0.6B --adapter",
+        ),
+        ("plan --device cpu --machine h200", "cannot be used with"),
         ("eval --adapter nothere", "stapo export RUN --out DIR"),
         (
             "eval --benchmarks rows.jsonl",

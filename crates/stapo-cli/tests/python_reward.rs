@@ -118,6 +118,52 @@ def score(prompts, responses, references, rows):
 }
 
 #[test]
+fn functions_of_trl_and_verl_work_as_they_are() {
+    if !has_python() {
+        return;
+    }
+    let rewards = |text: &str, is_batch: bool, function: &str| -> Vec<(Verdict, Option<f64>)> {
+        let change = |python: &mut PythonSpec| {
+            python.batch = is_batch;
+            python.function = function.into();
+        };
+        judged(text, change).unwrap().iter().map(|judged| (judged.verdict, judged.reward)).collect()
+    };
+    let levels = [10.0, 20.0, 30.0].map(|level| (Verdict::Right, Some(level)));
+    let trl = r#"
+def reward(prompts, completions, answer, **kwargs):
+    assert all("boxed{2}" in text for text in completions) and prompts[0] == "0+" + answer[0]
+    return [float(level) for level in kwargs["level"]]
+
+def strict(completions, level):
+    return [None if n == 20 else n for n in level]
+"#;
+    assert_eq!(rewards(trl, false, "reward"), levels);
+    assert_eq!(rewards(trl, true, "reward"), levels);
+    let strict = rewards(trl, true, "strict");
+    assert_eq!(strict[1], (Verdict::Wrong, Some(0.0)), "None adds nothing");
+    let verl = r#"
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source is None and "boxed{2}" in solution_str
+    if ground_truth == "2":
+        return {"score": 20, "acc": True, "pred": "2", "more": 1}
+    return 10.0 * int(ground_truth)
+
+def together(data_sources, solution_strs, ground_truths, extra_infos):
+    return [10 * int(truth) for truth in ground_truths]
+"#;
+    assert_eq!(rewards(verl, false, "compute_score"), levels);
+    assert_eq!(rewards(verl, true, "compute_score"), levels);
+    assert_eq!(rewards(verl, true, "together"), levels);
+    let folder = TempDir::new().unwrap();
+    let message = task(folder.path(), "def reward(text): return 1", |_| {}).err().unwrap().to_string();
+    assert!(
+        message.contains("reward(text): expected (prompt, response, reference, row), TRL's"),
+        "{message}"
+    );
+}
+
+#[test]
 fn prints_are_shown_with_the_sample_and_never_taken_for_verdicts() {
     if !has_python() {
         return;

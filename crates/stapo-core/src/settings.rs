@@ -42,6 +42,7 @@ pub fn hint(text: &str) -> String {
 }
 
 /// A config as given: the tables of a file, and overrides of its keys. It knows where each key was given.
+#[derive(Clone)]
 pub struct RawConfig {
     pub table: Table,
     pub overrides: Vec<Override>,

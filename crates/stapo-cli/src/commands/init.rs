@@ -2,6 +2,7 @@
 
 mod choices;
 mod found;
+mod from;
 mod text;
 
 use crate::shared::model::Fetch;
@@ -21,24 +22,30 @@ use std::process::ExitCode;
 /// Writes a config for your model and your data.
 ///
 /// Looks at both (family, size, chat template, context; fields, lengths, references), chooses values that fit, writes
-/// them with comments, and names the next commands. It asks nothing.
+/// them with comments, and names the next commands. With --from it translates the config of TRL or verl instead. It asks
+/// nothing.
 #[derive(clap::Args)]
 pub struct Args {
     /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
     /// hub such as Qwen/Qwen3-0.6B.
-    #[arg(long, value_name = "MODEL")]
-    model: String,
+    #[arg(long, value_name = "MODEL", required_unless_present = "from")]
+    model: Option<String>,
 
     #[command(flatten)]
     fetch: Fetch,
 
     /// Problems with reference answers: a .jsonl, .json, .csv or .parquet file, or a pattern of such files; .gz and .zst too.
-    #[arg(long, value_name = "FILE")]
-    data: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "from")]
+    data: Option<PathBuf>,
 
-    /// cpu, cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
-    device: DeviceName,
+    /// Translates a config of TRL (the YAML file of `trl grpo --config`) or of verl (hydra's YAML file), and lists what it
+    /// cannot translate.
+    #[arg(long, value_name = "YAML")]
+    from: Option<PathBuf>,
+
+    /// cpu, cuda or cuda:N; by default the CPU, and with --from a GPU.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
 
     /// The field of the problem, where its name is not recognised.
     #[arg(long, value_name = "FIELD")]
@@ -61,19 +68,34 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.out.exists() && !args.force {
         bail!("{}: exists already\nhint: --force overwrites it, --out names another", args.out.display());
     }
-    args.fetch.find(&args.model)?;
+    if let Some(file) = &args.from {
+        return translate(args, file);
+    }
+    let (model, data) = args.model.clone().zip(args.data.clone()).context("--model and --data: absent")?;
+    args.fetch.find(&model)?;
     let found = Found::look(&Wanted {
-        model: ModelSource::named(&args.model),
-        data: args.data.clone(),
+        model: ModelSource::named(&model),
+        data,
         problem_field: args.problem_field.clone(),
         answer_field: args.answer_field.clone(),
     })?;
-    let choices = Choices::fitting(&found, args.device, text::config)?;
+    let choices = Choices::fitting(&found, args.device.unwrap_or(DeviceName::Cpu), text::config)?;
     let text = text::config(&found, &choices);
     check(&text, &found)
         .context("the config that was written does not fit, which is a fault of this program")?;
     std::fs::write(&args.out, &text).with_context(|| format!("file {}", args.out.display()))?;
     print_found(&found, &choices);
+    print_next(&args.out);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the config of another program as one of ours.
+fn translate(args: &Args, file: &Path) -> Result<ExitCode> {
+    let device = args.device.unwrap_or(DeviceName::Cuda { ordinal: 0 }).to_string();
+    let changes = from::Changes { model: args.model.as_deref(), data: args.data.as_deref(), device };
+    let translated = from::translated(file, &changes)?;
+    std::fs::write(&args.out, &translated.text).with_context(|| format!("file {}", args.out.display()))?;
+    from::print(&translated, &args.out);
     print_next(&args.out);
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ use anyhow::{Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
+use stapo_rl::plan::config::ModelSource;
 use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{
     self, Lengths, Machine, Measurement, Processor, Remedy, RunShape, SPREAD, World,
@@ -37,6 +38,10 @@ pub struct Args {
     /// Plans for another model: a folder, a config.json, a GGUF file, or a known name such as qwen3-1.7b.
     #[arg(long)]
     model: Option<String>,
+
+    /// cpu, cuda or cuda:N, in place of the config's.
+    #[arg(long, value_name = "DEVICE", conflicts_with = "machine")]
+    device: Option<DeviceName>,
 
     /// Simulates the run on a named machine.
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(Machine::all().iter().map(|machine| machine.name)))]
@@ -81,11 +86,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let named = args.machine.as_deref().and_then(Machine::by_name);
     let mut set = args.set.clone();
+    set.extend(args.device.map(|device| format!("device={device}")));
     if let Some(machine) = &named {
         let device = if machine.processor == Processor::Cpu { "cpu" } else { "cuda" };
         set.push(format!("device={device}"));
     }
-    let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set)?;
+    let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set, |source| {
+        planned::known_shape(&args.model.as_deref().map_or_else(|| source.clone(), ModelSource::named))
+    })?;
     plan.pin_adapters()?;
     let mut assumed = Vec::new();
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;

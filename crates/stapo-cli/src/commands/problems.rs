@@ -52,7 +52,7 @@ enum Which {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set)?;
+    let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set, |source| source.shape().ok())?;
     // Nothing is judged, so a verifier program has no reason to start, whosever the config is.
     let mut task = Task::open_with(&plan.task, Programs::Never)?;
     let model = if args.no_model {

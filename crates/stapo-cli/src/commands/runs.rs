@@ -3,6 +3,7 @@
 use crate::shared::discover::{is_run, runs_below};
 use crate::shared::run_folder;
 use crate::shared::run_status::run_status;
+use crate::shared::terminal::{COLUMNS, first_cell, wrapped};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use stapo_core::record::{Metrics, PretrainMetrics};
@@ -65,13 +66,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if runs.is_empty() {
         eprintln!("note: no runs in {}; stapo train makes one", args.folder.display());
     }
-    let width = runs.iter().map(|run| run.run.chars().count()).max().unwrap_or(0).max(32);
-    println!("{:<width$} {:>9} {:>9} {:>9}  status", "run", "steps", "accuracy", "held-out");
+    let width = runs.iter().map(|run| run.run.chars().count()).max().unwrap_or(0).clamp(20, NAME_WIDTH);
+    println!("{:<width$} {:>9} {:>8} {:>8}  status", "run", "steps", "accuracy", "held-out");
     for run in runs {
         println!("{}", row(&run, width));
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// The widest column of names. A longer name has a line to itself.
+const NAME_WIDTH: usize = 32;
 
 /// A folder whose name begins with a dot is one in the making.
 fn is_listed(path: &Path) -> bool {
@@ -134,5 +138,7 @@ fn row(run: &ListedRun, width: usize) -> String {
         ),
         None => ("-".to_string(), "-".to_string(), "-".to_string()),
     };
-    format!("{:<width$} {steps:>9} {accuracy:>9} {held_out:>9}  {}", run.run, run.status)
+    let numbers = format!(" {steps:>9} {accuracy:>8} {held_out:>8}  ");
+    let indent = width + numbers.chars().count();
+    format!("{}{numbers}{}", first_cell(&run.run, width), wrapped(&run.status, indent, COLUMNS))
 }

@@ -117,7 +117,7 @@ fn follow_lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         let text = joined.ranks.broadcast(&[])?;
         run_folder::resolved(&String::from_utf8_lossy(&text))?
     } else {
-        let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+        let (_, mut plan) = read_plan(args)?;
         args.fetch.pin(&mut plan)?;
         plan
     };
@@ -230,7 +230,7 @@ impl Watch for TrainWatch {
 }
 
 fn begin(args: &Args, joined: &Joined, stop: &Stop) -> Result<(Plan, Run, Trainer)> {
-    let (text, mut plan) = run_folder::read_plan(args.config.as_deref(), &settings(args))?;
+    let (text, mut plan) = read_plan(args)?;
     let folder = run_folder::new_folder(args.out.as_deref(), &plan.config.name)?;
     let notes = plan.notes();
     for note in &notes {
@@ -289,6 +289,10 @@ fn compare_disk(planned: DiskPlan, free: u64, keep: usize, folder: &Path) -> Res
         );
     }
     Ok(Some(format!("{text}; a lower record.keep_checkpoints or record.optimizer = \"last\" takes less")))
+}
+
+fn read_plan(args: &Args) -> Result<(String, Plan)> {
+    run_folder::read_plan(args.config.as_deref(), &settings(args), |source| args.fetch.shape(source))
 }
 
 /// The settings of the command line: `--set`, and `--device` and `--model` as two of them.

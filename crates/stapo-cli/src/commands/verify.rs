@@ -7,7 +7,7 @@ use crate::commands::eval;
 use crate::shared::allow_command::AllowCommand;
 use crate::shared::model::Fetch;
 use crate::shared::ranks::{Joined, RankFlags};
-use crate::shared::units::short;
+use crate::shared::units::size;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, ABSENT, AcceptedChange, Change, Experiment};
 use stapo_core::settings;
@@ -144,7 +144,7 @@ fn is_as_recorded(args: &Args, verified: &Verified) -> bool {
     let is_changed =
         |found: &&&Difference| matches!(found, Difference::Changed { .. } | Difference::State { .. });
     let n_same = verified.n_files - differences.iter().filter(is_changed).count();
-    println!("{n_same} files as recorded, {} bytes in all", short(verified.n_bytes));
+    println!("{n_same} files as recorded, {} in all", size(verified.n_bytes));
     let is_edited = |accepted: &AcceptedChange| {
         accepted.change.file().is_some()
             && !(args.without_checkpoints && is_removed_checkpoint(&accepted.change))

@@ -9,6 +9,7 @@ mod timed;
 
 pub use fetching::{fetch_file, fetch_model, fetch_repository, is_rows};
 
+use crate::shared::units::size as shown_size;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use sha1::Sha1;
@@ -125,7 +126,7 @@ impl Hub {
         let body = TimedReader::new(response.into_body().into_reader(), self.timeout);
         body.take(MAX_LISTING_BYTES + 1).read_to_end(&mut text).with_context(at)?;
         if text.len() as u64 > MAX_LISTING_BYTES {
-            bail!("{}: more than {MAX_LISTING_BYTES} bytes", at());
+            bail!("{}: more than {}", at(), shown_size(MAX_LISTING_BYTES));
         }
         let info: RepoInfo = serde_json::from_slice(&text).with_context(at)?;
         if info.siblings.len() > MAX_FILES {
@@ -162,7 +163,11 @@ impl Hub {
             format!("{}/{}{}/resolve/{commit}/{}", self.endpoint, repo.kind.prefix(), repo.id, encoded(file));
         let (hash, size) = self.ask(&source, &url)?;
         if size > MAX_FILE_BYTES {
-            bail!("{source}: the hub names {size} bytes, at most {MAX_FILE_BYTES} are fetched");
+            bail!(
+                "{source}: the hub names {}, at most {} are fetched",
+                shown_size(size),
+                shown_size(MAX_FILE_BYTES)
+            );
         }
         let blob = root.join("blobs").join(hash.digits());
         if !blob.is_file() {
@@ -239,7 +244,9 @@ impl Hub {
         let have = fs::metadata(partial).map_or(0, |file| file.len());
         let why = last.map_or(String::new(), |error| format!(": {error}"));
         bail!(
-            "{place}: broke off after {have} of {size} bytes{why}\nhint: the same command goes on from there"
+            "{place}: broke off after {} of {}{why}\nhint: the same command goes on from there",
+            shown_size(have),
+            shown_size(size)
         )
     }
 
@@ -267,7 +274,10 @@ impl Hub {
                 Ok(0) if have < size => return Ok(Some(std::io::ErrorKind::UnexpectedEof.into())),
                 Ok(0) => return Ok(None),
                 Ok(n) if n as u64 > size - have => {
-                    bail!("{place}: longer than the {size} bytes the hub names\nhint: fetch it again");
+                    bail!(
+                        "{place}: longer than the {} the hub names\nhint: fetch it again",
+                        shown_size(size)
+                    );
                 }
                 Ok(n) => {
                     file.write_all(&buffer[..n]).map_err(at)?;

@@ -5,6 +5,7 @@ use crate::shared::option::threads;
 use crate::shared::run_folder::{self, Use};
 use anyhow::{Result, bail};
 use stapo_rl::device::DeviceName;
+use stapo_rl::model_files::ModelConfig;
 use stapo_rl::plan::config::{BaseStorage, ModelSource};
 use stapo_rl::{Error, FoundModel, LoadedModel, Plan};
 use std::path::PathBuf;
@@ -94,6 +95,15 @@ impl Fetch {
     /// Finds the models of a plan and replaces their names by names that stay.
     pub fn pin(&self, plan: &mut Plan) -> Result<()> {
         plan.pin_models(|source| self.find_source(source))
+    }
+
+    /// The shape of a model, which is fetched where that is asked for. `None` where it cannot be read; whoever opens the
+    /// model says why.
+    pub fn shape(&self, source: &ModelSource) -> Option<ModelConfig> {
+        if let (true, Err(Error::NotFetched { id, revision })) = (self.fetch, source.shape()) {
+            fetch_model(&id, &revision, &[]).ok()?;
+        }
+        source.shape().ok()
     }
 
     fn find_source(&self, source: &ModelSource) -> Result<FoundModel> {

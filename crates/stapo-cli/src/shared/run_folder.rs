@@ -5,15 +5,21 @@ use anyhow::Result;
 use stapo_core::settings::{RawConfig, SettingsError};
 use stapo_rl::device::cuda::{CudaOptions, Training};
 use stapo_rl::device::{CpuOptions, Device, DeviceName};
-use stapo_rl::plan::config::{PlanError, States};
+use stapo_rl::model_files::ModelConfig;
+use stapo_rl::plan::config::{ModelSource, PlanError, States};
 use stapo_rl::run::{Reopening, RunKind, plan_text};
 use stapo_rl::{Config, Error, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The text of a config, of the built-in config if none is given, and its resolved plan. A run folder stands for its
-/// `plan.toml`, and the name of a shipped config for that config.
-pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String, Plan)> {
+/// `plan.toml`, and the name of a shipped config for that config. `shape` finds the shape of the config's model, which some
+/// defaults follow.
+pub fn read_plan(
+    config: Option<&Path>,
+    overrides: &[String],
+    shape: impl FnOnce(&ModelSource) -> Option<ModelConfig>,
+) -> Result<(String, Plan)> {
     let text = match config {
         Some(run) if run.is_dir() => training_plan_text(run)?,
         Some(path) => shipped::read("config", path, &shipped::CONFIGS)?,
@@ -22,8 +28,9 @@ pub fn read_plan(config: Option<&Path>, overrides: &[String]) -> Result<(String,
     let file = file_name(config);
     let raw = RawConfig::new(&text, overrides.iter().map(String::as_str))
         .map_err(|error| placed(error.into(), &file, None))?;
-    let plan = Config::read(&raw).and_then(Plan::resolve);
-    Ok((text, plan.map_err(|error| placed(error, &file, Some(&raw)))?))
+    let given = raw.clone();
+    let config = Config::for_model(raw, shape).map_err(|error| placed(error, &file, Some(&given)))?;
+    Ok((text, Plan::resolve(config).map_err(|error| placed(error, &file, Some(&given)))?))
 }
 
 /// The name of a config in messages.

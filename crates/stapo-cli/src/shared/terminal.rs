@@ -59,6 +59,14 @@ pub fn wrapped(text: &str, indent: usize, width: usize) -> String {
     out
 }
 
+/// The columns of a line that fits every terminal.
+pub const COLUMNS: usize = 80;
+
+/// The first cell of a row, filled up to `width` columns. A longer text has a line to itself, above the row.
+pub fn first_cell(text: &str, width: usize) -> String {
+    if text.chars().count() <= width { format!("{text:<width$}") } else { format!("{text}\n{:width$}", "") }
+}
+
 /// The text with every control character but line break and tab written as `\u001b`, the way JSON writes it. Characters
 /// that turn the direction of writing, and so make a text look like another, count as control characters.
 pub fn plain(text: &str) -> String {

@@ -58,6 +58,16 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(unit).filter(|&bytes| bytes > 0).context("expected a size above 0 that fits 64 bits")
 }
 
+/// A small number with two digits: `2.4e-7`, and 0 as `0`.
+pub fn scientific(value: f64) -> String {
+    if value == 0.0 { "0".to_string() } else { format!("{value:.1e}") }
+}
+
+/// A p value: `0.0312`, and `<0.0001` below what four digits hold.
+pub fn p_value(p: f64) -> String {
+    if p < 1e-4 { "<0.0001".to_string() } else { format!("{p:.4}") }
+}
+
 /// A share with its interval, as `36.9 [30.1, 43.6]`.
 pub fn percent(estimate: &Estimate) -> String {
     let value = format!("{:.1}", 100.0 * estimate.value);
@@ -70,6 +80,12 @@ pub fn percent(estimate: &Estimate) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_written_as_people_write_them() {
+        assert_eq!([0.0, 2.4e-7].map(scientific), ["0", "2.4e-7"]);
+        assert_eq!([0.03123, 1e-4, 9.9e-5, 0.0].map(p_value), ["0.0312", "0.0001", "<0.0001", "<0.0001"]);
+    }
 
     #[test]
     fn a_size_means_the_same_in_every_option() {

@@ -1,4 +1,4 @@
-//! What the settings of TRL and verl are called here, for messages. The tables of `docs/from-trl.md` and
+//! What the settings of TRL and verl are called here, for messages and for `stapo init --from`. The tables of `docs/from-trl.md` and
 //! `docs/from-verl.md` are the source: a row has their names, ours and a note.
 
 use toml::Value;
@@ -20,6 +20,8 @@ pub struct PeerSetting {
     /// Our name as the page writes it; "none" where there is no counterpart.
     pub ours: String,
     pub note: &'static str,
+    /// The program's default, where the page states it.
+    pub default: Option<&'static str>,
 }
 
 /// The rows of both pages, one entry for each name.
@@ -29,15 +31,18 @@ pub fn peer_settings() -> Vec<PeerSetting> {
         for line in text.lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&'static str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
             let [theirs, ours, rest @ ..] = &cells[..] else { continue };
-            let names = full_names(&quoted(theirs));
+            let (default, others) = default_of(theirs);
+            let names = full_names(&quoted(&others));
             let own_names = full_names(&quoted(ours));
             for (idx, name) in names.iter().enumerate() {
                 let is_product = theirs.contains("` x ");
-                let one_each = names.len() == own_names.len() && names.len() > 1 && !is_product;
+                let is_flag = own_names.iter().any(|name| name.starts_with('-'));
+                let one_each = names.len() == own_names.len() && names.len() > 1 && !is_product && !is_flag;
                 let ours = if one_each { format!("`{}`", own_names[idx]) } else { (*ours).to_string() };
                 let name = name.split([' ', '=']).next().unwrap_or_default().to_string();
                 let note = rest.first().map_or("", |note| note.trim_end_matches(['|', ' ']));
-                settings.push(PeerSetting { program, page, name, ours, note });
+                let default = default.filter(|_| idx == 0);
+                settings.push(PeerSetting { program, page, name, ours, note, default });
             }
         }
     }
@@ -49,24 +54,35 @@ pub(super) fn hint(path: &str, value: Option<&Value>) -> Option<String> {
     let mut paths = Vec::new();
     leaves(path, value, &mut paths);
     let known = peer_settings();
-    let named = paths.iter().filter_map(|path| known.iter().find(|setting| is_named(setting, path)));
-    let sentences: Vec<String> = named.take(MAX_NAMED).map(sentence).collect();
+    let named = paths.iter().filter_map(|path| known.iter().find(|setting| setting.is_named(path)));
+    let sentences: Vec<String> = named.take(MAX_NAMED).map(PeerSetting::sentence).collect();
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
-fn sentence(PeerSetting { program, page, name, ours, note }: &PeerSetting) -> String {
-    match ours.as_str() {
-        "none" if note.is_empty() => format!("{program}'s `{name}` has no counterpart here ({page})"),
-        "none" => format!("{program}'s `{name}` has no counterpart here: {note} ({page})"),
-        ours => format!("{program}'s `{name}` is {ours} here ({page})"),
+impl PeerSetting {
+    /// Says what the setting is called here.
+    pub fn sentence(&self) -> String {
+        let Self { program, page, name, ours, note, .. } = self;
+        match ours.as_str() {
+            "none" if note.is_empty() => format!("{program}'s `{name}` has no counterpart here ({page})"),
+            "none" => format!("{program}'s `{name}` has no counterpart here: {note} ({page})"),
+            ours => format!("{program}'s `{name}` is {ours} here ({page})"),
+        }
     }
-}
 
-/// True for the path of the setting, also where it is shortened at its beginning or stands below another table.
-fn is_named(setting: &PeerSetting, path: &str) -> bool {
-    let ends = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.ends_with('.'));
-    let is_path = path.contains('.');
-    setting.name == path || ends(path, &setting.name) || is_path && ends(&setting.name, path)
+    /// True for the path of the setting, also where it is shortened at its beginning or stands below another table.
+    pub fn is_named(&self, path: &str) -> bool {
+        let ends = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.ends_with('.'));
+        let is_path = path.contains('.');
+        self.name == path || ends(path, &self.name) || is_path && ends(&self.name, path)
+    }
+
+    /// Our key, where the setting has exactly one.
+    pub fn key(&self) -> Option<&str> {
+        let key = self.ours.split('`').nth(1)?;
+        let is_plain = key.chars().all(|c| c.is_ascii_lowercase() || "._".contains(c));
+        (is_plain && !self.ours.contains("` x ") && !self.ours.contains(" with ")).then_some(key)
+    }
 }
 
 /// The paths of all values inside.
@@ -77,6 +93,13 @@ fn leaves(path: &str, value: Option<&Value>, found: &mut Vec<String>) {
         }
         _ => found.push(path.to_string()),
     }
+}
+
+/// The default of the first setting of a cell such as "`a` = 1, `b`", and the cell without it.
+fn default_of(cell: &'static str) -> (Option<&'static str>, String) {
+    let Some((name, rest)) = cell.split_once("` = ") else { return (None, cell.to_string()) };
+    let (default, others) = rest.split_once(',').unwrap_or((rest, ""));
+    (Some(default.trim_matches('`')), format!("{name}`,{others}"))
 }
 
 /// The texts between backquotes.
@@ -90,7 +113,7 @@ fn full_names(names: &[String]) -> Vec<String> {
     let tables =
         first.split([' ', '=']).next().unwrap_or_default().rsplit_once('.').map(|(tables, _)| tables);
     let full = |name: &String| match tables {
-        Some(tables) if !name.trim_start_matches('.').contains('.') => {
+        Some(tables) if !name.trim_start_matches('.').contains(['.', '-']) => {
             format!("{tables}.{}", name.trim_start_matches('.'))
         }
         _ => name.clone(),
@@ -128,6 +151,12 @@ mod tests {
         for (path, expected) in cases {
             assert!(hinted(path).contains(expected), "{path}: {}", hinted(path));
         }
+        let defaults: Vec<_> =
+            peer_settings().into_iter().filter_map(|s| Some((s.name, s.default?))).collect();
+        for (name, default) in [("num_generations", "8"), ("loss_type", "dapo"), ("actor.optim.lr", "1e-6")] {
+            assert!(defaults.contains(&(name.to_string(), default)), "{name}: {defaults:?}");
+        }
+        assert!(hinted("warmup_ratio").contains("`update.schedule`") && hint("dapo", None).is_none());
         assert_eq!(hint("no_such_setting", None), None);
         assert_eq!(hint("n", None), None, "a last part alone says too little");
     }

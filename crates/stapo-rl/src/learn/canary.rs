@@ -7,7 +7,7 @@ use crate::policy::loaded::LoadedModel;
 use crate::reward::{VerifierSpec, left_to_grader};
 use rayon::prelude::*;
 use stapo_core::record::Metrics;
-use stapo_core::{Batch, Group, Scored, Verdict};
+use stapo_core::{Batch, Finish, Group, Scored, Verdict};
 use stapo_verify::Rules;
 
 /// Stops a run whose update is broken: log-probs of sampling and training differ, a tensor has no gradient, or no
@@ -89,20 +89,38 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Warnings about a step: no contrast between rewards, or a policy that has drifted far from that of the `first` step.
-pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics, batch: &Batch) -> Vec<String> {
+/// Warnings about a step: a policy that has drifted far from that of the `first` step.
+pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics) -> Vec<String> {
     let mut found = Vec::new();
     if !plan.config.canaries.enabled {
         return found;
     }
-    if batch.groups.iter().all(Group::is_unanimous) {
-        found.push(format!(
-            "step {}: every group has equal rewards, so nothing was learned; the task is too easy or too hard",
-            metrics.step
-        ));
-    }
     found.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
     found
+}
+
+/// Warns of a step without contrast between rewards, and says what is the likely reason.
+pub fn no_contrast(plan: &Plan, metrics: &Metrics, batch: &Batch) -> Option<String> {
+    if !plan.config.canaries.enabled || !batch.groups.iter().all(Group::is_unanimous) {
+        return None;
+    }
+    let limit = plan.config.rollout.max_response_tokens;
+    let is_cut = |scored: &Scored| scored.rollout.finish == Finish::LengthLimit;
+    let reason = if batch.responses().all(is_cut) {
+        format!(
+            "every response was cut at rollout.max_response_tokens = {limit} before it could answer; raise that setting"
+        )
+    } else if batch.responses().all(|scored| scored.verdict == Verdict::Right) {
+        "every response is right, so the task is too easy".to_string()
+    } else if batch.responses().all(|scored| scored.verdict == Verdict::NoAnswer) {
+        "no response has an answer that the verifier finds; stapo problems shows the prompts".to_string()
+    } else {
+        "the task is too easy or too hard".to_string()
+    };
+    let step = metrics.step;
+    Some(format!(
+        "step {step}: every group has equal rewards, so nothing was learned: {reason} (warned once; `equal_rewards_share` counts such groups)"
+    ))
 }
 
 /// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
@@ -183,7 +201,7 @@ mod tests {
     use super::*;
     use crate::plan::config::Config;
     use crate::testing::metrics;
-    use stapo_core::{Finish, Problem, Rollout};
+    use stapo_core::{Problem, Rollout};
 
     #[test]
     fn a_tenth_of_the_right_answers_is_worth_a_warning() {
@@ -191,29 +209,49 @@ mod tests {
         assert!(!is_worth_a_warning(2, 2) && !is_worth_a_warning(3, 31));
     }
 
+    fn scored(verdict: Verdict, finish: Finish) -> Scored {
+        let rollout = Rollout {
+            problem_idx: 0,
+            sample_idx: 0,
+            tokens: vec![1, 2],
+            is_sampled: vec![false, true],
+            logp: vec![-0.5],
+            entropy: vec![0.5],
+            finish,
+            policy_version: None,
+        };
+        Scored { rollout, verdict, reward: 0.0, rewards: vec![0.0] }
+    }
+
+    fn one_group(members: Vec<Scored>) -> Batch {
+        let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
+        let problem = Problem { id, earlier_turns: Vec::new(), prompt, reference };
+        Batch { groups: vec![Group { problem, members }] }
+    }
+
+    #[test]
+    fn equal_rewards_are_explained_by_what_the_responses_have_in_common() {
+        let plan = Plan::resolve(Config::default()).unwrap();
+        let said = |verdict, finish| {
+            let batch = one_group(vec![scored(verdict, finish), scored(verdict, finish)]);
+            no_contrast(&plan, &metrics(3, 0.5, 0.5), &batch).unwrap()
+        };
+        let cut = said(Verdict::NoAnswer, Finish::LengthLimit);
+        assert!(cut.starts_with("step 3: ") && cut.contains("rollout.max_response_tokens = 96"), "{cut}");
+        assert!(said(Verdict::Right, Finish::Stop { token: 2 }).contains("too easy ("));
+        assert!(said(Verdict::NoAnswer, Finish::Stop { token: 2 }).contains("no response has an answer"));
+        assert!(said(Verdict::Wrong, Finish::Stop { token: 2 }).contains("too easy or too hard"));
+        let mut apart = one_group(vec![scored(Verdict::Wrong, Finish::Stop { token: 2 }); 2]);
+        apart.groups[0].members[0].rewards = vec![1.0];
+        assert_eq!(no_contrast(&plan, &metrics(3, 0.5, 0.5), &apart), None);
+    }
+
     /// One of four responses is not judged.
     #[test]
     fn as_many_responses_as_the_limit_may_be_unjudged() {
-        let scored = |verdict| Scored {
-            rollout: Rollout {
-                problem_idx: 0,
-                sample_idx: 0,
-                tokens: vec![1, 2],
-                is_sampled: vec![false, true],
-                logp: vec![-0.5],
-                entropy: vec![0.5],
-                finish: Finish::LengthLimit,
-                policy_version: None,
-            },
-            verdict,
-            reward: 0.0,
-            rewards: vec![0.0],
-        };
         for unjudged in [Verdict::Unparsable, Verdict::OverBudget] {
-            let members = [Verdict::Right, Verdict::Wrong, Verdict::NoAnswer, unjudged].map(scored).to_vec();
-            let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
-            let problem = Problem { id, earlier_turns: Vec::new(), prompt, reference };
-            let batch = Batch { groups: vec![Group { problem, members }] };
+            let verdicts = [Verdict::Right, Verdict::Wrong, Verdict::NoAnswer, unjudged];
+            let batch = one_group(verdicts.map(|verdict| scored(verdict, Finish::LengthLimit)).to_vec());
             let checked = |limit: &str| {
                 let limit = format!("canaries.max_unjudged_share={limit}");
                 let plan = Plan::resolve(Config::from_toml("", [limit.as_str()]).unwrap()).unwrap();

@@ -11,6 +11,7 @@ mod reuse;
 mod rewards;
 mod schedule;
 mod schema;
+mod sized;
 mod sources;
 mod style;
 
@@ -23,10 +24,10 @@ pub use reuse::{Gate, Reuse};
 pub use rewards::{Reward, RewardSpec};
 pub use schedule::{Curve, Schedule};
 pub use schema::schema;
+pub use sized::SizedDefaults;
 pub use sources::{Behavior, ModelSource, RolloutSourceSpec, TeacherSource};
-pub use style::PromptStyle;
-
 pub use stapo_model::decoder::Recompute;
+pub use style::PromptStyle;
 
 use crate::tasks::TaskSpec;
 use schemars::JsonSchema;
@@ -69,6 +70,9 @@ pub struct Config {
     /// The name of the preset that the other keys of `objective` override; `objective` has its values.
     #[serde(skip)]
     pub preset: Option<String>,
+    /// Keys with values that follow the size of the model, because nobody gave them.
+    #[serde(skip)]
+    pub followed: Vec<String>,
     /// What the policy learns from a rollout batch: one algorithm, as axes. `preset` names the preset that the other keys
     /// override.
     pub objective: ObjectiveSpec,
@@ -350,6 +354,7 @@ impl Default for Config {
             teacher: None,
             task: TaskSpec::default(),
             preset: Some(merged::DEFAULT_PRESET.to_string()),
+            followed: Vec::new(),
             objective: ObjectiveSpec::from_preset(merged::DEFAULT_PRESET).expect("the default is a preset"),
             rollout: RolloutConfig::default(),
             reward: RewardConfig::default(),

@@ -95,6 +95,14 @@ impl ModelSource {
             Located::Run { run, step } => FoundModel::of_run(&run, step),
         }
     }
+
+    /// The shape of the model, without opening a checkpoint.
+    pub fn shape(&self) -> Result<ModelConfig> {
+        match locate(self)? {
+            Located::Base { base, .. } => base.shape(),
+            Located::Run { run, .. } => start_of_run(&run)?.base.shape(),
+        }
+    }
 }
 
 impl FoundModel {
@@ -184,7 +192,18 @@ impl FoundModel {
 
     /// The files of the base model.
     pub fn files(&self) -> Result<ModelFiles> {
-        match &self.base {
+        self.base.files()
+    }
+
+    /// The shape of the model, for which a folder's `config.json` is enough.
+    pub fn shape(&self) -> Result<ModelConfig> {
+        self.base.shape()
+    }
+}
+
+impl BaseModel {
+    fn files(&self) -> Result<ModelFiles> {
+        match self {
             BaseModel::Files(path) => Ok(ModelFiles { path: path.clone(), unpacked: None }),
             BaseModel::Builtin | BaseModel::Random { .. } => {
                 let folder = builtin::unpack()?;
@@ -193,10 +212,9 @@ impl FoundModel {
         }
     }
 
-    /// The shape of the model, for which a folder's `config.json` is enough.
-    pub fn shape(&self) -> Result<ModelConfig> {
+    fn shape(&self) -> Result<ModelConfig> {
         let config = Pretrained::read_config(&self.files()?.path)?;
-        let BaseModel::Random { shape, .. } = &self.base else { return Ok(config) };
+        let BaseModel::Random { shape, .. } = self else { return Ok(config) };
         let unknown = || {
             let known: Vec<&str> = ModelConfig::known_names().collect();
             let remedy = format!("model.shape is one of {}", known.join(", "));
@@ -267,6 +285,7 @@ fn locate(source: &ModelSource) -> Result<Located> {
         return Ok(Located::Run { run: run.to_owned(), step: Some(step) });
     }
     if path.try_exists().map_err(|e| Error::io(path, e))? {
+        refuse_adapter(path)?;
         return base(BaseModel::Files(path.to_owned()), source.clone());
     }
     let (before, after) = name.rsplit_once('@').unwrap_or((name, ""));
@@ -275,13 +294,44 @@ fn locate(source: &ModelSource) -> Result<Located> {
         let step = step_named(name, Path::new(before), after)?;
         return Ok(Located::Run { run: before.into(), step: Some(step) });
     }
-    if hub_cache::is_repository(before) && (after.is_empty() || hub_cache::is_revision(after)) {
+    if hub_cache::is_repository(before)
+        && !is_local(before)
+        && (after.is_empty() || hub_cache::is_revision(after))
+    {
         let revision = if after.is_empty() { "main" } else { after };
         let missing = || Error::NotFetched { id: before.to_string(), revision: revision.to_string() };
         let (folder, commit) = hub_cache::model(before, revision).ok_or_else(missing)?;
         return base(BaseModel::Files(folder), ModelSource::named(&format!("{before}@{commit}")));
     }
-    Err(Error::no_model(name, "no such file or folder".to_string(), FORMS.to_string()))
+    let remedy = hub_cache::likely_name(before).map_or(FORMS.to_string(), |hub| {
+        format!("on the hub this is likely {hub}: --model {hub} --fetch fetches it first; {FORMS}")
+    });
+    Err(Error::no_model(name, "no such file or folder".to_string(), remedy))
+}
+
+/// Whether a name of the form `OWNER/NAME` is a path below a folder that is here, or below one that holds models by habit.
+fn is_local(name: &str) -> bool {
+    let Some((folder, _)) = name.split_once('/') else { return false };
+    ["models", "runs", "data"].contains(&folder) || Path::new(folder).is_dir()
+}
+
+/// Refuses a folder with an adapter in PEFT's format in place of a model, and names its base.
+fn refuse_adapter(folder: &Path) -> Result<()> {
+    let config = folder.join("adapter_config.json");
+    if folder.join("config.json").exists() || !config.exists() {
+        return Ok(());
+    }
+    let text = stapo_model::files::read_text(&config).map_err(|e| Error::io(&config, e))?;
+    let base = serde_json::from_str::<serde_json::Value>(&text)
+        .ok()
+        .and_then(|config| Some(config.get("base_model_name_or_path")?.as_str()?.to_string()))
+        .filter(|base| !base.is_empty());
+    let (shown, base) = (folder.display(), base.unwrap_or_else(|| "BASE".to_string()));
+    let problem = format!("is an adapter in PEFT's format, whose base model is {base}");
+    let remedy = format!(
+        "--model {base} --adapter {shown} reads with it; to train it on: model = {{ path = {base:?}, lora = {{ adapter = \"{shown}\" }} }}"
+    );
+    Err(Error::no_model(&shown.to_string(), problem, remedy))
 }
 
 /// The step that stands behind `@`: a number, or `best` for the step that `best.json` names.

@@ -30,6 +30,36 @@ pub fn is_repository(id: &str) -> bool {
     parts.len() == 2 && parts.iter().all(is_plain)
 }
 
+/// The owners of published models of the supported families, by the beginning of a model's name.
+const OWNERS: [(&str, &str); 5] = [
+    ("Qwen", "Qwen"),
+    ("Llama-", "meta-llama"),
+    ("SmolLM", "HuggingFaceTB"),
+    ("TinyLlama", "TinyLlama"),
+    ("DeepSeek-R1-Distill", "deepseek-ai"),
+];
+
+/// The likely name on the hub of a model that is named by its last part alone, in any case: `qwen3-1.7b` is
+/// `Qwen/Qwen3-1.7B`.
+pub fn likely_name(name: &str) -> Option<String> {
+    let last = name.trim_end_matches('/').rsplit('/').next()?;
+    let starts = |start: &str| last.get(..start.len()).is_some_and(|given| given.eq_ignore_ascii_case(start));
+    let (start, owner) = OWNERS.iter().find(|(start, _)| starts(start))?;
+    // Parts of names begin with a capital, and a size ends with one: `-Base`, `-1.7B`.
+    let part = |part: &str| {
+        let is_size = part.starts_with(|c: char| c.is_ascii_digit()) && part.ends_with(['b', 'm']);
+        let mut letters = part.chars();
+        match letters.next() {
+            _ if is_size => part.to_ascii_uppercase(),
+            Some(first) => first.to_ascii_uppercase().to_string() + letters.as_str(),
+            None => String::new(),
+        }
+    };
+    let rest: Vec<String> = last[start.len()..].split('-').map(part).collect();
+    let id = format!("{owner}/{start}{}", rest.join("-"));
+    is_repository(&id).then_some(id)
+}
+
 /// Whether a text has the form of a revision: a branch, a tag, a commit or `refs/pr/N`. A revision names a file in the
 /// cache and must not leave it.
 pub fn is_revision(revision: &str) -> bool {
@@ -65,4 +95,22 @@ pub fn name_of(folder: &Path) -> Option<String> {
     let repository = folder.parent().filter(|parent| parent.ends_with("snapshots"))?.parent()?;
     let name = repository.file_name()?.to_str()?.strip_prefix("models--")?.replacen("--", "/", 1);
     is_repository(&name).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::likely_name;
+
+    #[test]
+    fn a_model_without_its_owner_is_recognised() {
+        for (given, expected) in [
+            ("qwen3-1.7b", "Qwen/Qwen3-1.7B"),
+            ("models/Qwen3-1.7B-Base", "Qwen/Qwen3-1.7B-Base"),
+            ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+            ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
+        ] {
+            assert_eq!(likely_name(given).as_deref(), Some(expected), "{given}");
+        }
+        assert_eq!(likely_name("models/none"), None);
+    }
 }

@@ -18,6 +18,8 @@ pub struct Recorder {
     first: Option<Metrics>,
     /// The evaluation before the first step, until the first step writes it down.
     before: Option<Evaluated>,
+    /// Whether an earlier step had no contrast between rewards, of which a run warns once.
+    had_no_contrast: bool,
     /// Response tokens sampled since the start of the run.
     tokens_total: u64,
 }
@@ -38,6 +40,7 @@ impl Recorder {
         Self {
             first: history.first().cloned(),
             before: None,
+            had_no_contrast: history.iter().any(|m| m.equal_rewards_share == Some(1.0)),
             tokens_total: total.unwrap_or_else(|| sampled.sum()),
         }
     }
@@ -72,7 +75,11 @@ impl Recorder {
             samples = of_benchmarks;
         }
         metrics.memory_bytes = memory_bytes(model.policy.device());
-        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
+        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics);
+        if !self.had_no_contrast {
+            metrics.warnings.extend(canary::no_contrast(plan, &metrics, &rolled.batch));
+        }
+        self.had_no_contrast |= metrics.equal_rewards_share == Some(1.0);
         metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
         let has_responses = step == 1 || is_due(step, plan.config.record.responses_every_steps);
         let responses = if has_responses {

@@ -1,6 +1,7 @@
 //! `stapo compare` of two training runs: how their responses differ.
 
 use crate::shared::run_folder;
+use crate::shared::units::p_value;
 use anyhow::{Result, bail};
 use stapo_core::stats::{PairedComparison, Resampling};
 use stapo_rl::lab::experiment::{ComparedRuns, RunResponses, compare_runs};
@@ -45,7 +46,7 @@ fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
     let difference = |paired: Option<PairedComparison>| {
         paired.map_or("needs two steps".to_string(), |paired| {
             let (low, high) = (paired.interval.low, paired.interval.high);
-            format!("{:+.3} [{low:+.3}, {high:+.3}], p {:.4}", paired.difference, paired.p_permutation)
+            format!("{:+.3} [{low:+.3}, {high:+.3}], p {}", paired.difference, p_value(paired.p_permutation))
         })
     };
     println!("{:<28} {:>9} {:>9}  B - A, 95 % interval", "mean over steps", "A", "B");
@@ -64,7 +65,7 @@ fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
         println!("n = {:<6} {shown:<32} {:>10.4} {:>8.3}", own.n, own.by_chance, own.p_value);
     }
     println!(
-        "divergence: Jensen-Shannon, of the tokens of whole recorded groups; by chance: responses exchanged between the\nruns at random. Steps of a run follow from each other: intervals over seeds would be wider."
+        "divergence: Jensen-Shannon, of the tokens of whole recorded groups; by chance:\nresponses exchanged between the runs at random. Steps of a run follow from each\nother: intervals over seeds would be wider."
     );
     let Some(thresholds) = compared.thresholds else {
         println!("\nquadrants: no step of either run had an entropy threshold");
@@ -74,11 +75,11 @@ fn show(a: &Path, b: &Path, compared: &ComparedRuns) {
         "\ntokens by quadrant, divided at p = {:.4} and H = {:.4} nats in both runs",
         thresholds.tau_p, thresholds.tau_h
     );
-    println!("{:<26} {:<31} {:<31}", "share of tokens, %", "A: first, middle, last third", "B");
+    println!("{:<24} {:<28}B", "share of tokens, %", "A: first, middle, last third");
     for own in &compared.quadrants {
         let name = own.quadrant.words();
         let one = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{:.4}", 100.0 * share));
-        let shares = |of: [Option<f64>; 3]| of.map(|share| format!("{:>9}", one(share))).join(" ");
-        println!("{name:<26} {:<31} {:<31}", shares(own.a), shares(own.b));
+        let shares = |of: [Option<f64>; 3]| of.map(|share| format!("{:>8}", one(share))).join(" ");
+        println!("{name:<24} {:<27} {}", shares(own.a), shares(own.b));
     }
 }

@@ -1,6 +1,7 @@
 //! The tables of `stapo eval` and `stapo compare` on a terminal.
 
-use crate::shared::units::{grouped, percent};
+use crate::shared::terminal::{COLUMNS, first_cell, wrapped};
+use crate::shared::units::{grouped, p_value, percent};
 use serde_json::Value;
 use stapo_core::record::EvalRecord;
 use stapo_rl::lab::evaluation::{Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict};
@@ -10,7 +11,7 @@ use std::path::Path;
 /// How the questions were asked.
 pub fn prompting(plan: &EvalPlan) {
     let from = plan.prompting_of.as_ref().map_or(String::new(), |run| format!(" as in the run {run}"));
-    println!("\nasked{from}: {}", prompting_text(plan));
+    println!("\n{}", wrapped(&format!("asked{from}: {}", prompting_text(plan)), 0, COLUMNS));
 }
 
 fn prompting_text(plan: &EvalPlan) -> String {
@@ -27,7 +28,10 @@ fn prompting_text(plan: &EvalPlan) -> String {
     parts.join(", ")
 }
 
-/// One table per decoding, one row per benchmark.
+/// The columns of a benchmark's name.
+const NAME_WIDTH: usize = 14;
+
+/// Two tables per decoding, one row per benchmark: its scores, and what its responses are like.
 pub fn table(rows: &[EvalRow]) {
     let mut decodings: Vec<&str> = Vec::new();
     for row in rows {
@@ -38,48 +42,52 @@ pub fn table(rows: &[EvalRow]) {
     for decoding in decodings {
         let rows: Vec<&EvalRow> = rows.iter().filter(|row| row.decoding == decoding).collect();
         println!("\n{decoding}   (percent; 95 % intervals clustered by question)");
-        println!(
-            "{:<12} {:>9} {:>4}  {:<21} {:<22} {:<21} {:>9} {:>9} {:>8} {:>8}",
-            "benchmark",
-            "questions",
-            "k",
-            "avg@k",
-            "pass@k",
-            "maj@k",
-            "truncated",
-            "no answer",
-            "unjudged",
-            "tokens"
-        );
+        println!("{:<14} {:>3}  {:<19} {:<19} maj@k", "benchmark", "k", "avg@k", "pass@k");
         for row in &rows {
             println!(
-                "{:<12} {:>9} {:>4}  {:<21} {:<22} {:<21} {:>9} {:>9} {:>8} {:>8.0}",
-                row.benchmark,
-                row.n_questions,
+                "{} {:>3}  {:<19} {:<19} {}",
+                first_cell(&row.benchmark, NAME_WIDTH),
                 row.n_samples,
                 percent(&row.avg),
                 passes(row),
                 percent(&row.maj),
-                share(row.truncated_share),
-                share(row.no_answer_share),
-                share(row.unjudged_share),
-                row.response_tokens_mean
             );
         }
         for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
-            println!(
+            let text = format!(
                 "{}: {} of {} right samples leave a calculation to the grader, as 60 + 180 does beside 240; \
                  --verifier '{{kind=\"rule\", form=\"worked-out\"}}' says which",
                 row.benchmark,
                 row.n_left_to_grader,
                 n_right(row)
             );
+            println!("{}", wrapped(&text, 0, COLUMNS));
         }
         let six: Vec<&EvalRow> =
             SIX.iter().filter_map(|name| rows.iter().find(|row| row.benchmark == *name).copied()).collect();
         if let Some(mean) = average(&six).filter(|_| six.len() == SIX.len()) {
-            println!("{:<12} {:>9} {:>4}  {}", "mean of six", mean.n_questions, "", percent(&mean));
+            println!("{:<14} {:>3}  {}", "mean of six", "", percent(&mean));
         }
+        responses(&rows);
+    }
+}
+
+/// What the responses of each benchmark are like.
+fn responses(rows: &[&EvalRow]) {
+    println!(
+        "\n{:<14} {:>9} {:>10} {:>10} {:>10} {:>12}",
+        "responses", "questions", "truncated", "no answer", "unjudged", "mean tokens"
+    );
+    for row in rows {
+        println!(
+            "{} {:>9} {:>10} {:>10} {:>10} {:>12.0}",
+            first_cell(&row.benchmark, NAME_WIDTH),
+            row.n_questions,
+            share(row.truncated_share),
+            share(row.no_answer_share),
+            share(row.unjudged_share),
+            row.response_tokens_mean
+        );
     }
 }
 
@@ -144,11 +152,16 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
         println!("{name} {}, receipt {}", folder.display(), short_of(folder));
     }
     println!("");
-    println!(
-        "{:<12} {:<14} {:>9} {:>7} {:>7}  {:<22} {:>8} {:>8} {:>10}  ",
-        "benchmark", "decoding", "questions", "A %", "B %", "B - A, points", "p", "p Holm", "detectable"
-    );
+    let mut decoding = "";
     for row in compared {
+        if row.decoding != decoding {
+            decoding = &row.decoding;
+            println!("{decoding}");
+            println!(
+                "{:<14} {:>6} {:>6} {:>6}  {:<21} {:>8} {:>8}",
+                "benchmark", "n", "A %", "B %", "B - A, points", "p", "p Holm"
+            );
+        }
         let paired = &row.paired;
         let verdict = if !row.is_detectable() {
             "no detectable difference"
@@ -158,9 +171,8 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
             "A is better"
         };
         println!(
-            "{:<12} {:<14} {:>9} {:>7.1} {:>7.1}  {:<22} {:>8.4} {:>8.4} {:>10}  {verdict}",
-            row.benchmark,
-            row.decoding,
+            "{} {:>6} {:>6.1} {:>6.1}  {:<21} {:>8} {:>8}\n  {verdict}; detectable from {:.1} points",
+            first_cell(&row.benchmark, NAME_WIDTH),
             paired.n_questions,
             100.0 * row.a,
             100.0 * row.b,
@@ -170,16 +182,16 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
                 100.0 * paired.interval.low,
                 100.0 * paired.interval.high
             ),
-            paired.p_permutation,
-            row.p_adjusted,
-            format!("{:.1}", 100.0 * paired.minimum_detectable_effect),
+            p_value(paired.p_permutation),
+            p_value(row.p_adjusted),
+            100.0 * paired.minimum_detectable_effect,
         );
         if row.n_unshared > 0 {
-            println!("{:<12} {} questions are in only one of the two and were left out", "", row.n_unshared);
+            println!("  {} questions are in only one of the two and were left out", row.n_unshared);
         }
     }
     println!(
-        "\np: paired permutation of questions; Holm over {} rows. detectable: the difference, in points, these questions and samples\nfind in 80 % of repetitions.",
+        "\nn: questions in both. p: paired permutation of questions; Holm over {} rows.\ndetectable: the difference that these questions and samples find in 80 % of\nrepetitions.",
         compared.len()
     );
 }

@@ -6,6 +6,7 @@ use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
+use stapo_core::settings::RawConfig;
 use stapo_rl::plan::config::ModelSource;
 use stapo_rl::policy::identity;
 use stapo_rl::run::disk::rename;
@@ -116,7 +117,8 @@ impl Job<'_> {
 
     fn config(&self) -> Result<Config> {
         let config = std::fs::read_to_string(self.folder.join("config.toml"))?;
-        Ok(Config::from_toml(&config, self.arm.settings.iter().map(String::as_str))?)
+        let raw = RawConfig::new(&config, self.arm.settings.iter().map(String::as_str))?;
+        Ok(Config::for_model(raw, |source| source.shape().ok())?)
     }
 
     /// Refuses a folder that holds the run of another arm, or of this arm with other inputs. Returns the run's plan.

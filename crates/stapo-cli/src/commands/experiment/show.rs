@@ -1,7 +1,7 @@
 //! Progress and summary of an experiment on a terminal.
 
 use crate::shared::terminal::is_quiet;
-use crate::shared::units::percent;
+use crate::shared::units::{percent, scientific};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stapo_core::record::catalogue::{ACCURACY, ENTROPY_MEAN};
 use stapo_core::record::{Arm, Experiment, Metrics};
@@ -126,7 +126,7 @@ pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
             )
         });
         println!(
-            "{:<24} {:>5}  {:<22} {:<22} {:>9} {:>9.1} {:>9.3} {:>9.1e}{}",
+            "{:<24} {:>5}  {:<22} {:<22} {:>9} {:>9.1} {:>9.3} {:>9}{}",
             arm.name,
             arm.n_runs,
             percent(&arm.accuracy),
@@ -134,7 +134,7 @@ pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
             arm.p_adjusted.map_or("-".to_string(), |p| format!("{p:.3}")),
             100.0 * arm.area.value,
             arm.entropy_stability.value,
-            arm.silenced_share.value,
+            scientific(arm.silenced_share.value),
             collapses(arm)
         );
     }

@@ -3,7 +3,7 @@
 use super::found::Found;
 use anyhow::{Result, bail};
 use stapo_rl::device::{DeviceName, cuda};
-use stapo_rl::plan::config::Recompute;
+use stapo_rl::plan::config::{Recompute, SizedDefaults};
 use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory;
 use stapo_rl::{Config, Plan};
@@ -55,24 +55,19 @@ impl Choices {
         }
         let (held_out_share, n_train, n_held_out) = split(found)?;
         let problems_per_step = power_of_two_up_to(n_train.min(if is_gpu { 64 } else { 8 }));
-        let n_parameters = found.config.n_parameters();
+        let sized = SizedDefaults::for_model(&found.config, device, false);
         let mut choices = Self {
             device,
             max_prompt_tokens,
             drops_long_prompts,
-            max_response_tokens: room.min(if is_gpu { 4096 } else { 256 }),
+            max_response_tokens: room.min(SizedDefaults::response_limit(device)),
             problems_per_step,
             group_size: 8,
             problems_per_minibatch: problems_per_step.div_ceil(2),
             microbatch_tokens: 0,
             recompute: Recompute::Nothing,
             kv_mib: 0,
-            // Full training by reinforcement learning: 1e-6 is the rate of the published runs; tiny models need more.
-            learning_rate: match n_parameters {
-                0..10_000_000 => 1e-4,
-                10_000_000..200_000_000 => 1e-5,
-                _ => 1e-6,
-            },
+            learning_rate: sized.learning_rate,
             steps: (2 * n_train / problems_per_step).clamp(20, 200) as u64,
             held_out_share,
             evaluation_problems: n_held_out.min(if is_gpu { 256 } else { 64 }),

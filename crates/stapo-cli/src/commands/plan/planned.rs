@@ -178,6 +178,11 @@ fn quantised(plan: &Plan, source: &ModelSource, model: &ModelConfig) -> Result<O
     }
 }
 
+/// The shape of a model by its files, or by its name where they are not here.
+pub fn known_shape(source: &ModelSource) -> Option<ModelConfig> {
+    source.shape().ok().or_else(|| ModelConfig::known(&source.to_string()))
+}
+
 /// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
 fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
     let name = source.to_string();

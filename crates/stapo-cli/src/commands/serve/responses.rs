@@ -2,6 +2,7 @@
 
 use super::http::{Refusal, Response};
 use super::question::unreadable;
+use crate::shared::units::size;
 use crate::shared::viewer::{Inspected, recorded};
 use serde_json::{Value, json};
 use stapo_core::record::ResponseRecord;
@@ -29,7 +30,8 @@ fn open(run: &Path, step: u64) -> Result<Inspected, Refusal> {
         return Err(Refusal::new(
             413,
             format!(
-                "step {step}: {n_bytes} bytes of responses; `stapo inspect --step {step}` writes a page of them"
+                "step {step}: {} of responses; `stapo inspect --step {step}` writes a page of them",
+                size(n_bytes)
             ),
         ));
     }

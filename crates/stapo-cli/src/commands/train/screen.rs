@@ -4,6 +4,7 @@ use super::progress::{Heartbeat, bar, left_text};
 use crate::shared::clock::span;
 use crate::shared::stop::{Asked, Stop};
 use crate::shared::terminal::{is_quiet, plain};
+use crate::shared::units::scientific;
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use stapo_core::record::catalogue::{
@@ -125,7 +126,7 @@ impl Screen {
     /// The curves and the last step, as lines of at most 80 columns.
     fn curves(&self, metrics: &Metrics) -> String {
         format!(
-            "{:<8} {}\n{:<8} {}\n{:<8} {}\nlast     {} {:.3}  {} {} of {} {}  {} {:.2}  {} {:.1e}",
+            "{:<8} {}\n{:<8} {}\n{:<8} {}\nlast     {} {:.3}  {} {} of {} {}  {} {:.2}  {} {}",
             ACCURACY.short,
             curve(&self.accuracy, &percent),
             EVAL_ACCURACY.short,
@@ -141,7 +142,7 @@ impl Screen {
             GRADIENT_NORM.short,
             metrics.gradient_norm,
             KL_BEHAVIOR.short,
-            metrics.kl_behavior.unwrap_or(0.0),
+            scientific(metrics.kl_behavior.unwrap_or(0.0)),
         )
     }
 

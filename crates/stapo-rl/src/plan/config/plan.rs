@@ -111,6 +111,10 @@ impl Plan {
     pub fn notes(&self) -> Vec<String> {
         let name = self.config.preset.as_deref().unwrap_or_default();
         let mut notes = self.objective.warnings();
+        if !self.config.followed.is_empty() {
+            let keys = self.config.followed.join(", ");
+            notes.push(format!("defaults for the size of this model: {keys}; set them to choose others"));
+        }
         let rollout = &self.config.rollout;
         if let Some(RolloutSourceSpec::Jsonl { behavior: Behavior::Policy, .. }) = rollout.source
             && self.objective.off_policy == OffPolicy::None

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -71,26 +72,96 @@ def trace():
     return "".join(traceback.format_exception(kind, error, frames)).rstrip()
 
 
-def arguments(request):
+def row_of(request):
     row = request["row"]
-    if row is None:
-        row = {name: request[name] for name in ("id", "prompt", "reference")}
-    return request["prompt"], request["response"], request["reference"], row
+    return row if row is not None else {name: request[name] for name in ("id", "prompt", "reference")}
 
 
-def call(function, requests, is_batch):
+def arguments(request):
+    return request["prompt"], request["response"], request["reference"], row_of(request)
+
+
+def call_ours(function, requests, is_batch):
+    """`reward(prompt, response, reference, row)`, or the same with four lists."""
+    if is_batch:
+        return function(*[list(column) for column in zip(*map(arguments, requests))])
+    return [function(*arguments(request)) for request in requests]
+
+
+def call_trl(function, requests, is_batch):
+    """TRL's `reward(completions, **kwargs)`: lists, with every column of the data as a keyword."""
+    rows = [row_of(request) for request in requests]
+    columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
+    is_chat = isinstance(rows[0].get("prompt"), list)
+    columns["prompts"] = [row["prompt"] for row in rows] if is_chat else [request["prompt"] for request in requests]
+    texts = [request["response"] for request in requests]
+    columns["completions"] = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
+    columns.pop("prompt", None)
+    parameters = inspect.signature(function).parameters.values()
+    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
+        columns = {name: columns[name] for name in columns if name in [parameter.name for parameter in parameters]}
+    # A function returns None for a sample that it does not judge, which adds nothing to the reward.
+    return [0.0 if result is None else result for result in function(**columns)]
+
+
+def of_verl(request):
+    row = row_of(request)
+    rule = row.get("reward_model")
+    reference = rule.get("ground_truth") if isinstance(rule, dict) else None
+    reference = request["reference"] if reference is None else reference
+    return row.get("data_source"), request["response"], reference, row.get("extra_info")
+
+
+def from_verl(result):
+    """verl's `{"score": ..}` as ours; `acc` is the verdict and `pred` the answer, other keys are left out."""
+    if not isinstance(result, dict) or "score" not in result:
+        return result
+    reply = {"reward": result["score"], "answer": result.get("pred")}
+    return reply if result.get("acc") is None else {**reply, "verdict": bool(result["acc"])}
+
+
+def call_verl(function, requests, is_batch):
+    """verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, by keyword as verl calls it."""
+    names = ("data_source", "solution_str", "ground_truth", "extra_info")
+    return [from_verl(function(**dict(zip(names, of_verl(request))))) for request in requests]
+
+
+def call_verl_batch(function, requests, is_batch):
+    """The same with lists, as verl's batch reward manager calls it."""
+    names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+    columns = [list(column) for column in zip(*map(of_verl, requests))]
+    return [from_verl(result) for result in function(**dict(zip(names, columns)))]
+
+
+def style_of(function):
+    """How the function wants to be called, by the names of its parameters."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return call_ours
+    known = {"completions": call_trl, "solution_str": call_verl, "solution_strs": call_verl_batch}
+    for name, style in known.items():
+        if name in signature.parameters:
+            return style
+    try:
+        signature.bind("", "", "", {})
+    except TypeError as error:
+        raise TypeError(
+            f"{function.__name__}{signature}: expected (prompt, response, reference, row), TRL's (completions, **kwargs) "
+            "or verl's (data_source, solution_str, ground_truth, extra_info)"
+        ) from error
+    return call_ours
+
+
+def call(function, style, requests, is_batch):
     """The replies to the requests of one call, with what the function printed or raised."""
     printed = io.StringIO()
     error, replies = None, []
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            if is_batch:
-                columns = [list(column) for column in zip(*map(arguments, requests))]
-                results = list(function(*columns))
-                if len(results) != len(requests):
-                    raise ValueError(f"returned {len(results)} results for {len(requests)} samples")
-            else:
-                results = [function(*arguments(requests[0]))]
+            results = list(style(function, requests, is_batch))
+        if len(results) != len(requests):
+            raise ValueError(f"returned {len(results)} results for {len(requests)} samples")
         for result in results:
             replies.append(finite(as_reply(result)))
     except BaseException:
@@ -121,6 +192,7 @@ def main():
 
     try:
         function = load(file, name)
+        style = style_of(function)
     except BaseException:
         write({"error": trace()})
         return
@@ -130,7 +202,7 @@ def main():
         waiting.append(json.loads(line))
         if calls == "batch" and waiting[-1]["n_to_come"] > 0:
             continue
-        for answer in call(function, waiting, calls == "batch"):
+        for answer in call(function, style, waiting, calls == "batch"):
             write(answer)
         waiting = []
 

@@ -1,0 +1,201 @@
+//! `stapo init --from`: a config from the YAML file of TRL or verl.
+
+mod translate;
+mod yaml;
+
+use crate::shared::terminal::{COLUMNS, wrapped};
+use anyhow::{Context, Result};
+use stapo_rl::{Config, Plan};
+use std::fmt::Write;
+use std::path::Path;
+use toml::Value;
+use translate::{Peer, Translation};
+
+/// A key of the new config.
+struct Entry {
+    key: String,
+    value: Value,
+    /// The setting that the value is from, as a comment.
+    origin: String,
+}
+
+/// What stands in place of the file's model and data, and the device.
+pub struct Changes<'a> {
+    pub model: Option<&'a str>,
+    pub data: Option<&'a Path>,
+    pub device: String,
+}
+
+/// A translated file: the text of a config, and what has no translation.
+pub struct Translated {
+    pub program: &'static str,
+    pub text: String,
+    pub n_keys: usize,
+    pub refused: Vec<String>,
+    /// Settings that no table names.
+    pub unnamed: Vec<String>,
+}
+
+/// Prompts that TRL takes at any length.
+const MAX_PROMPT_TOKENS: i64 = 1024;
+/// The tokens of a micro-batch by default.
+const MICROBATCH_TOKENS: i64 = 8192;
+
+pub fn translated(file: &Path, changes: &Changes) -> Result<Translated> {
+    let peer = Peer::new(&yaml::read(file)?);
+    let (mut entries, mut refused) = (Vec::new(), Vec::new());
+    for (name, translation, is_default) in peer.translations() {
+        match translation {
+            Translation::Nothing => {}
+            Translation::Refused(reason) if !is_default => refused.push(reason),
+            Translation::Refused(_) => {}
+            Translation::Keys(keys) => {
+                let origin = if is_default { format!("default of {name}") } else { name.to_string() };
+                for (key, value) in keys {
+                    if !entries.iter().any(|entry: &Entry| entry.key == key) {
+                        entries.push(Entry { key, value, origin: origin.clone() });
+                    }
+                }
+            }
+        }
+    }
+    add(&mut entries, changes, peer.program);
+    name_after(&mut entries, file);
+    entries.sort_by_key(|entry| (!entry.key.ends_with(".preset"), entry.key.clone()));
+    drop_refused(&mut entries, &mut refused)?;
+    for (key, flag) in [("model.path", "--model MODEL"), ("task.path", "--data FILE")] {
+        if !entries.iter().any(|entry| entry.key == key) {
+            refused.push(format!("{key} is not set, so that of the built-in run stays; {flag} names yours"));
+        }
+    }
+    let text = written(file, peer.program, &entries, &refused, &peer.unnamed);
+    Ok(Translated { program: peer.program, text, n_keys: entries.len(), refused, unnamed: peer.unnamed })
+}
+
+/// Adds what the command line gives, and what both programs do without a setting for it.
+fn add(entries: &mut Vec<Entry>, changes: &Changes, program: &str) {
+    let mut set = |key: &str, value: Value, origin: &str| {
+        entries.retain(|entry| entry.key != key);
+        entries.push(Entry { key: key.to_string(), value, origin: origin.to_string() });
+    };
+    set("device", changes.device.as_str().into(), "");
+    if let Some(model) = changes.model {
+        set("model.path", model.into(), "--model");
+    }
+    if let Some(data) = changes.data {
+        set("task.path", data.display().to_string().into(), "--data");
+        set("task.template", "{{ problem }}".into(), "prompts as they are");
+    }
+    set("reward.wrong", 0.0.into(), "rewards are 1 and 0 there, 1 and -1 here");
+    if program == "verl" {
+        set("rollout.chat", true.into(), "verl renders every prompt with the chat template");
+    } else {
+        set("rollout.max_prompt_tokens", MAX_PROMPT_TOKENS.into(), "TRL has no limit");
+    }
+    let tokens =
+        |key: &str| entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.value.as_integer());
+    let longest =
+        tokens("rollout.max_prompt_tokens").unwrap_or(0) + tokens("rollout.max_response_tokens").unwrap_or(0);
+    if tokens("update.microbatch_tokens").unwrap_or(MICROBATCH_TOKENS) < longest {
+        entries.retain(|entry| entry.key != "update.microbatch_tokens");
+        let origin = "holds the longest sequence".to_string();
+        entries.push(Entry { key: "update.microbatch_tokens".to_string(), value: longest.into(), origin });
+    }
+}
+
+fn name_after(entries: &mut Vec<Entry>, file: &Path) {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let name: String = stem.chars().map(|c| if is_plain(c) { c } else { '-' }).collect();
+    entries.push(Entry { key: "name".to_string(), value: name.into(), origin: String::new() });
+}
+
+/// Takes out keys that a run would refuse, one by one, and lists why.
+fn drop_refused(entries: &mut Vec<Entry>, refused: &mut Vec<String>) -> Result<()> {
+    loop {
+        let config = Config::from_toml(&lines(entries), []).and_then(Plan::resolve);
+        let Err(error) = config else { return Ok(()) };
+        let key = error.key().unwrap_or_default();
+        let is_meant = |entry: &Entry| {
+            let below = |long: &str, short: &str| long == short || long.starts_with(&format!("{short}."));
+            below(&key, &entry.key) || below(&entry.key, &key)
+        };
+        let Some(idx) = entries.iter().rposition(is_meant) else {
+            return Err(error)
+                .context("the translated config does not fit, which is a fault of this program");
+        };
+        let entry = entries.remove(idx);
+        let problem = error.to_string().lines().next().unwrap_or_default().to_string();
+        refused.push(format!("`{}` = {}: {problem}", entry.origin, entry.value));
+    }
+}
+
+/// The keys as TOML, table by table.
+fn lines(entries: &[Entry]) -> String {
+    let table_of =
+        |entry: &Entry| entry.key.split_once('.').map_or(String::new(), |(table, _)| table.to_string());
+    let mut tables: Vec<String> = entries.iter().map(table_of).collect();
+    tables.sort_unstable();
+    tables.dedup();
+    let mut text = String::new();
+    for table in tables {
+        if !table.is_empty() {
+            let _ = writeln!(text, "\n[{table}]");
+        }
+        for entry in entries.iter().filter(|entry| table_of(entry) == table) {
+            let key = entry.key.strip_prefix(&format!("{table}.")).unwrap_or(&entry.key);
+            let comment =
+                if entry.origin.is_empty() { String::new() } else { format!("  # {}", entry.origin) };
+            let _ = writeln!(text, "{key} = {}{comment}", shown(&entry.value));
+        }
+    }
+    text
+}
+
+/// A value as people write it: `1e-6`, not `0.000001`.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(number) if *number != 0.0 && number.abs() < 1e-3 => format!("{number:e}"),
+        value => value.to_string(),
+    }
+}
+
+/// The file: what it is from, the keys, and what has no translation.
+fn written(file: &Path, program: &str, entries: &[Entry], refused: &[String], unnamed: &[String]) -> String {
+    let mut text = format!(
+        "# Written by stapo init from {program}'s {}. A comment names the setting that a value is from.\n",
+        file.display()
+    );
+    text.push_str(&lines(entries));
+    let comment = |text: &str| wrapped(text, 2, 118).replace("\n  ", "\n#   ");
+    if !refused.is_empty() {
+        text.push_str("\n# Not translated:\n");
+        refused.iter().for_each(|reason| text.push_str(&format!("# - {}\n", comment(reason))));
+    }
+    if !unnamed.is_empty() {
+        text.push_str("\n# Without a counterpart in the table of the docs:\n");
+        text.push_str(&format!("#   {}\n", comment(&unnamed.join(", "))));
+    }
+    text
+}
+
+/// Names that are printed of those that no table names; the config has all.
+const MAX_UNNAMED: usize = 12;
+
+/// Says what was translated and what was not.
+pub fn print(found: &Translated, out: &Path) {
+    let Translated { program, n_keys, refused, unnamed, .. } = found;
+    println!("{program}: {n_keys} keys written to {}", out.display());
+    if !refused.is_empty() {
+        println!("not translated:");
+    }
+    for reason in refused {
+        println!("  {}", wrapped(reason, 2, COLUMNS));
+    }
+    if !unnamed.is_empty() {
+        let rest = unnamed.len().saturating_sub(MAX_UNNAMED);
+        let more = if rest > 0 { format!(" and {rest} more, which the config lists") } else { String::new() };
+        let names = unnamed[..unnamed.len().min(MAX_UNNAMED)].join(", ");
+        println!("without a counterpart:\n  {}", wrapped(&format!("{names}{more}"), 2, COLUMNS));
+    }
+}
