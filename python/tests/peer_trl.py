@@ -7,6 +7,8 @@ Four trainings of ten optimizer steps, on two processes with two accumulation st
 - `grpo`: S2T with a mean over responses; every generation is used twice (num_iterations = 2);
 - `off` against `plain`: `S2TGRPOTrainer(s2t=None)` and TRL's own trainer give the same weights, bit for bit;
 - `none` against `plain`: S2T with a threshold that no token reaches does too.
+
+Then `ObjectiveGRPOTrainer`: its derivatives are those of TRL's own loss, and with the preset `stapo` those of S2T.
 """
 
 import json
@@ -23,7 +25,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from stapo.trl import S2T, S2TGRPOTrainer, math_reward
+import stapo
+from stapo.trl import S2T, ObjectiveGRPOTrainer, S2TGRPOTrainer, math_reward
 
 N_STEPS = 10
 TAU_P = 0.01
@@ -102,6 +105,10 @@ class RecordedPlain(Recorder, GRPOTrainer):
     pass
 
 
+class RecordedObjective(Recorder, ObjectiveGRPOTrainer):
+    pass
+
+
 def train(folder, trainer_cls, s2t_kwargs, **settings):
     config = GRPOConfig(
         output_dir=str(folder / "trl"),
@@ -123,9 +130,14 @@ def train(folder, trainer_cls, s2t_kwargs, **settings):
         seed=3,
         **settings,
     )
+    policy = model()
+    if config.beta:
+        # TRL loads the reference by the name of the model.
+        policy.save_pretrained(folder / f"model-{os.environ['RANK']}")
+        policy.config._name_or_path = str(folder / f"model-{os.environ['RANK']}")
     prompts = [" ".join(str((3 * n + k) % 45) for k in range(2 + n % 4)) for n in range(64)]
     trainer = trainer_cls(
-        model=model(),
+        model=policy,
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
@@ -226,6 +238,48 @@ def refused(folder):
             raise AssertionError(f"{settings} was not refused")
 
 
+def same_derivatives(name, one, other):
+    """The first two optimizer steps of two trainings: loss and derivatives of every micro-batch."""
+    pairs = [(a, b) for a, b in zip(one.seen, other.seen) if a["step"] <= 2]
+    assert len(pairs) == 4 and all(a["step"] == b["step"] for a, b in pairs)
+    worst = 0.0
+    for a, b in pairs:
+        largest = a["logp"].grad.abs().max().item()
+        worst = max(worst, (a["logp"].grad - b["logp"].grad).abs().max().item() / largest)
+    for step in (1, 2):
+        of_step = lambda trainer: sum(batch["loss"] for batch in trainer.seen if batch["step"] == step)
+        losses = [None] * dist.get_world_size()
+        dist.all_gather_object(losses, (of_step(one), of_step(other)))
+        ours, theirs = (sum(pair[side] for pair in losses) / len(losses) for side in (0, 1))
+        worst = max(worst, abs(ours - theirs))
+    assert worst < 1e-5, (name, worst)
+    if dist.get_rank() == 0:
+        print(f"trl {name}: loss and derivatives within {worst:.1e} of TRL's own loss", flush=True)
+
+
+def objectives(folder):
+    clip = {"surrogate.low": 0.2, "surrogate.high": 0.2}
+    # With more steps per generation TRL divides by the mean count of tokens of these steps.
+    theirs = train(folder, RecordedPlain, {}, loss_type="dapo", steps_per_generation=2)
+    ours = train(folder, RecordedObjective, {"objective": stapo.Objective("dapo", set=clip)}, steps_per_generation=2)
+    same_derivatives("objective dapo", theirs, ours)
+    theirs = train(folder, RecordedPlain, {}, loss_type="grpo", beta=0.04, use_bias_correction_kl=False, steps_per_generation=4)
+    ours = train(folder, RecordedObjective, {"objective": "grpo"}, beta=0.04, steps_per_generation=4)
+    same_derivatives("objective grpo with its KL", theirs, ours)
+    theirs = train(folder, RecordedS2T, {"s2t": S2T(tau_p=TAU_P)}, loss_type="dapo", steps_per_generation=4)
+    spec = stapo.Objective("stapo", set={"masks.0.tau_p": TAU_P, **clip, "surrogate.dual": 1e9})
+    ours = train(folder, RecordedObjective, {"objective": spec}, steps_per_generation=4)
+    same_derivatives("objective stapo", theirs, ours)
+    for settings, expected in [({"beta": 0.1}, "beta"), ({"objective": "lopti"}, "passes")]:
+        chosen = {"objective": settings.pop("objective", "dapo")}
+        try:
+            train(folder, ObjectiveGRPOTrainer, chosen, **settings)
+        except ValueError as error:
+            assert expected in str(error) and "hint:" in str(error), error
+        else:
+            raise AssertionError(f"{chosen} {settings} was not refused")
+
+
 def rewards():
     texts = [r"so \boxed{\frac{1}{2}}", [{"role": "assistant", "content": r"\boxed{3}"}], "no answer", r"\boxed{1}"]
     assert math_reward(completions=texts, prompts=[], answer=["0.5", "4", "1", None]) == [1.0, 0.0, 0.0, None]
@@ -241,6 +295,10 @@ def rewards():
 def main():
     rewards()
     folder = Path(sys.argv[1])
+    if "objectives" in sys.argv[2:]:
+        objectives(folder)
+        dist.destroy_process_group()
+        return
     s2t = lambda name: {"s2t": S2T(tau_p=TAU_P, dump=str(folder / name))}
     bounds = [f"masks.0.tau_p={TAU_P}", "surrogate.low=0.2", "surrogate.high=0.2"]
 
@@ -268,6 +326,7 @@ def main():
     changed = train(folder, RecordedS2T, {"s2t": S2T(tau_p=TAU_P)}, steps_per_generation=2)
     assert not all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), changed.model.parameters()))
     refused(folder)
+    objectives(folder)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -51,3 +51,4 @@ run torch ranks 3 peer_torch.py
 run follow "$VENV/bin/python" peer_follow.py "$out/follow"
 run trl ranks 2 peer_trl.py "$out/trl"
 run verl ranks 2 peer_verl.py "$out/verl"
+run verl "$VENV/bin/python" peer_verl_losses.py

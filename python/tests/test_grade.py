@@ -165,6 +165,8 @@ class Values(unittest.TestCase):
 
     def test_threads_are_none_or_a_number_of_them(self):
         self.assertTrue(stapo.grade_batch([r"\boxed{7}"], ["7"], threads=None)[0])
+        with self.assertRaisesRegex(TypeError, "responses: <class 'NoneType'>, expected a list of strings"):
+            stapo.grade_batch(None, ["7"])
         with self.assertRaisesRegex(stapo.Error, "threads -1: expected None or 0 for one per core, or up to 1024"):
             stapo.grade_batch([r"\boxed{7}"], ["7"], threads=-1)
 

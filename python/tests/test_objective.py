@@ -198,6 +198,19 @@ class Refused(unittest.TestCase):
         self.refuse("offsets: elements of type float64", offsets=numpy.array([0.0, n]))
         self.refuse("offsets: empty, expected one number more than there are responses", offsets=[])
 
+    def test_what_is_no_batch_and_no_step_is_named(self):
+        objective = stapo.Objective("dapo")
+        with self.assertRaisesRegex(TypeError, "batch: <class 'NoneType'>, expected a dict of columns"):
+            objective.evaluate(None)
+        with self.assertRaisesRegex(stapo.Error, "step -1: expected a number from 0"):
+            objective.evaluate(batch(lines()), step=-1)
+
+    def test_an_objective_says_what_it_looks_at(self):
+        self.assertEqual(stapo.Objective("gspo").axes["ratio"]["kind"], "sequence")
+        chosen = {name for name in stapo.presets() if stapo.Objective(name).needs_minibatch}
+        self.assertLessEqual({"stapo", "clip-cov", "kl-cov"}, chosen)
+        self.assertFalse({"grpo", "dapo", "gspo", "cispo"} & chosen)
+
     def test_a_masked_token_is_named_by_its_place(self):
         rows = lines()
         n = len(rows[0]["logp"])

@@ -43,7 +43,10 @@ const GROUPS: [Group; 5] = [
     Group {
         title: "Look",
         commands: &[
-            ("runs", "stapo runs\nstapo runs --json"),
+            (
+                "runs",
+                "stapo runs\nstapo runs --json\nstapo runs tag runs/RUN baseline\nstapo runs archive runs/RUN",
+            ),
             ("report", "stapo report runs/RUN\nstapo report runs/RUN --png figures"),
             ("inspect", "stapo inspect runs/RUN\nstapo inspect runs/RUN --terminal"),
             ("serve", "stapo serve runs"),

@@ -9,6 +9,7 @@ pub mod hub;
 pub mod input;
 pub mod machine;
 pub mod model;
+pub mod notes;
 pub mod option;
 pub mod page;
 pub mod program;

@@ -314,7 +314,7 @@ fn the_terminal_has_colours_only_where_they_are_wanted() {
 }
 
 /// An experiment of two arms with two seeds each, invented benchmark results, and an arm that failed.
-fn experiment(at: &Path) {
+pub fn experiment(at: &Path) {
     let mut arms = Vec::new();
     for (name, objective) in [("stapo", STAPO), ("justrl", r#"{preset="justrl"}"#)] {
         for seed in 0..2u64 {

@@ -67,7 +67,7 @@ impl Server {
         serde_json::from_str(&body).unwrap()
     }
 
-    fn page(&self, hash: &str) -> String {
+    pub fn page(&self, hash: &str) -> String {
         format!("http://{}/?token={}{hash}", self.address, self.token)
     }
 }

@@ -102,9 +102,12 @@ impl ObjectiveSpec {
     /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first
     /// of a rollout batch then need a scoring pass.
     pub fn calibrates_on_current_policy(&self) -> bool {
-        let over_the_minibatch = self.masks.iter().any(Mask::needs_calibration)
-            || matches!(self.surrogate, Surrogate::KlCov { .. });
-        self.mask_signals == MaskSignals::Current && over_the_minibatch
+        self.mask_signals == MaskSignals::Current && self.chooses_among_tokens()
+    }
+
+    /// True where the fate of a token depends on the other tokens of its mini-batch.
+    pub fn chooses_among_tokens(&self) -> bool {
+        self.masks.iter().any(Mask::needs_calibration) || matches!(self.surrogate, Surrogate::KlCov { .. })
     }
 
     /// True where the objective reads a frozen reference policy, in the loss or in the reward.

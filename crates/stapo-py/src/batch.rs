@@ -2,7 +2,7 @@
 
 use crate::border::{check_signals, refused};
 use crate::columns::{Column, groups, loss_mask, offsets, rewards};
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use stapo_core::minibatch::{self, ResponseColumns, Totals, meant_key};
 use stapo_core::objective::{
@@ -59,6 +59,12 @@ impl<'py> PythonBatch<'py> {
                 Err(error) => Err(error),
             }
         };
+        if !batch.hasattr("keys")? {
+            let kind = batch.get_type();
+            return Err(PyTypeError::new_err(format!(
+                "batch: {kind}, expected a dict of columns such as logp"
+            )));
+        }
         check_keys(batch)?;
         let required =
             |key: &str, hint: &str| get(key)?.ok_or_else(|| refused(format!("missing key `{key}`{hint}")));

@@ -336,7 +336,10 @@ impl Text {
             })?;
             Ok(Text::from_python(text))
         };
-        texts.try_iter()?.enumerate().map(text).collect()
+        let items = texts.try_iter().map_err(|_| {
+            PyTypeError::new_err(format!("{name}: {}, expected a list of strings", texts.get_type()))
+        })?;
+        items.enumerate().map(text).collect()
     }
 
     fn as_str(&self) -> &str {

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use stapo_core::minibatch::Totals;
-use stapo_core::objective::{EntropyBonus, MaskKind, ObjectiveSpec, UpdateKey};
+use stapo_core::objective::{EntropyBonus, Mask, MaskKind, ObjectiveSpec, UpdateKey};
 use stapo_rl::untrusted::read_text;
 use std::ffi::CString;
 use std::hash::{Hash, Hasher};
@@ -83,6 +83,18 @@ impl Objective {
         self.spec.to_toml()
     }
 
+    /// The whole spec as a dict of its axes.
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &self.spec)
+    }
+
+    /// True where the fate of a token depends on the other tokens of its mini-batch, as with most masks.
+    #[getter]
+    fn needs_minibatch(&self) -> bool {
+        self.spec.chooses_among_tokens()
+    }
+
     /// Optimizer steps per mini-batch: 2 for objectives that update in two passes.
     #[getter]
     fn n_passes(&self) -> usize {
@@ -92,7 +104,7 @@ impl Objective {
     /// False for an objective that gives the same numbers whatever the entropies are.
     #[getter]
     fn reads_entropy(&self) -> bool {
-        !self.spec.masks.is_empty()
+        self.spec.masks.iter().any(Mask::reads_entropy)
             || self.spec.entropy_bonus != EntropyBonus::None
             || self.spec.is_adaptive()
     }
@@ -119,7 +131,7 @@ impl Objective {
         &self,
         py: Python<'_>,
         batch: &Bound<'_, PyAny>,
-        step: u64,
+        step: i64,
         pass_number: usize,
         reward_weights: Option<Vec<f64>>,
     ) -> PyResult<Effects> {
@@ -128,6 +140,8 @@ impl Objective {
             let n = self.spec.n_passes();
             return Err(refused(format!("pass_number {pass_number}: this objective has {n} pass")));
         }
+        let step =
+            u64::try_from(step).map_err(|_| refused(format!("step {step}: expected a number from 0")))?;
         let update = UpdateKey { step, pass: pass_number - 1, ..UpdateKey::default() };
         // The bindings to NumPy panic where it is missing; importing it says so as an exception.
         py.import("numpy")?;

@@ -1,6 +1,7 @@
 //! `stapo runs`
 
 use crate::shared::discover::{is_run, runs_below};
+use crate::shared::notes::{Notes, RunNote};
 use crate::shared::run_folder;
 use crate::shared::run_status::run_status;
 use crate::shared::terminal::{COLUMNS, first_cell, wrapped};
@@ -13,9 +14,13 @@ use stapo_rl::run::{Run, RunKind, plan_text};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Lists runs with their progress, those of experiments too.
+/// Lists runs with their progress, those of experiments too; writes notes and tags.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    change: Option<Change>,
+
     /// The folder that holds them, an experiment's, or a run's.
     #[arg(default_value = "runs")]
     folder: PathBuf,
@@ -23,6 +28,49 @@ pub struct Args {
     /// One JSON array, accuracies from 0 to 1.
     #[arg(long)]
     json: bool,
+
+    /// Lists archived runs too.
+    #[arg(long)]
+    all: bool,
+}
+
+/// What is written to notes.json beside the run folders.
+#[derive(clap::Subcommand)]
+enum Change {
+    /// Writes a note on a run; without a text it removes the note.
+    Note { run: PathBuf, text: Vec<String> },
+    /// Adds tags to a run.
+    Tag {
+        run: PathBuf,
+        #[arg(required = true)]
+        tags: Vec<String>,
+        /// Removes the tags instead.
+        #[arg(long)]
+        remove: bool,
+    },
+    /// Leaves runs out of lists; nothing is deleted.
+    Archive {
+        #[arg(required = true)]
+        runs: Vec<PathBuf>,
+        /// Lists them again.
+        #[arg(long)]
+        undo: bool,
+    },
+}
+
+fn write(change: &Change) -> Result<()> {
+    match change {
+        Change::Note { run, text } => Notes::change(run, |known| known.note = text.join(" ")),
+        Change::Tag { run, tags, remove } => Notes::change(run, |known| {
+            known.tags.retain(|tag| !tags.contains(tag));
+            if !remove {
+                known.tags.extend(tags.iter().cloned());
+            }
+        }),
+        Change::Archive { runs, undo } => {
+            runs.iter().try_for_each(|run| Notes::change(run, |known| known.is_archived = !undo))
+        }
+    }
 }
 
 /// A folder in the list.
@@ -35,6 +83,8 @@ struct ListedRun {
     #[serde(flatten)]
     progress: Option<RunProgress>,
     status: String,
+    #[serde(flatten)]
+    note: RunNote,
 }
 
 #[derive(Serialize)]
@@ -46,6 +96,10 @@ struct RunProgress {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(change) = &args.change {
+        write(change)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let entries = std::fs::read_dir(&args.folder).with_context(|| {
         format!(
             "folder {}\nhint: stapo train makes runs; name the folder that holds yours",
@@ -58,7 +112,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if is_run(&args.folder) {
         folders = vec![args.folder.clone()];
     }
-    let runs: Vec<ListedRun> = folders.iter().flat_map(|folder| below(folder)).collect();
+    let mut runs: Vec<ListedRun> = folders.iter().flat_map(|folder| below(folder)).collect();
+    let n_runs = runs.len();
+    runs.retain(|run| args.all || !run.note.is_archived);
+    let n_archived = n_runs - runs.len();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs)?);
         return Ok(ExitCode::SUCCESS);
@@ -70,6 +127,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     println!("{:<width$} {:>9} {:>8} {:>8}  status", "run", "steps", "accuracy", "held-out");
     for run in runs {
         println!("{}", row(&run, width));
+    }
+    if n_archived > 0 {
+        eprintln!("note: {n_archived} archived runs are left out; --all lists them");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -95,12 +155,13 @@ fn below(folder: &Path) -> Vec<ListedRun> {
 
 fn read(run: String, folder: &Path) -> ListedRun {
     let path = folder.to_owned();
+    let note = Notes::on_run(folder);
     if let Some((made_by, progress)) = supervised(folder) {
         let status = format!("{made_by}, {}", run_status(folder, progress.step, progress.steps));
-        return ListedRun { run, path, progress: Some(progress), status };
+        return ListedRun { run, path, progress: Some(progress), status, note };
     }
     let Ok(plan) = run_folder::plan(folder) else {
-        return ListedRun { run, path, progress: None, status: "no training run".to_string() };
+        return ListedRun { run, path, progress: None, status: "no training run".to_string(), note };
     };
     let metrics: Vec<Metrics> = Run::read_metrics(folder).unwrap_or_default();
     let step = metrics.last().map_or(0, |m| m.step);
@@ -111,7 +172,7 @@ fn read(run: String, folder: &Path) -> ListedRun {
         eval_accuracy: metrics.iter().rev().find_map(|m| m.eval_accuracy),
     };
     let status = run_status(folder, step, plan.config.steps);
-    ListedRun { run, path, progress: Some(progress), status }
+    ListedRun { run, path, progress: Some(progress), status, note }
 }
 
 /// The command that made a supervised run, and its progress; `None` for another folder.
@@ -140,5 +201,8 @@ fn row(run: &ListedRun, width: usize) -> String {
     };
     let numbers = format!(" {steps:>9} {accuracy:>8} {held_out:>8}  ");
     let indent = width + numbers.chars().count();
-    format!("{}{numbers}{}", first_cell(&run.run, width), wrapped(&run.status, indent, COLUMNS))
+    let tags = run.note.tags.iter().map(|tag| format!(" #{tag}")).collect::<String>();
+    let note = Some(&run.note.note).filter(|note| !note.is_empty()).map(|note| format!("; {note}"));
+    let status = format!("{}{tags}{}", run.status, note.unwrap_or_default());
+    format!("{}{numbers}{}", first_cell(&run.run, width), wrapped(&status, indent, COLUMNS))
 }

@@ -12,6 +12,8 @@ mod index;
 mod lines;
 mod question;
 mod responses;
+mod sampled;
+mod samples;
 mod site;
 mod status;
 mod stream;

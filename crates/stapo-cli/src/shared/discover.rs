@@ -16,13 +16,27 @@ pub struct Found {
     pub experiment: Option<String>,
 }
 
+/// What lies below a folder.
+#[derive(Debug, Default)]
+pub struct Below {
+    pub runs: BTreeMap<String, Found>,
+    /// Folders that `stapo eval` wrote, outside of runs.
+    pub evaluations: Vec<PathBuf>,
+}
+
+/// The runs below a folder by their ids. See [`below`].
+pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
+    below(root).runs
+}
+
 /// The runs below a folder by their ids, which are their paths from that folder with `/` between the parts. A folder that
 /// is itself a run has the id `.`. Links are not followed, and folders whose names begin with a dot are in the making.
-pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
-    let mut runs = BTreeMap::new();
+pub fn below(root: &Path) -> Below {
+    let mut found = Below::default();
+    let Below { runs, evaluations } = &mut found;
     if is_run(root) {
         runs.insert(".".to_string(), Found { folder: root.to_owned(), experiment: None });
-        return runs;
+        return found;
     }
     let here = root.join("experiment.json").is_file().then(|| ".".to_string());
     let mut open = vec![(root.to_owned(), String::new(), here, 1)];
@@ -37,19 +51,21 @@ pub fn runs_below(root: &Path) -> BTreeMap<String, Found> {
             };
             n_folders += 1;
             if n_folders > MAX_FOLDERS {
-                return runs;
+                return found;
             }
             let path = entry.path();
             let id = if prefix.is_empty() { name.to_string() } else { format!("{prefix}/{name}") };
             if is_run(&path) {
                 runs.insert(id, Found { folder: path, experiment: experiment.clone() });
+            } else if path.join("eval.json").symlink_metadata().is_ok() {
+                evaluations.push(path);
             } else if depth < MAX_DEPTH {
                 let here = path.join("experiment.json").is_file().then(|| id.clone());
                 open.push((path, id, here.or_else(|| experiment.clone()), depth + 1));
             }
         }
     }
-    runs
+    found
 }
 
 /// A folder with a plan, or with metrics and so the rest of a run.

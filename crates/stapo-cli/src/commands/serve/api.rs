@@ -6,7 +6,9 @@ use super::http::{Refusal, Request, Response};
 use super::index::Look;
 use super::question::{named_runs, number, number_or, one_run};
 use super::responses;
+use super::samples;
 use super::site::{Site, lock};
+use crate::shared::machine::free_disk;
 use crate::shared::study::differences::differing_by_kind;
 use serde::Serialize;
 use serde_json::json;
@@ -29,6 +31,7 @@ pub fn answer(site: &Site, request: &Request) -> Result<Response, Refusal> {
         "/api/series" => series(site, request),
         "/api/differences" => differences(site, request),
         "/api/responses" => responses::list(&one_run(site, request)?, number(request, "step")?),
+        "/api/samples" => samples::answer(&one_run(site, request)?, request),
         "/api/tokens" => responses::tokens(&one_run(site, request)?, number(request, "step")?),
         "/api/compare" => compare::overview(site, request),
         "/api/compare/curves" => compare::curves(site, request),
@@ -67,9 +70,24 @@ fn run(site: &Site, request: &Request) -> Result<Response, Refusal> {
         "problem": columns.problem,
         "events": site.index().events(id),
         "plan": read_text(&folder.join("plan.toml")).unwrap_or_default(),
+        "evaluations": site.index().evaluations(id).iter().map(|path| name_of(path)).collect::<Vec<_>>(),
+        "disk_free": free_disk(&folder),
+        "silent_seconds": silent(&folder),
         "recorded_steps": steps(&recorded),
         "silenced_steps": steps(&silenced),
     })))
+}
+
+/// The last two parts of a path, as `evals/20260101`.
+fn name_of(path: &Path) -> String {
+    let parts: Vec<_> = path.components().rev().take(2).collect();
+    parts.into_iter().rev().collect::<PathBuf>().display().to_string()
+}
+
+/// Seconds since the last step was written.
+fn silent(run: &Path) -> Option<f64> {
+    let written = run.join("metrics.jsonl").symlink_metadata().ok()?.modified().ok()?;
+    written.elapsed().ok().map(|since| since.as_secs_f64())
 }
 
 /// The curves of one run.

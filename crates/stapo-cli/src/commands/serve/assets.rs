@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The scripts in the order in which the page loads them.
-const SCRIPTS: [(&str, &str); 11] = [
+const SCRIPTS: [(&str, &str); 12] = [
     ("page.js", page::SCRIPT),
     ("viewer.js", viewer::SCRIPT),
     ("chart.js", include_str!("page/chart.js")),
@@ -20,6 +20,7 @@ const SCRIPTS: [(&str, &str); 11] = [
     ("runs.js", include_str!("page/runs.js")),
     ("run.js", include_str!("page/run.js")),
     ("responses.js", include_str!("page/responses.js")),
+    ("samples.js", include_str!("page/samples.js")),
     ("compare.js", include_str!("page/compare.js")),
     ("evaluations.js", include_str!("page/evaluations.js")),
     ("start.js", include_str!("page/start.js")),

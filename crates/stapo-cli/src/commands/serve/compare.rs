@@ -12,6 +12,7 @@ use anyhow::Result as AnyResult;
 use serde::Serialize;
 use serde_json::{Value, json};
 use stapo_core::record::catalogue::Metric;
+use stapo_rl::lab::evaluation::EvalFolder;
 use stapo_rl::lab::evaluation::compare;
 use stapo_rl::run::columns::{Columns, XAxis};
 use stapo_rl::run::part_files;
@@ -252,7 +253,12 @@ pub fn evaluations(site: &Site, request: &Request) -> Result<Response, Refusal> 
     if n_bytes([&folder].into_iter(), &["eval"]) > MAX_BYTES {
         return Err(Refusal::new(413, "evaluations of more than 512 MiB: `stapo compare` reads them"));
     }
-    let records = crate::shared::study::evals(&folder).map_err(|error| unreadable(&error))?;
+    let elsewhere = site.index().evaluations(id).to_vec();
+    let read = |path: &PathBuf| EvalFolder::read_samples(path).map_err(|error| unreadable(&error.into()));
+    let mut records = crate::shared::study::evals(&folder).map_err(|error| unreadable(&error))?;
+    for path in &elsewhere {
+        records.extend(read(path)?);
+    }
     let answer = super::evaluations::of_run(id, &records).map_err(|error| unreadable(&error))?;
     Ok(Response::json(&answer))
 }

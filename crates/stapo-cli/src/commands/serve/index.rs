@@ -1,24 +1,24 @@
 //! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
 
 use super::lines::open_plain;
+use super::sampled::{evaluated_steps, sampled};
 use super::status::{Facts, Status, StatusKind, status};
-use crate::shared::discover::{Found, runs_below};
+use crate::shared::discover::{Below, Found, below};
+use crate::shared::notes::{self, Notes, RunNote};
 use rayon::prelude::*;
 use serde::Serialize;
 use stapo_core::record::catalogue::{self, Metric};
 use stapo_core::record::{self, Event, Experiment};
-use stapo_rl::run::columns::row_of;
 use stapo_rl::run::{check_tree, read_events};
 use stapo_rl::untrusted::read_text;
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
 /// Points of a sparkline.
-const N_SPARKS: usize = 24;
+pub const N_SPARKS: usize = 24;
 /// The numbers that the list shows, each as a sparkline.
 pub const LISTED: [Metric; 5] = [
     catalogue::EVAL_ACCURACY,
@@ -27,10 +27,6 @@ pub const LISTED: [Metric; 5] = [
     catalogue::ENTROPY_MEAN,
     catalogue::RESPONSE_TOKENS_MEAN,
 ];
-/// Bytes read at the end of a file for its last lines.
-const TAIL: u64 = 16 << 10;
-/// Bytes read at each sampled place of a file; the first whole line in them is taken.
-const SAMPLE: u64 = 8 << 10;
 const MAX_EVENT_BYTES: u64 = 32 << 20;
 /// A run that was written so lately, or that is running, is looked at each time.
 const ACTIVE_SECONDS: u64 = 600;
@@ -70,6 +66,8 @@ pub struct Row {
     pub n_warnings: usize,
     /// Whether the run has records of `stapo eval`.
     pub is_evaluated: bool,
+    #[serde(flatten)]
+    pub note: RunNote,
 }
 
 /// Length and time of a file; absent files have none.
@@ -86,6 +84,10 @@ struct Known {
     problem: Option<String>,
     row: Row,
     seconds_per_step: Option<f64>,
+    /// Steps between evaluations.
+    evaluates_every: u64,
+    /// Evaluations of this run that lie elsewhere.
+    evaluations: Vec<PathBuf>,
 }
 
 /// All runs below a folder.
@@ -95,6 +97,10 @@ pub struct Index {
     host: String,
     runs: BTreeMap<String, Known>,
     experiments: BTreeMap<String, (FileStamp, Option<Experiment>)>,
+    /// The notes of the folders that hold runs.
+    notes: BTreeMap<PathBuf, (FileStamp, Notes)>,
+    /// Evaluations outside of runs, with the run that each names.
+    evaluations: BTreeMap<PathBuf, Option<PathBuf>>,
 }
 
 /// What changed since the last look.
@@ -106,15 +112,24 @@ pub struct Changes {
 
 impl Index {
     pub fn new(root: &Path, host: String) -> Self {
-        Self { root: root.to_owned(), host, runs: BTreeMap::new(), experiments: BTreeMap::new() }
+        Self {
+            root: root.to_owned(),
+            host,
+            runs: BTreeMap::new(),
+            experiments: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            evaluations: BTreeMap::new(),
+        }
     }
 
     /// Looks at runs and returns the rows that changed.
     pub fn refresh(&mut self, look: Look) -> Changes {
         let mut changes = Changes::default();
         if look == Look::Everything {
-            let found = runs_below(&self.root);
+            let Below { runs: found, evaluations } = below(&self.root);
             self.read_experiments(&found);
+            self.read_notes(&found);
+            self.read_evaluations(evaluations);
             self.runs.retain(|id, _| {
                 let is_there = found.contains_key(id);
                 if !is_there {
@@ -129,11 +144,16 @@ impl Index {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (host, experiments) = (&self.host, &self.experiments);
+        let (notes, evaluations) = (&self.notes, &self.evaluations);
         let looked =
             self.runs.par_iter_mut().filter(|(_, known)| look == Look::Everything || known.is_active(now));
         changes.rows = looked
             .filter_map(|(_, known)| {
-                let is_changed = known.look() | known.take_arm(experiments) | known.take_status(host);
+                let is_changed = known.look()
+                    | known.take_arm(experiments)
+                    | known.take_status(host)
+                    | known.take_note(notes)
+                    | known.take_evaluations(evaluations);
                 is_changed.then(|| known.row.clone())
             })
             .collect();
@@ -151,6 +171,11 @@ impl Index {
 
     pub fn events(&self, id: &str) -> &[Event] {
         self.runs.get(id).map_or(&[], |known| &known.events)
+    }
+
+    /// The evaluations of a run that lie outside of it.
+    pub fn evaluations(&self, id: &str) -> &[PathBuf] {
+        self.runs.get(id).map_or(&[], |known| &known.evaluations)
     }
 
     /// The folder of an experiment.
@@ -171,6 +196,39 @@ impl Index {
             }
         }
     }
+}
+
+impl Index {
+    fn read_notes(&mut self, found: &BTreeMap<String, Found>) {
+        let parents: BTreeSet<&Path> = found.values().filter_map(|found| found.folder.parent()).collect();
+        for parent in parents {
+            let stamp = stamp(&parent.join(notes::FILE));
+            if self.notes.get(parent).is_none_or(|(known, _)| *known != stamp) {
+                self.notes.insert(parent.to_owned(), (stamp, Notes::read(parent).unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Takes the evaluations below the folder, and those of `evals` beside it, where `stapo eval` writes by default.
+    fn read_evaluations(&mut self, mut found: Vec<PathBuf>) {
+        let beside = std::path::absolute(&self.root).ok();
+        let beside = beside.and_then(|root| Some(root.parent()?.join("evals"))).filter(|path| path.is_dir());
+        found.extend(beside.into_iter().flat_map(|folder| below(&folder).evaluations));
+        self.evaluations.retain(|path, _| found.contains(path));
+        for path in found {
+            self.evaluations.entry(path.clone()).or_insert_with(|| evaluated_run(&path));
+        }
+    }
+}
+
+/// The run that an evaluation is of, as `eval.json` names it.
+fn evaluated_run(folder: &Path) -> Option<PathBuf> {
+    let text = read_text(&folder.join("eval.json")).ok()?;
+    let plan: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let named = plan.get("prompting_of")?.as_str()?;
+    // The name is a path from where the evaluation was made, which may be another folder.
+    let parts = Path::new(named).components().filter(|part| matches!(part, Component::Normal(_)));
+    Some(parts.collect()).filter(|path: &PathBuf| path.components().next().is_some())
 }
 
 /// The experiment of a folder; `None` where its file cannot be read.
@@ -199,6 +257,7 @@ impl Known {
             stamp: String::new(),
             n_warnings: 0,
             is_evaluated: false,
+            note: RunNote::default(),
         };
         Known {
             found,
@@ -209,7 +268,32 @@ impl Known {
             problem: None,
             row,
             seconds_per_step: None,
+            evaluates_every: 0,
+            evaluations: Vec::new(),
         }
+    }
+
+    /// Sets what people wrote about the run; true where it changed.
+    fn take_note(&mut self, notes: &BTreeMap<PathBuf, (FileStamp, Notes)>) -> bool {
+        let folder = &self.found.folder;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let notes = folder.parent().and_then(|parent| notes.get(parent));
+        let note = notes.and_then(|(_, notes)| notes.runs.get(name.as_ref())).cloned().unwrap_or_default();
+        let is_changed = note != self.row.note;
+        self.row.note = note;
+        is_changed
+    }
+
+    /// Sets the evaluations that name this run; true where they changed.
+    fn take_evaluations(&mut self, evaluations: &BTreeMap<PathBuf, Option<PathBuf>>) -> bool {
+        let folder = std::path::absolute(&self.found.folder).unwrap_or_default();
+        let names_this = |named: &&PathBuf| folder.ends_with(named);
+        let mine = evaluations.iter().filter(|(_, named)| named.as_ref().filter(names_this).is_some());
+        let mine: Vec<PathBuf> = mine.map(|(path, _)| path.clone()).collect();
+        let is_evaluated = !mine.is_empty() || self.found.folder.join("eval").is_dir();
+        let is_changed = mine != self.evaluations || is_evaluated != self.row.is_evaluated;
+        (self.evaluations, self.row.is_evaluated) = (mine, is_evaluated);
+        is_changed
     }
 
     fn is_active(&self, now: u64) -> bool {
@@ -265,7 +349,10 @@ impl Known {
         }
         if is_readable && stamps[0] != self.metrics {
             match sampled(&folder.join("metrics.jsonl")) {
-                Ok(rows) => self.summarise(&rows),
+                Ok(rows) => {
+                    self.summarise(&rows);
+                    self.draw_held_out(&folder.join("metrics.jsonl"));
+                }
                 Err(error) => self.problem = Some(format!("metrics.jsonl: {error}")),
             }
         }
@@ -278,7 +365,6 @@ impl Known {
                 matches!(event.event, Warning | Canary)
             })
             .count();
-        self.row.is_evaluated = folder.join("eval").is_dir();
         let newest = stamps.iter().flatten().map(|(_, time)| *time).max();
         self.row.written =
             newest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs());
@@ -306,6 +392,9 @@ impl Known {
                 };
                 self.row.steps = whole("steps");
                 self.row.seed = whole("seed");
+                let every = table.get("evaluation").and_then(|table| table.get("every_steps"));
+                let every = every.and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok());
+                self.evaluates_every = every.unwrap_or(0);
                 self.problem = None;
             }
             Err(error) => self.problem = Some(one_line(&format!("plan.toml: {error}"))),
@@ -333,6 +422,19 @@ impl Known {
             rows.iter().rev().take(20).filter_map(|row| get(row, "seconds.step")).collect();
         self.seconds_per_step =
             (!seconds.is_empty()).then(|| seconds.iter().sum::<f64>() / seconds.len() as f64);
+    }
+
+    /// Draws the held-out accuracy from the steps that were evaluated, the start included, of which the lines that are
+    /// spread over a long file show a few by accident.
+    fn draw_held_out(&mut self, metrics: &Path) {
+        let found = evaluated_steps(metrics, self.evaluates_every, self.row.step).unwrap_or_default();
+        if let Some(&last) = found.last() {
+            let every = found.len().div_ceil(N_SPARKS).max(1);
+            let mut sparks: Vec<f32> = found.iter().rev().step_by(every).map(|v| coarse(*v)).collect();
+            sparks.reverse();
+            self.row.last.insert(catalogue::EVAL_ACCURACY.key, last);
+            self.row.sparks.insert(catalogue::EVAL_ACCURACY.key, sparks);
+        }
     }
 
     fn status(&self, host: &str) -> Status {
@@ -366,45 +468,4 @@ fn one_line(text: &str) -> String {
 fn stamp(path: &Path) -> FileStamp {
     let metadata = path.symlink_metadata().ok()?;
     Some((metadata.len(), metadata.modified().ok()?))
-}
-
-/// Lines spread over a file, in order, with all lines of its last part: enough for sparklines without reading a long file.
-fn sampled(path: &Path) -> io::Result<Vec<Vec<(String, f64)>>> {
-    let mut file = match open_plain(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let len = file.metadata()?.len();
-    let tail_from = len.saturating_sub(TAIL);
-    let mut rows = Vec::new();
-    for idx in 0..N_SPARKS as u64 {
-        let from = tail_from * idx / N_SPARKS as u64;
-        if tail_from > 0 {
-            let bytes = part(&mut file, from, SAMPLE.min(tail_from - from))?;
-            rows.extend(whole_lines(&bytes, from == 0).take(1).map(row_of));
-        }
-    }
-    let bytes = part(&mut file, tail_from, TAIL + 1)?;
-    let last: Vec<Vec<(String, f64)>> = whole_lines(&bytes, tail_from == 0).map(row_of).collect();
-    if !last.is_empty() && last.iter().all(Vec::is_empty) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "its last lines are no records"));
-    }
-    rows.extend(last);
-    rows.retain(|row| !row.is_empty());
-    Ok(rows)
-}
-
-fn part(file: &mut File, from: u64, n: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.seek(SeekFrom::Start(from))?;
-    file.take(n).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// The lines of a part of a file that are whole; the part begins a line only at the start of the file.
-fn whole_lines(bytes: &[u8], is_start: bool) -> impl Iterator<Item = &[u8]> {
-    let end = bytes.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
-    let lines = bytes[..end].split(|&byte| byte == b'\n');
-    lines.skip(usize::from(!is_start)).filter(|line| !line.is_empty())
 }

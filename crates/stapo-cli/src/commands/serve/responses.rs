@@ -38,7 +38,7 @@ fn open(run: &Path, step: u64) -> Result<Inspected, Refusal> {
     Inspected::open(run, Some(step)).map_err(|error| unreadable(&error))
 }
 
-fn summary(response: &ResponseRecord) -> Value {
+pub(super) fn summary(response: &ResponseRecord) -> Value {
     let tokens = &response.tokens;
     json!({
         "problem": response.problem_id,

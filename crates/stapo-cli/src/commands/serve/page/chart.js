@@ -138,6 +138,13 @@
       chart.isLog = !chart.isLog;
       return chart.isLog;
     };
+    for (const [label, what, act, isPressed] of options.tools || []) {
+      const button = element("button", "", label);
+      Object.assign(button, { type: "button", title: what });
+      if (isPressed !== undefined) button.setAttribute("aria-pressed", String(isPressed));
+      button.addEventListener("click", act);
+      tools.append(button);
+    }
     for (const [label, what, change] of [
       ["log", "draws a logarithmic axis", toggleLog],
       ["large", "draws this chart over the whole width", () => figure.classList.toggle("large")],
@@ -485,7 +492,7 @@
 
   // A sparkline without axes.
   stapo.spark = (values, series) => {
-    const drawing = svg("svg", { class: "spark", viewBox: "0 0 90 22", width: 90, height: 22, "aria-hidden": "true" });
+    const drawing = svg("svg", { class: "spark", viewBox: "0 0 90 22", width: 72, height: 22, "aria-hidden": "true" });
     if (values.length < 2) return drawing;
     const low = Math.min(...values);
     const high = Math.max(...values);

@@ -123,7 +123,7 @@
     return box;
   };
 
-  const head = (box, run, facts) => {
+  const head = (box, run, facts, curves = {}) => {
     const row = rows.get(run);
     const line = element("div", "bar");
     line.append(element("h2", "", run));
@@ -142,7 +142,13 @@
       );
     }
     const links = element("span", "grow");
-    if (facts.recorded_steps.length) links.append(anchor("responses", "responses", { run }), " · ");
+    if (facts.recorded_steps.length)
+      links.append(
+        anchor("responses", "responses", { run }),
+        " · ",
+        anchor("samples of all steps", "samples", { run }),
+        " · ",
+      );
     links.append(
       anchor("compare with others", "compare", { run }),
       " · ",
@@ -150,6 +156,19 @@
     );
     line.append(links);
     box.replaceChildren(line);
+    if (row?.note || row?.tags) {
+      const written = element("p", "note", row.note || "");
+      for (const tag of row.tags || []) written.append(" ", element("span", "tag own", tag));
+      box.append(written);
+    }
+    if (row?.status.kind === "running") box.append(live(facts, curves));
+    if (facts.evaluations.length) {
+      const list = element("p", "note", "evaluated in ");
+      facts.evaluations.forEach((name, idx) => {
+        list.append(idx ? ", " : "", anchor(name, "evaluations", { run }));
+      });
+      box.append(list);
+    }
     if (facts.problem) box.append(element("p", "problem", facts.problem));
   };
 
@@ -215,6 +234,51 @@
     return { bar, state, setRange, key };
   };
 
+  // The charts that stand in front, in their order, in every run. A browser that keeps nothing forgets them.
+  const PINS = "stapo-charts";
+  const readPins = () => {
+    try {
+      const found = JSON.parse(localStorage.getItem(PINS) || "[]");
+      return Array.isArray(found) ? found : [];
+    } catch {
+      return [];
+    }
+  };
+  const writePins = (pins) => {
+    try {
+      localStorage.setItem(PINS, JSON.stringify(pins));
+    } catch {
+      // The order then lasts as long as the page.
+    }
+  };
+
+  // What a running process is doing, by the pace of its last step, and what it takes.
+  const live = (facts, curves) => {
+    const last = (key) => curves[key]?.y[curves[key].y.length - 1];
+    const parts = [];
+    let passed = facts.silent_seconds;
+    const phases = PHASES.filter((phase) => phase !== "step" && last("seconds." + phase) > 0);
+    const now = phases.find((phase) => {
+      passed -= last("seconds." + phase);
+      return passed < 0;
+    });
+    if (phases.length && facts.silent_seconds !== null)
+      parts.push(
+        now
+          ? "now " + now.replace(/_/g, " ") + ", by the pace of the last step"
+          : "longer in this step than in the last",
+      );
+    for (const [key, text] of [
+      ["tokens_per_second.rollout", " tokens/s sampled"],
+      ["tokens_per_second.update", " tokens/s learned"],
+    ])
+      if (last(key) !== undefined) parts.push(number(Math.round(last(key)), 6) + text);
+    const gib = (bytes) => number(bytes / 2 ** 30) + " GiB";
+    if (last("memory_bytes") !== undefined) parts.push(gib(last("memory_bytes")) + " of memory");
+    if (facts.disk_free) parts.push(gib(facts.disk_free) + " of disk free");
+    return element("p", "note live", parts.join(" · "));
+  };
+
   views.run = async (root, params) => {
     const run = params.get("run") || "";
     let facts = await ask("/api/run", { run });
@@ -261,7 +325,8 @@
       !chart.isOther &&
       chart.bands.length === 0 &&
       chart.keys.every((key) => (curves[key] || EMPTY).x.length > 0 && curves[key].y.every((value) => value === 0));
-    const folderOf = (chart) => (chart.isOther ? others : isZero(chart) ? zeros : null);
+    const folderOf = (chart) =>
+      pins.includes(chart.id) ? null : chart.isOther ? others : isZero(chart) ? zeros : null;
 
     const draw = () => {
       const marks = marksOf(facts.events, curves.step);
@@ -269,12 +334,49 @@
       for (const { chart, drawn } of charts)
         if (folderOf(chart)?.open !== false) drawn.show(dataOf(chart, curves, marks), view);
     };
+    let pins = readPins();
+    const repin = (change) => () => {
+      change();
+      writePins(pins);
+      lay();
+      draw();
+    };
+    const move = (id, by) => {
+      const from = pins.indexOf(id);
+      const to = stapo.between(0, from + by, pins.length - 1);
+      pins.splice(to, 0, pins.splice(from, 1)[0]);
+    };
+    const toolsOf = ({ id }) => {
+      const isPinned = pins.includes(id);
+      const toggle = () => {
+        pins = isPinned ? pins.filter((pin) => pin !== id) : [...pins, id];
+      };
+      const pin = [
+        "pin",
+        isPinned ? "takes this chart from the front" : "puts this chart in front",
+        repin(toggle),
+        isPinned,
+      ];
+      if (!isPinned) return [pin];
+      return [
+        pin,
+        ["◀", "moves this chart forward", repin(() => move(id, -1))],
+        ["▶", "moves this chart back", repin(() => move(id, 1))],
+      ];
+    };
     const lay = () => {
-      const wanted = plan(facts.keys);
-      const layout = wanted.map((chart) => [chart.id, ...chart.keys, isZero(chart)].join(" ")).join("\n");
+      const rank = ({ id }) => (pins.includes(id) ? pins.indexOf(id) : pins.length);
+      const wanted = plan(facts.keys).sort((a, b) => rank(a) - rank(b));
+      const layout = wanted
+        .map((chart) => [chart.id, ...chart.keys, isZero(chart), pins.includes(chart.id)].join(" "))
+        .join("\n");
       if (layout === laidOut) return;
       laidOut = layout;
-      charts = wanted.map((chart) => ({ chart, drawn: stapo.chart({ ...chart, onRange: controls.setRange }) }));
+      charts = wanted.map((chart) => ({
+        chart,
+        drawn: stapo.chart({ ...chart, onRange: controls.setRange, tools: toolsOf(chart) }),
+      }));
+      for (const { chart, drawn } of charts) drawn.figure.classList.toggle("pinned", pins.includes(chart.id));
       for (const [folder, place] of [
         [null, grid],
         [zeros, zeroGrid],
@@ -331,7 +433,7 @@
             curves[key] = curves[key] ? joined(curves[key], curve) : curve;
         } else curves = fresh;
         lay();
-        head(top, run, facts);
+        head(top, run, facts, curves);
         draw();
         below();
       } finally {

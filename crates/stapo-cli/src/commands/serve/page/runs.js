@@ -4,7 +4,7 @@
   const { element, number } = stapo;
   const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
   const MAX_ROWS = 300;
-  const MAX_TAGGED = 40;
+  const MAX_TAGGED = 100;
   const MAX_TAGS = 4;
 
   // Title, the number by which the list is sorted, and for numbers of the catalogue key and notation.
@@ -36,7 +36,16 @@
     return cell;
   };
 
-  const line = (row, chosen, tags) => {
+  // Mean and standard deviation of a number over runs, as the list writes numbers.
+  const spread = (values, shown) => {
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    if (values.length < 2) return shown(mean);
+    const squares = values.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+    return shown(mean) + " ± " + shown(Math.sqrt(squares / (values.length - 1))).replace(" %", "");
+  };
+  stapo.spread = spread;
+
+  const line = (row, chosen, tags, hide) => {
     const made = element("tr");
     made.dataset.id = row.id;
     const name = element("td", "name");
@@ -51,8 +60,11 @@
     });
     name.append(box, " ", anchor(row.id, "run", { run: row.id }));
     if (row.n_warnings) name.append(" ", element("span", "wrong", "⚠ " + row.n_warnings));
+    for (const tag of row.tags || []) name.append(" ", element("span", "tag own", tag));
+    if (row.note) name.append(element("div", "note", row.note));
     if (tags.length) {
-      const shown = tags.slice(0, MAX_TAGS).map((tag) => element("span", "tag", tag));
+      // Without its table a key is short enough to be seen; the whole name is under the pointer.
+      const shown = tags.slice(0, MAX_TAGS).map((tag) => element("span", "tag", tag.replace(/^[a-z_]+\./, "")));
       if (tags.length > MAX_TAGS) shown.push(element("span", "tag", "+ " + (tags.length - MAX_TAGS)));
       shown.forEach((tag) => {
         tag.title = tags.join("\n");
@@ -70,6 +82,7 @@
       const cell = element("td", "n");
       // A card on a phone has no head of columns.
       cell.dataset.title = title;
+      cell.hidden = hide.has(title);
       if (row.last[key] !== undefined) cell.append(shown(row.last[key]), stapo.spark(row.sparks[key] || [], idx % 6));
       made.append(cell);
     });
@@ -85,6 +98,9 @@
       // The newest run first, unless asked otherwise.
       sort: Number(params.get("sort") ?? COLUMNS.length - 1),
       isDown: params.get("down") === "1",
+      group: params.get("group") || "",
+      hide: new Set(params.getAll("hide")),
+      hasArchived: params.get("archived") === "1",
       most: MAX_ROWS,
     };
     const chosen = new Set(params.getAll("run"));
@@ -98,7 +114,36 @@
       kinds.append(new Option(kind || "every state", kind, false, kind === state.kind));
     const compare = element("a", "", "");
     const counts = element("span", "note");
-    bar.append(find, kinds, compare, counts);
+    const groups = element("select");
+    groups.title = "groups the runs by a setting, with mean and spread";
+    const columns = element("details", "columns");
+    columns.append(element("summary", "", "columns"));
+    for (const [title] of listed) {
+      const label = element("label", "", "");
+      const box = Object.assign(element("input"), { type: "checkbox", checked: !state.hide.has(title) });
+      box.addEventListener("change", () => {
+        if (box.checked) state.hide.delete(title);
+        else state.hide.add(title);
+        remember({ hide: [...state.hide] });
+        draw();
+      });
+      label.append(box, " " + title);
+      columns.append(label);
+    }
+    const archived = element("label", "", "");
+    const archivedBox = Object.assign(element("input"), { type: "checkbox", checked: state.hasArchived });
+    archivedBox.addEventListener("change", () => {
+      state.hasArchived = archivedBox.checked;
+      remember({ archived: state.hasArchived ? "1" : null });
+      draw();
+    });
+    archived.append(archivedBox, " archived");
+    groups.addEventListener("change", () => {
+      state.group = groups.value;
+      remember({ group: state.group });
+      draw();
+    });
+    bar.append(find, kinds, groups, columns, archived, compare, counts);
     const scroll = element("div", "scroll");
     const table = element("table", "list");
     const head = element("tr");
@@ -128,12 +173,19 @@
     root.append(bar, scroll, more);
 
     let tags = new Map();
+    let settings = new Map();
     let taggedFor = "";
     const matching = () => {
       const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-      const text = (row) => (row.id + " " + (row.arm || "") + " " + (tags.get(row.id) || []).join(" ")).toLowerCase();
+      const text = (row) =>
+        [row.id, row.arm || "", row.note || "", ...(row.tags || []), ...(tags.get(row.id) || [])]
+          .join(" ")
+          .toLowerCase();
       return [...rows.values()].filter(
-        (row) => (!state.kind || row.status.kind === state.kind) && words.every((word) => text(row).includes(word)),
+        (row) =>
+          (state.hasArchived || !row.is_archived) &&
+          (!state.kind || row.status.kind === state.kind) &&
+          words.every((word) => text(row).includes(word)),
       );
     };
     const sorted = (found) => {
@@ -154,11 +206,13 @@
       taggedFor = asked;
       if (ids.length < 2 || ids.length > MAX_TAGGED) {
         tags = new Map();
+        settings = new Map();
         return;
       }
       const answer = await ask("/api/differences", { run: ids });
       if (asked !== taggedFor) return;
-      tags = new Map(answer.runs.map(({ id, settings }) => [id, settings.map(([key, value]) => key + "=" + value)]));
+      tags = new Map(answer.runs.map(({ id, settings: own }) => [id, own.map(([key, value]) => key + "=" + value)]));
+      settings = new Map(answer.runs.map(({ id, settings: own }) => [id, new Map(own)]));
       draw();
     };
 
@@ -180,22 +234,67 @@
       return made;
     };
 
+    // The groups by which the list can be cut: settings in which the runs differ, and the arm of an experiment.
+    const groupOf = (row) =>
+      state.group === "arm" ? (row.arm ?? "no arm") : (settings.get(row.id)?.get(state.group) ?? "not set");
+    const offer = (found) => {
+      const keys = new Set(
+        found.flatMap((row) => [...(settings.get(row.id)?.keys() || [])]).filter((key) => key !== "seed"),
+      );
+      if (found.some((row) => row.arm)) keys.add("arm");
+      if (state.group) keys.add(state.group);
+      groups.replaceChildren(
+        ...["", ...keys].map((key) => new Option(key ? "by " + key : "no groups", key, false, key === state.group)),
+      );
+    };
+    const summaryLine = (value, members) => {
+      const made = element("tr", "summary");
+      const name = element("td", "name");
+      name.colSpan = 3;
+      name.append(state.group + " ", element("b", "", String(value)), " · " + members.length + " runs");
+      made.append(name);
+      COLUMNS.forEach(([title, , key, shown]) => {
+        if (!key) return;
+        const cell = element("td", "n");
+        cell.dataset.title = title;
+        cell.hidden = state.hide.has(title);
+        const values = members.map((row) => row.last[key]).filter((known) => known !== undefined);
+        if (values.length) cell.append(element("b", "", spread(values, shown)));
+        made.append(cell);
+      });
+      made.append(element("td"));
+      return made;
+    };
+
     const draw = () => {
       const found = sorted(matching());
       const shown = found.slice(0, state.most);
       const lines = [];
       let group = null;
-      for (const row of shown) {
+      offer(found);
+      const values = state.group ? new Map() : null;
+      if (values) {
+        for (const row of shown) values.set(groupOf(row), [...(values.get(groupOf(row)) || []), row]);
+        for (const [value, members] of [...values].sort(([a], [b]) =>
+          String(a).localeCompare(String(b), "en", { numeric: true }),
+        ))
+          lines.push(
+            summaryLine(value, members),
+            ...members.map((row) => line(row, chosen, tags.get(row.id) || [], state.hide)),
+          );
+      }
+      for (const row of values ? [] : shown) {
         const isGrouped = state.sort === 0 || state.sort === COLUMNS.length - 1;
         if (isGrouped && row.experiment !== undefined && row.experiment !== group)
           lines.push(groupLine(row.experiment, found));
         group = row.experiment;
-        lines.push(line(row, chosen, tags.get(row.id) || []));
+        lines.push(line(row, chosen, tags.get(row.id) || [], state.hide));
       }
       body.replaceChildren(...lines);
       [...head.children].forEach((cell, idx) => {
         if (idx === state.sort) cell.setAttribute("aria-sort", state.isDown ? "descending" : "ascending");
         else cell.removeAttribute("aria-sort");
+        cell.hidden = state.hide.has(COLUMNS[idx][0]);
       });
       more.hidden = found.length <= state.most;
       const nRunning = [...rows.values()].filter((row) => row.status.kind === "running").length;
@@ -231,14 +330,14 @@
         const inPlace = [...changed].every(
           (id) => rows.has(id) && body.querySelector('tr[data-id="' + CSS.escape(id) + '"]'),
         );
-        if (!inPlace || state.sort !== 0) {
+        if (!inPlace || state.sort !== 0 || state.group) {
           draw();
           return;
         }
         for (const id of changed)
           body
             .querySelector('tr[data-id="' + CSS.escape(id) + '"]')
-            .replaceWith(line(rows.get(id), chosen, tags.get(id) || []));
+            .replaceWith(line(rows.get(id), chosen, tags.get(id) || [], state.hide));
       },
       leave: () => clearInterval(timer),
     };

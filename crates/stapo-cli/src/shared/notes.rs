@@ -1,0 +1,69 @@
+//! What people write about runs: a note, tags, and whether a run is archived. They stand in `notes.json` beside the run
+//! folders and never inside them, so that receipts stay as they are.
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use stapo_rl::run::disk::write_whole;
+use stapo_rl::untrusted::read_text;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The file of a folder of runs.
+pub const FILE: &str = "notes.json";
+
+/// What is known about one run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunNote {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_archived: bool,
+}
+
+/// The notes on the runs of one folder, by the names of their folders.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notes {
+    #[serde(default)]
+    pub runs: BTreeMap<String, RunNote>,
+}
+
+impl Notes {
+    /// The notes beside the runs of `folder`; none where there is no file.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join(FILE);
+        if !path.exists() {
+            return Ok(Self::default());
+        }
+        let named = || format!("file {}", path.display());
+        serde_json::from_str(&read_text(&path).with_context(named)?).with_context(named)
+    }
+
+    /// The note on a run; an empty one where there is none, and where the file cannot be read.
+    pub fn on_run(folder: &Path) -> RunNote {
+        let Ok((parent, name)) = place(folder) else { return RunNote::default() };
+        Self::read(&parent).unwrap_or_default().runs.remove(&name).unwrap_or_default()
+    }
+
+    /// Changes the note on a run and writes the file.
+    pub fn change(run: &Path, change: impl FnOnce(&mut RunNote)) -> Result<()> {
+        if !crate::shared::discover::is_run(run) {
+            bail!("run {}: no run folder\nhint: `stapo runs` lists the runs here", run.display());
+        }
+        let (parent, name) = place(run)?;
+        let mut notes = Self::read(&parent)?;
+        change(notes.runs.entry(name).or_default());
+        notes.runs.retain(|_, note| *note != RunNote::default());
+        let text = serde_json::to_string_pretty(&notes)? + "\n";
+        Ok(write_whole(&parent.join(FILE), text.as_bytes())?)
+    }
+}
+
+/// The folder that holds a run, and the run's name in it.
+fn place(run: &Path) -> Result<(PathBuf, String)> {
+    let path = run.canonicalize().with_context(|| format!("run {}", run.display()))?;
+    let parent = path.parent().context("a run lies in a folder")?.to_owned();
+    let name = path.file_name().context("a run has a name")?.to_string_lossy().into_owned();
+    Ok((parent, name))
+}
