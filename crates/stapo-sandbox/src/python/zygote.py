@@ -1,0 +1,500 @@
+"""The interpreter inside a jail: it forks one child for every program.
+
+Standard input is a socket to the pool. A message "run" carries three descriptors (channel, output, errors) for a child;
+"kill" ends the child. The zygote answers with one line of JSON when the child has ended. The child talks with the pool by
+lines of JSON on its channel, and holds neither the zygote's socket nor anything of earlier programs.
+"""
+import collections
+import ctypes
+import datetime
+import decimal
+import errno
+import fractions
+import gc
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+
+CHANNEL = 3
+MAX_DEPTH = 50
+MAX_ITEMS = 200_000
+START_OF_TIME = 1_735_732_800  # 2025-01-01 12:00 UTC
+
+
+class Channel:
+    """Lines of JSON to and from the pool."""
+
+    def __init__(self):
+        self.buffer = bytearray()
+
+    def read(self):
+        while True:
+            end = self.buffer.find(b"\n")
+            if end >= 0:
+                line = bytes(self.buffer[:end])
+                del self.buffer[: end + 1]
+                return json.loads(line)
+            piece = os.read(CHANNEL, 1 << 16)
+            if not piece:
+                os._exit(0)
+            self.buffer += piece
+
+    def write(self, message):
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            line = line[os.write(CHANNEL, line) :]
+
+
+# Values as JSON. Plain JSON stands for None, truth values, small integers and text; everything else is [tag, ..].
+
+
+class Encoder:
+    """Turns values into JSON. `handle` gives the number of a value that cannot be copied."""
+
+    def __init__(self, handle):
+        self.handle = handle
+        self.n_items = 0
+
+    def encode(self, value, depth=0):
+        self.n_items += 1
+        if self.n_items > MAX_ITEMS or depth > MAX_DEPTH:
+            raise ValueError("a value with too many or too deeply nested parts")
+        if value is None or value is True or value is False:
+            return value
+        if isinstance(value, int):
+            value = int.__int__(value)
+            return value if abs(value) < 1 << 53 else ["i", format(value, "x")]
+        if isinstance(value, float):
+            return ["f", float.hex(value)]
+        if isinstance(value, str):
+            value = str.__str__(value)
+            try:
+                value.encode()
+                return value
+            except UnicodeEncodeError:
+                return ["u", [ord(character) for character in value]]
+        for kind, tag in CONTAINERS:
+            if isinstance(value, kind):
+                return [tag, [self.encode(item, depth + 1) for item in kind.__iter__(value)]]
+        if isinstance(value, dict):
+            pairs = dict.items(value)
+            return ["d", [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in pairs]]
+        return self.encode_rarer(value, depth)
+
+    def encode_rarer(self, value, depth):
+        kind = type(value)
+        if kind in (bytes, bytearray):
+            return ["b", value.hex()]
+        if kind is complex:
+            return ["c", float.hex(value.real), float.hex(value.imag)]
+        if kind is range:
+            return ["r", *(self.encode(part) for part in (value.start, value.stop, value.step))]
+        if kind is fractions.Fraction:
+            return ["F", f"{value.numerator}/{value.denominator}"]
+        if kind is decimal.Decimal:
+            return ["D", str(value)]
+        if kind in VIEWS:
+            return [VIEWS[kind], [self.encode(item, depth + 1) for item in value]]
+        if kind in ITERATORS:
+            items = []
+            for item in value:
+                items.append(self.encode(item, depth + 1))
+            return ["I", items]
+        if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            return self.encode(value.tolist(), depth + 1)
+        return ["h", *self.handle(value)]
+
+
+CONTAINERS = [(list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"), (collections.deque, "q")]
+VIEWS = {type({}.keys()): "K", type({}.values()): "V", type({}.items()): "M"}
+ITERATORS = {
+    types.GeneratorType, map, filter, zip, enumerate, reversed, type(iter([])), type(iter(())), type(iter(set())),
+    type(iter({})), type(iter({}.values())), type(iter({}.items())), type(iter("")), type(iter(range(0))),
+    type(reversed([])),
+}  # fmt: skip
+
+
+def decode(value, from_handle):
+    """The value of what an encoder wrote and the pool has checked."""
+    if not isinstance(value, list):
+        return value
+    tag, *parts = value
+    if tag == "h":
+        return from_handle(*parts)
+    if tag in DECODERS:
+        return DECODERS[tag](*parts)
+    items = [decode(item, from_handle) for item in parts[0]] if tag != "d" else []
+    if tag == "d":
+        return {decode(k, from_handle): decode(v, from_handle) for k, v in parts[0]}
+    return COLLECTED[tag](items)
+
+
+DECODERS = {
+    "i": lambda digits: int(digits, 16),
+    "f": float.fromhex,
+    "u": lambda points: "".join(map(chr, points)),
+    "b": bytes.fromhex,
+    "c": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
+    "r": lambda *parts: range(*(decode(part, None) for part in parts)),
+    "F": fractions.Fraction,
+    "D": decimal.Decimal,
+}
+COLLECTED = {
+    "l": list,
+    "t": tuple,
+    "s": set,
+    "z": frozenset,
+    "q": collections.deque,
+    "I": iter,
+    "K": lambda items: dict.fromkeys(items).keys(),
+    "V": lambda items: dict(enumerate(items)).values(),
+    "M": lambda items: dict(items).items(),
+}
+
+
+# The program's side.
+
+
+class Handles:
+    """Values of the program that stay in its process, by number."""
+
+    def __init__(self):
+        self.values = []
+        self.numbers = {}
+
+    def number(self, value):
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.values)
+            self.values.append(value)
+        return [self.numbers[id(value)], type(value).__name__[:100]]
+
+    def value(self, number, _kind=None):
+        return self.values[number]
+
+
+def serve(channel, source):
+    """Defines what the program defines, and then answers calls until the pool ends this process."""
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    load(channel, source, module, "program")
+    names = [name for name in vars(module) if not name.startswith("__")][:10_000]
+    channel.write({"names": names})
+    handles = Handles()
+    while True:
+        request = channel.read()
+        try:
+            result = answer(request, vars(module), handles)
+            reply = {"value": Encoder(handles.number).encode(result)}
+        except BaseException as error:  # Whatever a program raises, tests go on.
+            reply = {"raised": described(error)}
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BaseException:
+                pass
+        channel.write(reply)
+
+
+def answer(request, names, handles):
+    target = handles.values[request["handle"]] if "handle" in request else names[request["name"]]
+    args = [decode(arg, handles.value) for arg in request.get("args", [])]
+    if request["do"] == "call":
+        kwargs = {key: decode(value, handles.value) for key, value in request["kwargs"].items()}
+        return target(*args, **kwargs)
+    if request["do"] == "value":
+        return target
+    if request["do"] == "get":
+        return getattr(target, request["attribute"])
+    return setattr(target, request["attribute"], args[0])
+
+
+def load(channel, source, module, name):
+    """Runs a program's source; reports what it raises, and ends then."""
+    module.__name__ = name
+    try:
+        exec(compile(source, "<program>", "exec"), vars(module))
+    except SystemExit as error:
+        if name == "program":
+            channel.write({"raised": described(error)})
+            os._exit(1)
+        leave(error.code)
+    except BaseException as error:
+        channel.write({"raised": described(error)})
+        print_traceback(error)
+        os._exit(1)
+
+
+def described(error):
+    """Type, text and number of an exception, in bounded length."""
+    try:
+        text = str(error)[:500]
+    except BaseException:
+        text = ""
+    return [type(error).__name__[:100], text, getattr(error, "errno", None) if isinstance(error, OSError) else None]
+
+
+def print_traceback(error):
+    try:
+        frames = traceback.extract_tb(error.__traceback__)
+        shown = [frame for frame in frames if frame.filename == "<program>"]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown[-5:])]
+        sys.stderr.write("".join(lines) + f"{type(error).__name__}: {str(error)[:500]}\n")
+        sys.stderr.flush()
+    except BaseException:
+        pass
+
+
+def leave(code):
+    """Ends as an interpreter ends: threads are waited for and buffers written."""
+    import threading
+
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        code = 1
+    os._exit((code or 0) & 255)
+
+
+def run_script(channel, source):
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.argv = ["program.py"]
+    load(channel, source, module, "__main__")
+    leave(0)
+
+
+def run_command(request):
+    """Becomes a command of another language; a source is written first."""
+    for path, text in request["files"].items():
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": os.getcwd()}
+    install(request["filter"])
+    os.execve(request["command"][0], request["command"], environment)
+
+
+# What every child does before it runs anything of a model.
+
+
+def limit(limits):
+    def lower(which, value):
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+
+    lower(resource.RLIMIT_AS, limits["memory_mib"] << 20)
+    lower(resource.RLIMIT_FSIZE, limits["tmp_mib"] << 20)
+    lower(resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1)))
+    lower(resource.RLIMIT_STACK, 64 << 20)
+
+
+class Program(ctypes.Structure):
+    _fields_ = [("n", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+class Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+
+
+def compiled(filters):
+    """Filters in the kernel's form, which must stay alive until they are installed."""
+    return {
+        name: [(Instruction * len(one))(*(Instruction(*parts) for parts in one)) for one in several]
+        for name, several in filters.items()
+    }
+
+
+def install(name):
+    """Gives up system calls for good."""
+    if not CONFIG["has_seccomp"]:
+        return
+    for instructions in FILTERS[name]:
+        program = Program(len(instructions), ctypes.addressof(instructions))
+        if PRCTL(22, 2, ctypes.byref(program), 0, 0) != 0:  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+            os._exit(3)
+
+
+def make_deterministic():
+    random.seed(CONFIG["seed"])
+    source = random.Random(CONFIG["seed"])
+    os.urandom = source.randbytes
+    random._urandom = os.urandom
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(CONFIG["seed"] % (1 << 32))
+    if CONFIG["clock"] == "frozen":
+        freeze_clock()
+
+
+def freeze_clock():
+    """A clock that moves on by a millisecond with each reading, so that loops that wait for it end."""
+    nanoseconds = START_OF_TIME * 10**9
+
+    def read():
+        nonlocal nanoseconds
+        nanoseconds += 10**6
+        return nanoseconds
+
+    def sleep(seconds):
+        nonlocal nanoseconds
+        if seconds < 0:
+            raise ValueError("sleep length must be non-negative")
+        nanoseconds += int(seconds * 10**9)
+
+    time.sleep = sleep
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+        setattr(time, name, lambda: read() / 10**9)
+        setattr(time, name + "_ns", read)
+
+    class Date(datetime.date):
+        @classmethod
+        def today(cls):
+            return cls.fromtimestamp(read() // 10**9)
+
+    class DateTime(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(read() / 10**9, tz)
+
+        @classmethod
+        def utcnow(cls):
+            return cls.utcfromtimestamp(read() / 10**9)
+
+        @classmethod
+        def today(cls):
+            return cls.now()
+
+    for kind, name in ((Date, "date"), (DateTime, "datetime")):
+        kind.__module__, kind.__name__, kind.__qualname__ = "datetime", name, name
+        setattr(datetime, name, kind)
+
+
+def child(descriptors):
+    null = os.open("/dev/null", os.O_RDWR)
+    for source, target in zip((null, descriptors[1], descriptors[2], descriptors[0]), range(4)):
+        if source <= CHANNEL:
+            source = os.dup2(source, 10 + target)
+        os.dup2(source, target)
+    os.closerange(CHANNEL + 1, 256)
+    # Signals that a supervisor may have ignored or handled act as usual.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    channel = Channel()
+    request = channel.read()
+    if request["do"] == "script" or request["do"] == "command":
+        file = os.memfd_create("stdin")
+        view = memoryview(request["stdin"].encode())
+        while view:
+            view = view[os.write(file, view) :]
+        os.lseek(file, 0, os.SEEK_SET)
+        os.dup2(file, 0)
+        os.close(file)
+    limit(CONFIG["limits"])
+    if request["do"] == "command":
+        os.close(CHANNEL)
+        run_command(request)
+    install("program")
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    make_deterministic()
+    if request["do"] == "script":
+        run_script(channel, request["source"])
+    elif request["do"] == "serve":
+        serve(channel, request["source"])
+    else:
+        run_tests(channel)
+
+
+# The zygote.
+
+
+def clean(folder, kept):
+    """Empties a folder. Returns whether it could: a program may have made a tree that is too deep to walk."""
+    try:
+        for entry in os.scandir(folder):
+            if entry.name in kept:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.path, 0o700)
+                clean(entry.path, ())
+                os.rmdir(entry.path)
+            else:
+                os.unlink(entry.path)
+        return True
+    except (OSError, RecursionError):
+        return False
+
+
+def watch(control, pid):
+    """Waits for the child's end, and ends it when the pool says so or is gone."""
+    process = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        if process in ready:
+            break
+        if not control.recv(64):
+            os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+        os.kill(pid, signal.SIGKILL)
+    os.close(process)
+    _, status, usage = os.wait4(pid, 0)
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    return {"signal": killed, "exit": code, "cpu_seconds": usage.ru_utime + usage.ru_stime, "is_clean": True}
+
+
+def main():
+    control = socket.socket(fileno=0)
+    try:
+        for name in CONFIG["imports"]:
+            __import__(name)
+    except BaseException as error:
+        control.send(json.dumps({"error": f"import {name}: {type(error).__name__}: {error}"[:1000]}).encode())
+        os._exit(2)
+    folder = CONFIG["writes"]
+    kept = os.listdir(folder) if folder else []
+    gc.collect()
+    gc.freeze()
+    control.send(b'{"ready": true}')
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 64, 8)
+        if not message:
+            os._exit(0)
+        if not message.startswith(b"run"):
+            continue
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child(descriptors)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(4)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        report = watch(control, pid)
+        if message != b"run and keep" and folder:
+            report["is_clean"] = clean(folder, kept)
+        control.send(json.dumps(report).encode())
+
+
+CONFIG = json.loads(sys.argv[1])
+FILTERS = compiled(CONFIG["filters"])
+PRCTL = ctypes.CDLL(None).prctl
+sys.path = [path for path in sys.path if path]
+sys.argv = [""]

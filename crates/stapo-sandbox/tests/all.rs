@@ -1,0 +1,4 @@
+//! The sandbox's tests: one executable.
+
+mod attacks;
+mod common;
