@@ -1,5 +1,6 @@
 //! Verdicts on responses, and the rewards that verdicts give.
 
+pub mod code;
 pub(crate) mod judged;
 pub mod launcher;
 mod permission;
@@ -8,5 +9,8 @@ pub(crate) mod verdict;
 
 pub use judged::Judged;
 pub use permission::{Programs, fingerprint, is_program, record_program};
-pub use spec::{CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec, RuleSpec, VerifierSpec};
+pub use spec::{
+    CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
+    RuleSpec, VerifierSpec,
+};
 pub use verdict::{left_to_grader, show_prints};

@@ -57,7 +57,8 @@ pub struct Layers {
 
 /// What one program may use. Every limit has an [`End`](crate::End) of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
 pub struct Limits {
     /// Processor time in seconds. Wall time may be ten times as long, so that a busy machine changes no verdict.
     pub cpu_seconds: f64,
@@ -104,6 +105,7 @@ impl Limits {
 
 /// The clock that a program reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
     /// Begins at the same moment in every program, moves on by a millisecond with each reading, and makes sleeping
@@ -117,6 +119,7 @@ pub enum Clock {
 /// A language other than Python: commands that build and run a program. `{source}` and `{program}` stand for the paths
 /// of the source and of what the build wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Language {
     /// The file name of the source, whose ending compilers read: `main.c`.

@@ -13,10 +13,13 @@ pub fn pool_with(settings: Settings) -> Option<Pool> {
             println!("SKIPPED: this machine has no level {}: {:?}", wanted.name(), pool.layers());
             None
         }
-        Err(error) => {
+        Err(error)
+            if error.problem.contains("cannot keep programs") || error.problem.contains("No such file") =>
+        {
             println!("SKIPPED: {error}");
             None
         }
+        Err(error) => panic!("{error}"),
     }
 }
 

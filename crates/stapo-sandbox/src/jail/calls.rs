@@ -224,7 +224,8 @@ fn filters(lists: &[&[i64]], killing: Rules) -> Result<Vec<Vec<Instruction>>, St
     let pair = vec![equal(0, libc::AF_UNIX as u64)?, condition(1, SeccompCmpOp::MaskedEq(0xf), stream)?];
     list.insert(libc::SYS_socketpair, vec![rule(pair)?]);
     let kill = filter(killing, SeccompAction::Allow, SeccompAction::KillProcess)?;
-    let all = [allow_list(list)?, kill];
+    // The allow-list comes last, since it takes away the call that installs filters.
+    let all = [kill, allow_list(list)?];
     Ok(all.iter().map(|program| program.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect()).collect())
 }
 

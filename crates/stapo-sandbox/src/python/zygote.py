@@ -460,7 +460,7 @@ def watch(control, pid):
 
 
 def main():
-    control = socket.socket(fileno=0)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=0)
     try:
         for name in CONFIG["imports"]:
             __import__(name)
