@@ -5,7 +5,7 @@ mod rows;
 
 pub use extract::extract;
 pub use rows::CodeTests;
-pub use stapo_sandbox::{Checks, End, Layers, Level};
+pub use stapo_sandbox::{Checks, End, Layers, Level, SUBCOMMAND, launch};
 
 use super::judged::Judged;
 use super::spec::{CodeReward, CodeSpec};

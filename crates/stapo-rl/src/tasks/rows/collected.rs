@@ -3,6 +3,8 @@
 use super::layout::RowLayout;
 use super::mixture::Mixture;
 use super::{DataFile, FileCensus, KeptRows, ProblemRows, RowPlace};
+use crate::reward::VerifierSpec;
+use crate::reward::code::CodeTests;
 use crate::tasks::split::{content_hash, split_of};
 use crate::tasks::template::Question;
 use crate::tasks::wording::Wording;
@@ -103,6 +105,11 @@ impl<'a> Collected<'a> {
         };
         let default_id = || format!("{}-{}", open.stem, row_place.number);
         let found = open.layout.read(&row, &default_id).map_err(refuse)?;
+        if let (VerifierSpec::Code(_), Some(fields)) = (&self.spec.verifier, row.as_object()) {
+            let remedy =
+                "the verifier `code` needs tests in every row: test_list, test with entry_point, or tests";
+            CodeTests::from_row(fields).map_err(|problem| refuse((problem, remedy.to_string())))?;
+        }
         self.file = Some(open);
         self.rows.census.n_rows += 1;
         let (hash, question) = (found.conversation_hash(), found.question_hash());
