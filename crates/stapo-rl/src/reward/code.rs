@@ -157,7 +157,8 @@ impl CodeJudge {
         Judged { reward, ..Judged::new(named, verdict.program, verdict.reason) }
     }
 
-    pub(super) fn warnings(&self) -> Vec<String> {
+    /// What the user should know about how programs are kept apart.
+    pub fn warnings(&self) -> Vec<String> {
         let layers = self.layers();
         match layers.level {
             Level::Namespaces => Vec::new(),
