@@ -29,7 +29,7 @@ pub use environment::{Environment, PolicyTurn, Reply, Rewards};
 pub use error::TaskError;
 pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
-pub use rows::{DataFile, DataPath, FileCensus, file_kind};
+pub use rows::{DataFile, DataPath, FileCensus, file_kind, first_row};
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;

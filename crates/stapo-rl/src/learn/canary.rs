@@ -208,6 +208,7 @@ mod tests {
             verdict,
             reward: 0.0,
             rewards: vec![0.0],
+            program: None,
         };
         for unjudged in [Verdict::Unparsable, Verdict::OverBudget] {
             let members = [Verdict::Right, Verdict::Wrong, Verdict::NoAnswer, unjudged].map(scored).to_vec();

@@ -1,8 +1,10 @@
 //! Programs as answers: a response holds a program, and the tests of its row decide.
 
+mod asking;
 mod extract;
 mod rows;
 
+pub use asking::{Asking, TestKind};
 pub use extract::extract;
 pub use rows::CodeTests;
 pub use stapo_sandbox::{Checks, End, Layers, Level, SUBCOMMAND, launch};
@@ -13,7 +15,7 @@ use crate::run::restart;
 use crate::tasks::error::TaskError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stapo_core::{Problem, Verdict};
+use stapo_core::{Problem, ProgramEnd, ProgramRun, Verdict};
 use stapo_sandbox::{Pool, SandboxError, Settings, Tested, Trial};
 
 /// What the tests found about a response.
@@ -37,6 +39,26 @@ pub struct CodeVerdict {
     /// The processor time of the program.
     pub cpu_seconds: f64,
     pub end: End,
+}
+
+impl CodeVerdict {
+    /// What records hold of it.
+    fn into_run(self) -> ProgramRun {
+        let end = match (&self.program, &self.end) {
+            (None, _) => ProgramEnd::NoProgram,
+            _ if self.is_right => ProgramEnd::Passed,
+            (_, End::Finished) => ProgramEnd::FailedTest,
+            (_, End::CpuTime | End::WallTime) => ProgramEnd::TimeOut,
+            (_, End::Memory) => ProgramEnd::Memory,
+            (_, End::Output) => ProgramEnd::Output,
+            (_, End::Processes) => ProgramEnd::Processes,
+            (_, End::FileSize) => ProgramEnd::FileSize,
+            (_, End::Exited(_) | End::Raised(_) | End::Signal(_) | End::NotBuilt(_)) => ProgramEnd::Crashed,
+        };
+        let Self { failing_test, printed, cpu_seconds, .. } = self;
+        ProgramRun { source: self.program.unwrap_or_default(), end, failing_test, printed, cpu_seconds }
+            .bounded()
+    }
 }
 
 /// Runs the tests of rows against responses.
@@ -154,7 +176,10 @@ impl CodeJudge {
             _ => Verdict::Wrong,
         };
         let reward = (self.spec.reward == CodeReward::Share).then_some(verdict.share_passed);
-        Judged { reward, ..Judged::new(named, verdict.program, verdict.reason) }
+        let reason = verdict.reason.clone();
+        let answer = verdict.program.clone();
+        let program = Some(Box::new(verdict.into_run()));
+        Judged { reward, program, ..Judged::new(named, answer, reason) }
     }
 
     /// What the user should know about how programs are kept apart.

@@ -10,12 +10,13 @@ use rayon::prelude::*;
 use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
+use stapo_core::program::category_in_response;
 use stapo_core::record::{
     Alternative, EntropyChange, EntropyQuantiles, Extra, GivenTokens, LengthQuantiles, Metrics, PhaseSeconds,
     ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{Finish, Group, Rollout, TokenEffect};
+use stapo_core::{Finish, Group, Rollout, TokenCategory, TokenEffect};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
 
@@ -243,6 +244,7 @@ pub fn response_records(
                 tau_h: update.tau_h,
                 tokens: columns(tokenizer, member)?,
                 given,
+                program: member.scored.program.clone(),
                 extra: Extra::new(),
             })
         })
@@ -353,6 +355,7 @@ fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: us
         id: tokens[at],
         text: tokenizer.decode_all(&tokens[at..=at])?,
         silenced_by: member.effects[token_idx].silenced_by,
+        category: category(tokenizer, member, at)?,
         logp: member.logp[token_idx],
         entropy: member.entropy[token_idx],
         advantage: member.constants.advantages.view().at(token_idx),
@@ -362,4 +365,13 @@ fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: us
         alternatives: alternatives(tokenizer, member, token_idx)?,
         extra: Extra::new(),
     })
+}
+
+/// What the token at `at` of a response is within the response's program; `None` for a task whose answers are not programs.
+fn category(tokenizer: &Tokenizer, member: &Member, at: usize) -> Result<Option<TokenCategory>> {
+    let Some(program) = &member.scored.program else { return Ok(None) };
+    let tokens = member.scored.rollout.response();
+    let response = tokenizer.decode(tokens)?;
+    let [from, to] = [at, at + 1].map(|n| tokenizer.decode(&tokens[..n]).map(|text| text.len()));
+    Ok(Some(category_in_response(&response, &program.source, from?, to?)))
 }

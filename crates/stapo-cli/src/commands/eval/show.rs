@@ -59,12 +59,18 @@ pub fn table(rows: &[EvalRow]) {
                 row.n_samples,
                 percent(&row.avg),
                 passes(row),
-                percent(&row.maj),
+                row.maj.as_ref().map_or("-".into(), percent),
                 share(row.truncated_share),
                 share(row.no_answer_share),
                 share(row.unjudged_share),
                 row.response_tokens_mean
             );
+        }
+        for row in &rows {
+            if let Some(ends) = &row.programs {
+                let ends = ends.iter().map(|(end, n)| format!("{n} {}", end.label()));
+                println!("{}: of its programs {}", row.benchmark, ends.collect::<Vec<_>>().join(", "));
+            }
         }
         for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
             println!(

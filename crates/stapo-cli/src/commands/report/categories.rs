@@ -135,6 +135,7 @@ mod tests {
             id: 0,
             text: text.into(),
             silenced_by: None,
+            category: None,
             logp: -7.0,
             entropy: 0.1,
             advantage: 1.0,

@@ -97,6 +97,9 @@ impl<'a> Collected<'a> {
         row_place: RowPlace,
         row: Map<String, Value>,
     ) -> Result<(), TaskError> {
+        if !self.spec.wants(&row) {
+            return Ok(());
+        }
         let refuse = |(problem, remedy): (String, String)| row_place.refuse(problem, remedy);
         let row = Value::Object(row);
         let open = match self.file.take().filter(|_| self.paths.last() == Some(&file.path)) {
@@ -188,7 +191,10 @@ impl<'a> Collected<'a> {
         let n_held_out = self.rows.held_out.len() as u64;
         let share = self.spec.held_out_share;
         if n_train + n_held_out == 0 {
-            return refuse("holds no problem".into(), "one problem per row; see the file's beginning");
+            return refuse(
+                "holds no problem".into(),
+                "one problem per row, and `only` lets rows through whose field has one of its values",
+            );
         }
         if n_held_out == 0 && share > 0.0 {
             let problem = format!("held_out_share {share} of its {n_train} problems is none");

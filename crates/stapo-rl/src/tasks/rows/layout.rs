@@ -15,6 +15,9 @@ const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground
 /// The fields of a reference program, which no verdict depends on: tests judge programs.
 const PROGRAM_FIELDS: [&str; 2] = ["canonical_solution", "code"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
+/// The names of MBPP and HumanEval on the hub, looked for in rows that tests judge.
+const CODE_PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt", "text"];
+const CODE_ID_FIELDS: [&str; 2] = ["id", "task_id"];
 /// The value of `id_field` for ids that are numbers of rows.
 const ROW_NUMBER: &str = "#row";
 
@@ -126,8 +129,12 @@ impl RowLayout {
             );
             (problem, remedy)
         };
-        let problem = choose("problem_field", spec.problem_field.as_deref(), &PROBLEM_FIELDS)?
-            .ok_or_else(|| missing("problem", "problem_field", &PROBLEM_FIELDS))?;
+        let (problems, ids): (&[&str], &[&str]) = match spec.verifier {
+            VerifierSpec::Code(_) => (&CODE_PROBLEM_FIELDS, &CODE_ID_FIELDS),
+            _ => (&PROBLEM_FIELDS, &ID_FIELDS),
+        };
+        let problem = choose("problem_field", spec.problem_field.as_deref(), problems)?
+            .ok_or_else(|| missing("problem", "problem_field", problems))?;
         let given = spec.answer_field.as_deref();
         let answer = match spec.verifier {
             VerifierSpec::Code(_) => AnswerField::Program(choose("answer_field", given, &PROGRAM_FIELDS)?),
@@ -139,7 +146,7 @@ impl RowLayout {
         let solution = choose("solution_field", spec.solution_field.as_deref(), &[])?;
         let id = match spec.id_field.as_deref() {
             Some(ROW_NUMBER) => None,
-            given => choose("id_field", given, &ID_FIELDS)?,
+            given => choose("id_field", given, ids)?,
         };
         Ok(Self { problem, answer, solution, id })
     }
