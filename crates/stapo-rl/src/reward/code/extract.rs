@@ -9,9 +9,16 @@ const TAGS: [&str; 4] = ["", "python", "py", "python3"];
 pub fn extract(response: &str, style: CodeStyle, prompt: &str) -> Option<String> {
     match style {
         CodeStyle::Block => last_block(response),
-        CodeStyle::Complete => Some(format!("{prompt}{response}")),
-        CodeStyle::Whole => Some(response.to_string()).filter(|program| !program.trim().is_empty()),
+        CodeStyle::Complete => Some(format!("{prompt}{}", before_fence(response))),
+        CodeStyle::Whole => {
+            Some(before_fence(response).to_string()).filter(|program| !program.trim().is_empty())
+        }
     }
+}
+
+/// The response up to a line of three backticks, which no line of Python begins with: it closes a block that the prompt opened.
+fn before_fence(response: &str) -> &str {
+    response.split_once("\n```").map_or(response, |(before, _)| before)
 }
 
 /// The last fenced block that holds Python by its tag, or else the last one. A block that is not closed reaches to the end
@@ -64,6 +71,7 @@ mod tests {
         }
         let completed = extract("    return 1\n", CodeStyle::Complete, "def f():\n");
         assert_eq!(completed.as_deref(), Some("def f():\n    return 1\n"));
+        assert_eq!(extract("print(1)\n```\nDone.", CodeStyle::Whole, "x").as_deref(), Some("print(1)"));
         assert_eq!(extract("print(1)", CodeStyle::Whole, "x").as_deref(), Some("print(1)"));
         assert_eq!(extract(" \n", CodeStyle::Whole, "x"), None);
     }
