@@ -64,6 +64,7 @@ class Asking:
     def __init__(self, channel):
         self.channel = channel
         self.last = ""
+        self.raised = None
 
     def remote(self, number, kind):
         return Remote(number, kind, self.ask)
@@ -81,7 +82,8 @@ class Asking:
         if "raised" in reply:
             kind, text = reply["raised"]
             self.last = f"{remote._kind} raised {kind}: {text}"
-            raise EXCEPTIONS.get(kind, ProgramFailed)(text)
+            self.raised = EXCEPTIONS.get(kind, ProgramFailed)(text)
+            raise self.raised
         value = decode(reply["value"], self.remote)
         if request["do"] == "call":
             self.last = f"{remote._kind} returned {shortened(value)}"
@@ -224,7 +226,7 @@ def outcome(text, test, asking):
         return {"passed": True, "message": ""}
     except BaseException as error:
         found = f"{type(error).__name__}: {str(error)[:200]}".rstrip(": ")
-        if asking.last and (isinstance(error, AssertionError) or asking.last.endswith(str(error))):
+        if asking.last and (isinstance(error, AssertionError) or error is asking.raised):
             found = asking.last
         return {"passed": False, "message": f"{failing_line(error, text)[:500]}: {found}"}
 
