@@ -7,6 +7,7 @@
 mod browser;
 mod checkpoints;
 mod cluster;
+mod code;
 mod command;
 mod common;
 mod counterfactual;

@@ -176,6 +176,16 @@ impl Task {
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
     }
 
+    /// Whether verdicts can depend on the machine's speed.
+    pub(crate) fn has_time_outs(&self) -> bool {
+        self.verifier.has_time_outs()
+    }
+
+    /// Takes over responses, by problem, that went over a limit of time when the run was made.
+    pub(crate) fn remember_time_outs(&mut self, time_outs: Vec<(String, String)>) {
+        self.verifier.remember_time_outs(time_outs);
+    }
+
     /// What the user should know: which references the verifier cannot read, and what the verifiers' programs share with this
     /// machine because the machine cannot keep them apart.
     pub fn warnings(&self) -> Vec<String> {

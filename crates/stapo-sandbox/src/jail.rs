@@ -8,7 +8,7 @@ mod calls;
 mod files;
 mod namespaces;
 
-pub(crate) use calls::{for_build, for_command, for_program};
+pub(crate) use calls::{for_command, for_program};
 
 use crate::{Layers, Level};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

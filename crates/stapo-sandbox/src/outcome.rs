@@ -42,12 +42,12 @@ impl fmt::Display for End {
             Self::Raised(exception) => write!(f, "raised {exception}"),
             Self::Signal(number) => write!(f, "ended by signal {number}"),
             Self::NotBuilt(message) => write!(f, "does not build: {message}"),
-            Self::CpuTime => write!(f, "over the limit of processor time"),
-            Self::WallTime => write!(f, "over the limit of wall time"),
-            Self::Memory => write!(f, "over the limit of memory"),
+            Self::CpuTime => write!(f, "went over the limit of processor time"),
+            Self::WallTime => write!(f, "went over the limit of wall time"),
+            Self::Memory => write!(f, "went over the limit of memory"),
             Self::Processes => write!(f, "tried to start a process"),
-            Self::FileSize => write!(f, "over the limit of file size"),
-            Self::Output => write!(f, "over the limit of output"),
+            Self::FileSize => write!(f, "went over the limit of file size"),
+            Self::Output => write!(f, "went over the limit of output"),
         }
     }
 }

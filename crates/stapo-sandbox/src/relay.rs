@@ -50,15 +50,13 @@ pub(crate) fn test(
     }
     let Some(tester) = tester else { return Err(io::Error::other("no tester")) };
     let mut program = zygote.begin(&json!({ "do": "serve", "source": trial.source }), false)?;
-    let names = match program.receive()? {
-        Received::Line(line) if !program.note_raised(&line) => {
-            serde_json::from_slice::<Value>(&line).unwrap_or_default()["names"].take()
-        }
-        _ => Value::Null,
+    let (names, is_over) = match program.receive()? {
+        Received::Line(line) if !program.note_raised(&line) => (names_in(&line), false),
+        _ => (None, true),
     };
-    let names: Vec<String> = match serde_json::from_value(names) {
-        Ok(names) => names,
-        Err(_) => return Ok(Tested::cut_short(Vec::new(), trial.checks.n_tests(), unfinished(program)?)),
+    let Some(names) = names else {
+        let outcome = if is_over { unfinished(program)? } else { out_of_turn(program)? };
+        return Ok(Tested::cut_short(Vec::new(), trial.checks.n_tests(), outcome));
     };
     let mut session = tester.begin(&json!({ "do": "test" }), false)?;
     session.send(&json!({ "checks": trial.checks, "names": names }));
@@ -72,6 +70,22 @@ pub(crate) fn test(
     let n_tests = trial.checks.n_tests();
     let tests = if tests.len() >= n_tests { tests[..n_tests - 1].to_vec() } else { tests };
     Ok(Tested::cut_short(tests, n_tests, outcome))
+}
+
+/// The names that a program defines, from its first line.
+fn names_in(line: &[u8]) -> Option<Vec<String>> {
+    let message: Value = serde_json::from_slice(line).ok()?;
+    serde_json::from_value(message.get("names")?.clone()).ok()
+}
+
+/// The outcome of a program that wrote something else to the channel than what it was asked for.
+fn out_of_turn(program: Session) -> io::Result<Outcome> {
+    let outcome = program.finish()?;
+    let end = match outcome.end {
+        End::Finished => End::Raised("a message on the channel of the tests".into()),
+        end => end,
+    };
+    Ok(Outcome { end, ..outcome })
 }
 
 /// The outcome of a program that ended before its tests did. An end of its own choice is no success.
@@ -195,7 +209,7 @@ fn build(zygote: &mut Zygote, source: &str, language: &Language) -> io::Result<O
         words => filled(words, &folder, language),
     };
     let message = json!({
-        "do": "command", "files": { file: source }, "command": command, "filter": "build", "stdin": "",
+        "do": "command", "files": { file: source }, "command": command, "is_program": false, "stdin": "",
     });
     let outcome = zygote.begin(&message, true)?.outcome()?;
     let failed = match &outcome.end {
@@ -210,7 +224,7 @@ fn run_built(zygote: &mut Zygote, stdin: &str, language: &Language, keeps: bool)
     let folder = zygote.writes().ok_or_else(|| io::Error::other("no folder to run in"))?;
     let command = filled(&language.run, &folder, language);
     let message =
-        json!({ "do": "command", "files": {}, "command": command, "filter": "command", "stdin": stdin });
+        json!({ "do": "command", "files": {}, "command": command, "is_program": true, "stdin": stdin });
     zygote.begin(&message, keeps)?.outcome()
 }
 

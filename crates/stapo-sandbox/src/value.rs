@@ -52,6 +52,7 @@ fn is_value(value: &Value, depth: usize) -> bool {
             text.len() <= 1000
                 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
         }
+        ("T", [Value::String(name)]) => name.len() <= 9,
         ("l" | "t" | "s" | "z" | "q" | "I" | "K" | "V", [Value::Array(items)]) => all(items),
         ("M", [Value::Array(items)]) => {
             let is_pair = |item: &Value| matches!(item.get(1), Some(Value::Array(pair)) if pair.len() == 2);

@@ -1,7 +1,7 @@
 //! A warm interpreter inside a jail, and the programs that it forks.
 
 use crate::interpreter::Interpreter;
-use crate::jail::{Jail, Report, SUBCOMMAND, for_build, for_command, for_program};
+use crate::jail::{Jail, Report, SUBCOMMAND, for_command, for_program};
 use crate::value::MAX_LINE_BYTES;
 use crate::{Clock, End, Layers, Level, Limits, Outcome, SandboxError, Settings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -251,7 +251,7 @@ fn jail(
         "clock": if settings.clock == Clock::Frozen { "frozen" } else { "real" },
         "writes": writes,
         "has_seccomp": level != Level::None,
-        "filters": { "program": for_program()?, "command": for_command()?, "build": for_build() },
+        "filters": { "program": for_program()?, "command": for_command()? },
     });
     let source = match role {
         Role::Programs => format!("{ZYGOTE}\nmain()\n"),

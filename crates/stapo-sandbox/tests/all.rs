@@ -2,3 +2,4 @@
 
 mod attacks;
 mod common;
+mod escapes;

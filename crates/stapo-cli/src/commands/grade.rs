@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long)]
     code: bool,
     #[command(flatten)]
-    programs: code::Args,
+    programs: code::ProgramArgs,
     /// How answers are compared: math, boxed-exact, dapo, multiple-choice, exact.
     #[arg(long, default_value = "math")]
     mode: Mode,

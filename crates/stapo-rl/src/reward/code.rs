@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::{Problem, ProgramEnd, ProgramRun, Verdict};
 use stapo_sandbox::{Pool, SandboxError, Settings, Tested, Trial};
+use std::collections::HashSet;
 
 /// What the tests found about a response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,6 +66,9 @@ impl CodeVerdict {
 pub struct CodeJudge {
     pool: Pool,
     spec: CodeSpec,
+    /// Responses, by problem, whose programs went over a limit of time when the run was first made. They are not run again:
+    /// a faster machine might find another verdict.
+    time_outs: HashSet<(String, String)>,
 }
 
 impl CodeJudge {
@@ -81,7 +85,7 @@ impl CodeJudge {
             ..Settings::default()
         };
         let pool = Pool::open(settings, restart::command).map_err(|error| refused(&error, "at the start"))?;
-        Ok(Self { pool, spec: spec.clone() })
+        Ok(Self { pool, spec: spec.clone(), time_outs: HashSet::new() })
     }
 
     /// What keeps programs apart on this machine.
@@ -133,7 +137,12 @@ impl CodeJudge {
         let n_passed = hidden.iter().filter(|test| test.passed).count();
         CodeVerdict {
             is_right,
-            share_passed: n_passed as f64 / hidden.len().max(1) as f64,
+            // How many tests a program passes in a given time depends on the machine.
+            share_passed: if outcome.end.is_time_out() {
+                0.0
+            } else {
+                n_passed as f64 / hidden.len().max(1) as f64
+            },
             reason: failing_test.clone().unwrap_or_else(|| match tests.len() {
                 1 => "passed the test".into(),
                 n => format!("passed all {n} tests"),
@@ -163,9 +172,27 @@ impl CodeJudge {
             })
         });
         let tests = tests.collect::<Result<Vec<_>, _>>()?;
-        let pairs: Vec<(&str, &CodeTests)> =
-            samples.iter().zip(&tests).map(|((_, response), tests)| (*response, tests)).collect();
-        Ok(self.judge(&pairs)?.into_iter().map(|verdict| self.judged(verdict)).collect())
+        let is_known = |(problem, response): &(&Problem, &str)| {
+            !self.time_outs.is_empty()
+                && self.time_outs.contains(&(problem.id.clone(), (*response).to_string()))
+        };
+        let run = samples.iter().zip(&tests).filter(|(sample, _)| !is_known(sample));
+        let pairs: Vec<(&str, &CodeTests)> = run.map(|((_, response), tests)| (*response, tests)).collect();
+        let mut verdicts = self.judge(&pairs)?.into_iter();
+        let judged = samples.iter().map(|sample| {
+            if is_known(sample) {
+                let reward = (self.spec.reward == CodeReward::Share).then_some(0.0);
+                let reason = "went over a limit of time when the run was made".to_string();
+                return Judged { reward, ..Judged::new(Verdict::OverBudget, None, reason) };
+            }
+            self.judged(verdicts.next().expect("one verdict for each program that ran"))
+        });
+        Ok(judged.collect())
+    }
+
+    /// Takes over responses, by problem, whose programs went over a limit of time.
+    pub(crate) fn remember_time_outs(&mut self, time_outs: Vec<(String, String)>) {
+        self.time_outs.extend(time_outs);
     }
 
     fn judged(&self, verdict: CodeVerdict) -> Judged {

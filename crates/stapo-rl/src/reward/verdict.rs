@@ -111,6 +111,18 @@ impl Verifier {
         }
     }
 
+    /// Whether verdicts can depend on the machine's speed, and are taken from the record where a run is made again.
+    pub(crate) fn has_time_outs(&self) -> bool {
+        matches!(self, Self::Code(_))
+    }
+
+    /// Takes over responses, by problem, that went over a limit of time when the run was made.
+    pub(crate) fn remember_time_outs(&mut self, time_outs: Vec<(String, String)>) {
+        if let Self::Code(code) = self {
+            code.remember_time_outs(time_outs);
+        }
+    }
+
     /// What an external program shares with this machine because the machine cannot keep it apart.
     pub(crate) fn warnings(&self) -> Vec<String> {
         match self {

@@ -1,7 +1,8 @@
-//! System calls, by seccomp: an allow-list for the launcher and the zygote, and a shorter one for programs.
+//! System calls, by seccomp: an allow-list for the launcher and the zygote, and less for programs.
 //!
 //! Several filters act together, and the kernel takes the strictest answer. A call that is on no list fails with EPERM,
-//! as it would for lack of a permission. A program that starts a process is killed, which gives that its own verdict.
+//! as it would for lack of a permission. A program that starts a process is killed, which gives that its own verdict. The
+//! allow-list is the zygote's; what a program may not call of it is taken away in its own process.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -192,41 +193,40 @@ pub(super) fn restrict() -> Result<(), String> {
     Ok(())
 }
 
-/// The filters of a program that an interpreter runs: one process, which starts no other program.
-pub(crate) fn for_program() -> Result<Vec<Vec<Instruction>>, String> {
+/// The filter of a program that an interpreter runs: one process, which starts no other program.
+pub(crate) fn for_program() -> Result<Vec<Instruction>, String> {
     let mut starts = process_starts()?;
     starts.insert(libc::SYS_execve, Vec::new());
-    starts.insert(libc::SYS_execveat, Vec::new());
-    filters(&[PROGRAM, OLDER], starts)
+    narrowed(starts)
 }
 
-/// The filters of the command that runs a program of another language: one process.
-pub(crate) fn for_command() -> Result<Vec<Vec<Instruction>>, String> {
-    filters(&[PROGRAM, OLDER, &[libc::SYS_execve]], process_starts()?)
+/// The filter of the command that runs a program of another language: one process.
+pub(crate) fn for_command() -> Result<Vec<Instruction>, String> {
+    narrowed(process_starts()?)
 }
 
-/// The filters of a command that builds a program: as those of the zygote, since compilers start processes.
-pub(crate) fn for_build() -> Vec<Vec<Instruction>> {
-    Vec::new()
-}
-
-fn filters(lists: &[&[i64]], killing: Rules) -> Result<Vec<Vec<Instruction>>, String> {
-    let mut list = rules(lists);
-    // Starts of processes must reach the filter that kills.
-    for call in killing.keys() {
-        list.insert(*call, Vec::new());
+/// What a program may not call of what its zygote may. Calls in `killing` end it; the others fail. The zygote's allow-list
+/// stays in force below, and a short filter makes the start of a program cheap.
+fn narrowed(killing: Rules) -> Result<Vec<Instruction>, String> {
+    let mut denied = rules(&[ZYGOTE]);
+    denied.remove(&libc::SYS_clone);
+    denied.remove(&libc::SYS_execve);
+    let harmless = [libc::TCGETS, libc::FIONREAD, libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO];
+    let other = harmless.iter().map(|&request| condition(1, SeccompCmpOp::Ne, request));
+    denied.insert(libc::SYS_ioctl, vec![rule(other.collect::<Result<_, _>>()?)?]);
+    let changes = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0);
+    denied.insert(libc::SYS_prlimit64, vec![rule(vec![changes.map_err(|error| error.to_string())?])?]);
+    // Event loops wake themselves by a pair of stream sockets, which cannot be connected elsewhere.
+    let mut pairs = vec![rule(vec![condition(0, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?])?];
+    for kind in (0..16).filter(|&kind| kind != libc::SOCK_STREAM as u64) {
+        pairs.push(rule(vec![condition(1, SeccompCmpOp::MaskedEq(0xf), kind)?])?);
     }
-    list.insert(libc::SYS_clone, Vec::new());
-    list.insert(libc::SYS_ioctl, harmless_ioctls()?);
-    list.insert(libc::SYS_prlimit64, vec![rule(vec![equal(2, 0)?])?]);
-    // Pairs of stream sockets, which event loops wake themselves with; they cannot be connected elsewhere.
-    let stream = libc::SOCK_STREAM as u64;
-    let pair = vec![equal(0, libc::AF_UNIX as u64)?, condition(1, SeccompCmpOp::MaskedEq(0xf), stream)?];
-    list.insert(libc::SYS_socketpair, vec![rule(pair)?]);
-    let kill = filter(killing, SeccompAction::Allow, SeccompAction::KillProcess)?;
-    // The allow-list comes last, since it takes away the call that installs filters.
-    let all = [kill, allow_list(list)?];
-    Ok(all.iter().map(|program| program.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect()).collect())
+    denied.insert(libc::SYS_socketpair, pairs);
+    let mut both = filter(killing, SeccompAction::Allow, SeccompAction::KillProcess)?;
+    // Without its last instruction, which allows what no rule names, the first filter runs on into the second.
+    both.pop();
+    both.extend(filter(denied, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))?);
+    Ok(both.iter().map(|one| (one.code, one.jt, one.jf, one.k)).collect())
 }
 
 /// Calls that start a process, and not a thread.
@@ -236,12 +236,6 @@ fn process_starts() -> Result<Rules, String> {
     let is_process = condition(0, SeccompCmpOp::MaskedEq(thread), 0)?;
     starts.insert(libc::SYS_clone, vec![rule(vec![is_process])?]);
     Ok(starts)
-}
-
-/// Questions about a descriptor that change nothing but the descriptor.
-fn harmless_ioctls() -> Result<Vec<SeccompRule>, String> {
-    let allowed = [libc::TCGETS, libc::FIONREAD, libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO];
-    allowed.iter().map(|&request| rule(vec![equal(1, request)?])).collect()
 }
 
 /// The flags of clone3 lie in memory, which a filter cannot read; without the call, threads are started by clone.
@@ -270,10 +264,5 @@ fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, String> {
 /// A condition on the lower half of an argument.
 fn condition(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompCondition, String> {
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
-        .map_err(|error| error.to_string())
-}
-
-fn equal(argument: u8, value: u64) -> Result<SeccompCondition, String> {
-    SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
         .map_err(|error| error.to_string())
 }

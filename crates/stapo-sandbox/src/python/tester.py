@@ -49,10 +49,10 @@ class Remote:
         return isinstance(other, Remote) and self._target == other._target
 
     def __hash__(self):
-        return hash(tuple(self._target.items()))
+        return hash(self._target)
 
     def __bool__(self):
-        raise TypeError(f"an object of type {self._kind} of the program has no truth value here")
+        return bool(self._ask(self, {"do": "bool"}))
 
     def __repr__(self):
         return f"<{self._kind} of the program>"
@@ -64,35 +64,34 @@ class Asking:
     def __init__(self, channel):
         self.channel = channel
         self.last = ""
+        self.raised = None
 
     def remote(self, number, kind):
-        return Remote({"handle": number}, kind, self.ask)
+        return Remote(number, kind, self.ask)
 
     def named(self, name):
-        return Remote({"name": name}, name, self.ask)
+        return Remote(name, name, self.ask)
 
     def ask(self, remote, request, args=(), kwargs=None):
-        encode = Encoder(self.refuse).encode
-        request = {**request, **remote._target}
-        request["args"] = [self.sent(arg, encode) for arg in args]
-        request["kwargs"] = {key: self.sent(value, encode) for key, value in (kwargs or {}).items()}
+        encode = Encoder(self.handle).encode
+        request["target"] = remote._target
+        request["args"] = [encode(arg) for arg in args]
+        request["kwargs"] = {key: encode(value) for key, value in (kwargs or {}).items()}
         self.channel.write({"ask": request})
         reply = self.channel.read()
         if "raised" in reply:
             kind, text = reply["raised"]
             self.last = f"{remote._kind} raised {kind}: {text}"
-            raise EXCEPTIONS.get(kind, ProgramFailed)(text)
+            self.raised = EXCEPTIONS.get(kind, ProgramFailed)(text)
+            raise self.raised
         value = decode(reply["value"], self.remote)
         if request["do"] == "call":
             self.last = f"{remote._kind} returned {shortened(value)}"
         return value
 
-    def sent(self, value, encode):
-        if isinstance(value, Remote) and "handle" in value._target:
-            return ["h", value._target["handle"], value._kind]
-        return encode(value)
-
-    def refuse(self, value):
+    def handle(self, value):
+        if isinstance(value, Remote):
+            return [value._target, value._kind]
         raise TypeError(f"the test passes a {type(value).__name__}, which cannot be sent to the program")
 
 
@@ -227,7 +226,7 @@ def outcome(text, test, asking):
         return {"passed": True, "message": ""}
     except BaseException as error:
         found = f"{type(error).__name__}: {str(error)[:200]}".rstrip(": ")
-        if asking.last and (isinstance(error, AssertionError) or asking.last.endswith(str(error))):
+        if asking.last and (isinstance(error, AssertionError) or error is asking.raised):
             found = asking.last
         return {"passed": False, "message": f"{failing_line(error, text)[:500]}: {found}"}
 

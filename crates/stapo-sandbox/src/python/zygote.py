@@ -97,6 +97,8 @@ class Encoder:
             return ["c", float.hex(value.real), float.hex(value.imag)]
         if kind is range:
             return ["r", *(self.encode(part) for part in (value.start, value.stop, value.step))]
+        if kind is type and value.__name__ in TYPES:
+            return ["T", value.__name__]
         if kind is fractions.Fraction:
             return ["F", f"{value.numerator}/{value.denominator}"]
         if kind is decimal.Decimal:
@@ -113,6 +115,7 @@ class Encoder:
         return ["h", *self.handle(value)]
 
 
+TYPES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, bool, list, tuple, set, frozenset, dict)}
 CONTAINERS = [(list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"), (collections.deque, "q")]
 VIEWS = {type({}.keys()): "K", type({}.values()): "V", type({}.items()): "M"}
 ITERATORS = {
@@ -144,6 +147,7 @@ DECODERS = {
     "b": bytes.fromhex,
     "c": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
     "r": lambda *parts: range(*(decode(part, None) for part in parts)),
+    "T": TYPES.get,
     "F": fractions.Fraction,
     "D": decimal.Decimal,
 }
@@ -166,7 +170,8 @@ COLLECTED = {
 class Handles:
     """Values of the program that stay in its process, by number."""
 
-    def __init__(self):
+    def __init__(self, names):
+        self.names = names
         self.values = []
         self.numbers = {}
 
@@ -177,7 +182,7 @@ class Handles:
         return [self.numbers[id(value)], type(value).__name__[:100]]
 
     def value(self, number, _kind=None):
-        return self.values[number]
+        return self.names[number] if isinstance(number, str) else self.values[number]
 
 
 def serve(channel, source):
@@ -187,11 +192,11 @@ def serve(channel, source):
     load(channel, source, module, "program")
     names = [name for name in vars(module) if not name.startswith("__")][:10_000]
     channel.write({"names": names})
-    handles = Handles()
+    handles = Handles(vars(module))
     while True:
         request = channel.read()
         try:
-            result = answer(request, vars(module), handles)
+            result = answer(request, handles)
             reply = {"value": Encoder(handles.number).encode(result)}
         except BaseException as error:  # Whatever a program raises, tests go on.
             reply = {"raised": described(error)}
@@ -203,14 +208,14 @@ def serve(channel, source):
         channel.write(reply)
 
 
-def answer(request, names, handles):
-    target = handles.values[request["handle"]] if "handle" in request else names[request["name"]]
+def answer(request, handles):
+    target = handles.value(request["target"])
     args = [decode(arg, handles.value) for arg in request.get("args", [])]
     if request["do"] == "call":
         kwargs = {key: decode(value, handles.value) for key, value in request["kwargs"].items()}
         return target(*args, **kwargs)
-    if request["do"] == "value":
-        return target
+    if request["do"] == "bool":
+        return bool(target)
     if request["do"] == "get":
         return getattr(target, request["attribute"])
     return setattr(target, request["attribute"], args[0])
@@ -282,7 +287,8 @@ def run_command(request):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/tmp", "TMPDIR": os.getcwd()}
-    install(request["filter"])
+    if request["is_program"]:
+        install("command")
     os.execve(request["command"][0], request["command"], environment)
 
 
@@ -297,7 +303,8 @@ def limit(limits):
 
     lower(resource.RLIMIT_AS, limits["memory_mib"] << 20)
     lower(resource.RLIMIT_FSIZE, limits["tmp_mib"] << 20)
-    lower(resource.RLIMIT_CPU, max(1, -int(-limits["cpu_seconds"] // 1)))
+    # The zygote watches the exact time; this limit, by ticks of the kernel, is the second line.
+    lower(resource.RLIMIT_CPU, 2 * int(limits["cpu_seconds"]) + 2)
     lower(resource.RLIMIT_STACK, 64 << 20)
 
 
@@ -310,32 +317,32 @@ class Instruction(ctypes.Structure):
 
 
 def compiled(filters):
-    """Filters in the kernel's form, which must stay alive until they are installed."""
-    return {
-        name: [(Instruction * len(one))(*(Instruction(*parts) for parts in one)) for one in several]
-        for name, several in filters.items()
-    }
+    """Filters in the kernel's form. The arrays must stay alive until they are installed."""
+    arrays = {name: (Instruction * len(one))(*(Instruction(*parts) for parts in one)) for name, one in filters.items()}
+    return arrays, {name: Program(len(array), ctypes.addressof(array)) for name, array in arrays.items()}
 
 
 def install(name):
     """Gives up system calls for good."""
-    if not CONFIG["has_seccomp"]:
-        return
-    for instructions in FILTERS[name]:
-        program = Program(len(instructions), ctypes.addressof(instructions))
-        if PRCTL(22, 2, ctypes.byref(program), 0, 0) != 0:  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-            os._exit(3)
+    if CONFIG["has_seccomp"] and PRCTL(22, 2, ctypes.byref(FILTERS[name]), 0, 0) != 0:  # PR_SET_SECCOMP, a filter
+        os._exit(3)
 
 
 def make_deterministic():
-    random.seed(CONFIG["seed"])
-    source = random.Random(CONFIG["seed"])
-    os.urandom = source.randbytes
-    random._urandom = os.urandom
+    """Once, in the zygote: every child begins with the same state."""
+    os.urandom = random._urandom = random.Random(CONFIG["seed"]).randbytes
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(CONFIG["seed"] % (1 << 32))
     if CONFIG["clock"] == "frozen":
         freeze_clock()
+
+
+def open_streams():
+    """Once, in the zygote: children put their own descriptors in the places 0 to 2."""
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
 def freeze_clock():
@@ -405,11 +412,7 @@ def child(descriptors):
         os.close(CHANNEL)
         run_command(request)
     install("program")
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-    make_deterministic()
+    random.seed(CONFIG["seed"])  # Python's own hook after a fork has made it random.
     if request["do"] == "script":
         run_script(channel, request["source"])
     elif request["do"] == "serve":
@@ -444,10 +447,17 @@ def watch(control, pid):
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.register(control, select.POLLIN)
+    clock = (~pid << 3) | 2  # The clock of a process's exact processor time, as clock_getcpuclockid(3) makes it.
     while True:
-        ready = [descriptor for descriptor, _ in poll.poll()]
+        left = CONFIG["limits"]["cpu_seconds"] - time.clock_gettime(clock)
+        ready = [descriptor for descriptor, _ in poll.poll(max(1, 1000 * left + 1))]
         if process in ready:
             break
+        if not ready:
+            if left < 0:
+                os.kill(pid, signal.SIGKILL)
+                poll.poll()
+            continue
         if not control.recv(64):
             os.kill(pid, signal.SIGKILL)
             os._exit(0)
@@ -467,6 +477,8 @@ def main():
     except BaseException as error:
         control.send(json.dumps({"error": f"import {name}: {type(error).__name__}: {error}"[:1000]}).encode())
         os._exit(2)
+    make_deterministic()
+    open_streams()
     folder = CONFIG["writes"]
     kept = os.listdir(folder) if folder else []
     gc.collect()
@@ -494,7 +506,7 @@ def main():
 
 
 CONFIG = json.loads(sys.argv[1])
-FILTERS = compiled(CONFIG["filters"])
+ARRAYS, FILTERS = compiled(CONFIG["filters"])
 PRCTL = ctypes.CDLL(None).prctl
 sys.path = [path for path in sys.path if path]
 sys.argv = [""]

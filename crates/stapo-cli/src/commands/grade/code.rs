@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 #[command(next_help_heading = "Programs (--code)")]
-pub struct Args {
+pub struct ProgramArgs {
     /// The Python interpreter of programs and tests: a path, or a name on the PATH.
     #[arg(long, default_value = "python3", requires = "code")]
     python: PathBuf,
@@ -36,7 +36,7 @@ enum StyleArg {
     Whole,
 }
 
-impl Args {
+impl ProgramArgs {
     pub(super) fn open(&self) -> Result<CodeJudge> {
         let mut spec =
             CodeSpec { python: self.python.clone(), unsafe_code: self.unsafe_code, ..CodeSpec::default() };
