@@ -30,6 +30,7 @@ mod objective;
 mod pages;
 mod permission;
 mod plan;
+mod programs;
 mod python_reward;
 mod ranks;
 mod receipt;

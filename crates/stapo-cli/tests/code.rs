@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Whether programs of a model can be run here; prints why not.
-fn has_sandbox() -> bool {
+pub fn has_sandbox() -> bool {
     let found: Value = serde_json::from_str(&ok(&stapo(Path::new("/"), &["doctor", "--json"]))).unwrap();
     let missing = &found["sandbox"]["error"];
     if !missing.is_null() {
@@ -115,7 +115,7 @@ fn a_line_without_tests_and_a_machine_without_python_are_said() {
 
 /// A task for the built-in model, whose alphabet has no word of Python: a response is a program of a language that prints
 /// what stands in its box, and the tests compare the output.
-fn write_task(at: &Path) {
+pub fn write_task(at: &Path) {
     let rows: String = (0..40)
         .map(|n| {
             let (a, b) = (n % 8 + 1, n / 8 + 1);

@@ -66,15 +66,16 @@ impl ProgramRun {
     /// The run with texts that a record can hold: what is longer is cut, with a marker.
     #[must_use]
     pub fn bounded(mut self) -> Self {
-        let bound = |text: String| {
-            let cut = (0..=Self::MAX_TEXT_BYTES.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
-            let (kept, rest) = text.split_at(cut.unwrap_or(0));
-            if rest.is_empty() { text } else { format!("{kept} ... ({} more bytes)", rest.len()) }
-        };
         self.printed = bound(self.printed);
         self.failing_test = self.failing_test.map(bound);
         self
     }
+}
+
+fn bound(text: String) -> String {
+    let cut = (0..=ProgramRun::MAX_TEXT_BYTES.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    let (kept, rest) = text.split_at(cut.unwrap_or(0));
+    if rest.is_empty() { text } else { format!("{kept} ... ({} more bytes)", rest.len()) }
 }
 
 #[cfg(test)]

@@ -202,6 +202,9 @@ impl Asked {
         let instruction = kind.instruction().template;
         let (template, style) = if prompts.template.is_some() {
             (instruction.to_string(), CodeStyle::Block)
+        } else if !prompts.tokenizer.lost_characters("Answer with the whole program")?.is_empty() {
+            // The built-in model reads no words.
+            ("{{ problem }}".to_string(), CodeStyle::Whole)
         } else {
             // A base model goes on in a block that the prompt opens.
             (format!("{instruction}\n```python\n"), CodeStyle::Whole)

@@ -225,3 +225,36 @@ fn find(name: &str, data: &Path) -> Result<PathBuf> {
         ),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reward::CodeStyle;
+
+    fn spec(name: &str, lines: &str, style: QuestionStyle) -> (RowsSpec, Option<Asking>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(format!("{name}.jsonl"));
+        std::fs::write(&path, lines).unwrap();
+        let mut asking = None;
+        (rows(name, path, style, &mut asking).unwrap(), asking)
+    }
+
+    #[test]
+    fn a_file_with_tests_is_a_benchmark_of_programs() {
+        let mbpp = r#"{"id": 1, "prompt": "Add.", "test_list": ["assert f()"], "split": "prompt"}"#;
+        let chat = QuestionStyle { chat: true, ..QuestionStyle::default() };
+        let (rows, asking) = spec("mbpp", mbpp, chat);
+        assert_eq!(rows.only["split"], ["test"], "the test rows alone");
+        assert!(rows.template().contains("fenced block") && asking.unwrap().stops.is_empty());
+        assert!(matches!(rows.verifier, VerifierSpec::Code(code) if code.style == CodeStyle::Block));
+        let (rows, asking) = spec("mine", mbpp, QuestionStyle::default());
+        assert!(rows.only.is_empty(), "all rows of another file");
+        assert!(rows.template().starts_with("\"\"\"\n") && asking.unwrap().stops.contains(&"\nassert"));
+        assert!(matches!(rows.verifier, VerifierSpec::Code(code) if code.style == CodeStyle::Whole));
+        let given = QuestionStyle { template: Some("{{ prompt }}"), ..QuestionStyle::default() };
+        let (rows, _) = spec("mine", mbpp, given);
+        assert_eq!(rows.template(), "{{ prompt }}");
+        let (rows, asking) = spec("math", r#"{"problem": "1+1", "answer": "2"}"#, chat);
+        assert!(matches!(rows.verifier, VerifierSpec::Rule(_)) && asking.is_none());
+    }
+}

@@ -19,15 +19,15 @@ const UNREPEATED: [&str; 7] =
 const EVALUATED: [&str; 4] = ["eval_accuracy", "eval_accuracy_before", "benchmarks", "benchmarks_before"];
 
 /// The lines of a file of samples without what differs from one run of a program to the next: its processor time, and how far
-/// it came before a time-out.
+/// it came before a time-out, which a replay takes from the record.
 fn repeated(text: &str) -> Vec<Value> {
     let repeated = |line: &str| {
         let mut value: Value = serde_json::from_str(line).unwrap_or_else(|_| line.into());
-        if let Some(program) = value.get_mut("program").and_then(Value::as_object_mut) {
-            program.remove("cpu_seconds");
-            if program.get("end").and_then(Value::as_str) == Some("time_out") {
-                program.retain(|key, _| key == "source");
-            }
+        let Some(record) = value.as_object_mut() else { return value };
+        let program = record.get_mut("program").and_then(Value::as_object_mut);
+        match program.map(|program| (program.remove("cpu_seconds"), program.get("end"))) {
+            Some((_, Some(end))) if end == "time_out" => drop(record.remove("program")),
+            _ => {}
         }
         value
     };
