@@ -2,7 +2,7 @@
 
 use crate::shared::hub::{Hub, Repo, RepoKind, fetch_file, fetch_model, fetch_repository, is_rows};
 use anyhow::{Context, Result, bail};
-use stapo_rl::lab::evaluation::{Benchmark, KNOWN, QuestionStyle};
+use stapo_rl::lab::evaluation::{Benchmark, KNOWN};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -79,7 +79,7 @@ fn benchmarks(names: &[String], out: &Path) -> Result<()> {
         let extension = if file.ends_with(".parquet") { "parquet" } else { "jsonl" };
         let path = out.join(format!("{}.{extension}", known.name));
         std::fs::copy(&fetched, &path).with_context(|| path.display().to_string())?;
-        let n = Benchmark::open(known.name, out, QuestionStyle::default())?.problems.len();
+        let n = Benchmark::n_questions(known.name, out)?;
         let note =
             if n == known.n_questions { String::new() } else { format!(" (expected {})", known.n_questions) };
         println!("{:<10} {n} questions{note}  {}", known.name, path.display());

@@ -67,29 +67,11 @@ pub struct Benchmark {
 
 impl Benchmark {
     /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
-    /// problems of these tasks; or a file of rows. A file whose rows
-    /// hold tests is a benchmark of programs.
+    /// problems of these tasks; or a file of rows. A file whose rows hold tests is a benchmark of programs.
     pub fn open(name: &str, data: &Path, style: QuestionStyle) -> Result<Self> {
-        let known = KNOWN.iter().find(|known| known.name == name);
-        let QuestionStyle { template, system, .. } = style;
-        let mut asking = None;
-        let spec = match (name, known) {
-            ("arithmetic" | "countdown", _) => generated(name, template, system),
-            (_, Some(_)) => TaskSpec::of_file(rows(name, find(name, data)?, style, &mut asking)?),
-            _ if is_data_file(name) => TaskSpec::of_file(rows(name, name.into(), style, &mut asking)?),
-            _ => {
-                let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
-                return Err(Error::Benchmark {
-                    name: name.to_string(),
-                    problem: "unknown".into(),
-                    remedy: format!(
-                        "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
-                        names.join(", ")
-                    ),
-                });
-            }
-        };
+        let (spec, asking) = spec(name, data, style)?;
         let task = Task::open(&spec)?;
+        let n_samples = KNOWN.iter().find(|known| known.name == name).map(|known| known.n_samples);
         let name = stem(name);
         let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
         if files.len() > 1 {
@@ -105,11 +87,17 @@ impl Benchmark {
             name,
             input,
             problems: task.held_out(usize::MAX),
-            n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
+            n_samples: n_samples.unwrap_or(OTHER_SAMPLES),
             asking,
             spec,
             task,
         })
+    }
+
+    /// The number of questions. No judge is opened, so nothing need be installed.
+    pub fn n_questions(name: &str, data: &Path) -> Result<usize> {
+        let (spec, _) = spec(name, data, QuestionStyle::default())?;
+        Ok(Task::open_with(&spec, Programs::Never)?.held_out(usize::MAX).len())
     }
 
     /// Opens several benchmarks. A name that is there twice is refused.
@@ -173,8 +161,31 @@ impl Benchmark {
     }
 }
 
+/// The task of a benchmark, and how programs are asked for where its answers are programs.
+fn spec(name: &str, data: &Path, style: QuestionStyle) -> Result<(TaskSpec, Option<Asking>)> {
+    let is_known = KNOWN.iter().any(|known| known.name == name);
+    let path = match name {
+        "arithmetic" | "countdown" => return Ok((generated(name, style.template, style.system), None)),
+        _ if is_known => find(name, data)?,
+        _ if is_data_file(name) => name.into(),
+        _ => {
+            let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+            return Err(Error::Benchmark {
+                name: name.to_string(),
+                problem: "unknown".into(),
+                remedy: format!(
+                    "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
+                    names.join(", ")
+                ),
+            });
+        }
+    };
+    let (rows, asking) = rows(name, path, style)?;
+    Ok((TaskSpec::of_file(rows), asking))
+}
+
 /// The rows of a file, and how programs are asked for where the first row holds tests.
-fn rows(name: &str, path: PathBuf, style: QuestionStyle, asking: &mut Option<Asking>) -> Result<RowsSpec> {
+fn rows(name: &str, path: PathBuf, style: QuestionStyle) -> Result<(RowsSpec, Option<Asking>)> {
     let QuestionStyle { template, system, chat } = style;
     let mut rows = RowsSpec {
         held_out_share: 1.0,
@@ -183,7 +194,7 @@ fn rows(name: &str, path: PathBuf, style: QuestionStyle, asking: &mut Option<Ask
         ..RowsSpec::new(path)
     };
     let first = first_row(&rows.path)?.unwrap_or_default();
-    let Some(kind) = TestKind::of_row(&first) else { return Ok(rows) };
+    let Some(kind) = TestKind::of_row(&first) else { return Ok((rows, None)) };
     // A template of the user's asks for a block in its own words.
     let chosen = if chat || template.is_some() { kind.instruction() } else { kind.beginning() };
     rows.template.get_or_insert_with(|| chosen.template.to_string());
@@ -191,8 +202,7 @@ fn rows(name: &str, path: PathBuf, style: QuestionStyle, asking: &mut Option<Ask
     if name == "mbpp" && first.contains_key("split") {
         rows.only = BTreeMap::from([("split".into(), vec!["test".into()])]);
     }
-    *asking = Some(chosen);
-    Ok(rows)
+    Ok((rows, Some(chosen)))
 }
 
 fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSpec {
@@ -235,8 +245,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(format!("{name}.jsonl"));
         std::fs::write(&path, lines).unwrap();
-        let mut asking = None;
-        (rows(name, path, style, &mut asking).unwrap(), asking)
+        rows(name, path, style).unwrap()
     }
 
     #[test]
