@@ -20,9 +20,9 @@ pub fn has_sandbox() -> bool {
 
 /// The lines that `stapo grade --code` prints for rows.
 fn graded(args: &[&str], rows: &[Value]) -> Vec<Value> {
-    let input: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let input: Vec<String> = rows.iter().map(|row| format!("{row}\n")).collect();
     let args = [&["grade", "--code", "-"], args].concat();
-    parsed_lines(&ok(&stapo_with_input(&args, input.as_bytes())))
+    parsed_lines(&ok(&stapo_with_input(&args, input.concat().as_bytes())))
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_line_without_tests_and_a_machine_without_python_are_said() {
 /// A task for the built-in model, whose alphabet has no word of Python: a response is a program of a language that prints
 /// what stands in its box, and the tests compare the output.
 pub fn write_task(at: &Path) {
-    let rows: String = (0..40)
+    let rows: Vec<String> = (0..40)
         .map(|n| {
             let (a, b) = (n % 8 + 1, n / 8 + 1);
             let test = json!({"input": "", "output": (a + b).to_string()});
@@ -126,7 +126,7 @@ pub fn write_task(at: &Path) {
             )
         })
         .collect();
-    fs::write(at.join("rows.jsonl"), rows).unwrap();
+    fs::write(at.join("rows.jsonl"), rows.concat()).unwrap();
     let sed = ["/usr/bin/sed", "/bin/sed"].into_iter().find(|path| Path::new(path).is_file()).unwrap();
     let config = format!(
         r#"

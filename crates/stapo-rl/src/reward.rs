@@ -2,7 +2,6 @@
 
 pub mod code;
 pub(crate) mod judged;
-pub mod launcher;
 mod permission;
 pub(crate) mod spec;
 pub(crate) mod verdict;
@@ -13,4 +12,5 @@ pub use spec::{
     CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
     RuleSpec, VerifierSpec,
 };
+pub use stapo_sandbox::launcher;
 pub use verdict::{left_to_grader, show_prints};

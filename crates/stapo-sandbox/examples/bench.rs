@@ -1,6 +1,8 @@
 //! The rate of a pool, and what many runs leave behind: `bench LAUNCHER N_RUNS N_WORKERS [PYTHON]`. The launcher is the
 //! program `stapo`.
 
+#![allow(clippy::print_stdout, reason = "a bench prints its numbers")]
+
 use stapo_sandbox::{Checks, Pool, Request, Settings, Trial};
 use std::process::Command;
 use std::time::Instant;
@@ -16,7 +18,7 @@ fn main() {
     let pool = Pool::open(settings, move || Ok(Command::new(&launcher))).expect("a pool");
     println!("level {}, {n_workers} workers", pool.layers().level.name());
     let before = counts();
-    let requests = [Request { source: "print(1)", stdin: "" }; 1000];
+    let requests = vec![Request { source: "print(1)", stdin: "" }; 1000];
     let start = Instant::now();
     for _ in 0..n_runs.div_ceil(requests.len()) {
         let outcomes = pool.run(&requests).expect("outcomes");

@@ -10,9 +10,9 @@ mod namespaces;
 
 pub(crate) use calls::{for_command, for_program};
 
+use crate::privileges::{drop_capabilities, lower};
 use crate::{Layers, Level};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use rustix::process::Resource;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Write, stdout};
@@ -122,24 +122,4 @@ fn enter(jail: &Jail) -> Result<Layers, String> {
         has_landlock: files.is_ok(),
         has_seccomp: calls.is_ok(),
     })
-}
-
-/// Takes away the privileges of a root user, and those that a user namespace gives to its first process.
-fn drop_capabilities() -> rustix::io::Result<()> {
-    let is_root = rustix::process::geteuid().is_root();
-    for capability in CapabilitySet::all().iter() {
-        match remove_capability_from_bounding_set(capability) {
-            // An older kernel does not know the newest capabilities. A user who is not root has none to lose.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-            Err(rustix::io::Errno::PERM) if !is_root => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Lowers the soft and the hard limit; a lower limit that is in force stays.
-fn lower(resource: Resource, limit: u64) -> rustix::io::Result<()> {
-    let limit = getrlimit(resource).maximum.map_or(limit, |maximum| maximum.min(limit));
-    setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })
 }

@@ -10,12 +10,14 @@
 mod interpreter;
 #[cfg(target_os = "linux")]
 mod jail;
+pub mod launcher;
 mod outcome;
 #[cfg(target_os = "linux")]
 mod pool;
 #[cfg(not(target_os = "linux"))]
 #[path = "elsewhere.rs"]
 mod pool;
+mod privileges;
 #[cfg(target_os = "linux")]
 mod relay;
 mod settings;

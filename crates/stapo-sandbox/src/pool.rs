@@ -56,7 +56,7 @@ impl Pool {
             requests,
             |worker, request| {
                 let programs = self.programs(worker)?;
-                retried(relay::run(programs, request, language))
+                Ok(relay::run(programs, request, language).ok())
             },
             |_, outcome| outcome,
         )
@@ -84,7 +84,7 @@ impl Pool {
                 }
                 self.start(&mut worker.programs, Role::Programs)?;
                 let Worker { programs: Some(programs), tests } = worker else { return Ok(None) };
-                retried(relay::test(programs, tests, trial, language))
+                Ok(relay::test(programs, tests, trial, language).ok())
             },
             |trial, outcome| Tested::cut_short(Vec::new(), trial.checks.n_tests(), outcome),
         )
@@ -106,7 +106,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Deals items to workers. `work` gives `None` where the worker's interpreter died; the item is then given once more to
+    /// Deals items to workers. `work` gives `None` where the worker's interpreter died, which is no error of the caller; the item is then given once more to
     /// a new one, and a program that ends two interpreters is taken to have ended itself.
     fn each<T: Sync, R: Send>(
         &self,
@@ -153,11 +153,6 @@ impl Pool {
         }
         failure.map_or(Ok(all), Err)
     }
-}
-
-/// An interpreter that died, or no longer answers, is no error of the caller.
-fn retried<R>(result: io::Result<R>) -> Result<Option<R>, SandboxError> {
-    Ok(result.ok())
 }
 
 fn killed() -> Outcome {

@@ -43,7 +43,7 @@ fn is_value(value: &Value, depth: usize) -> bool {
             points.iter().all(|point| point.as_u64().is_some_and(|point| point <= 0x0010_ffff))
         }
         ("r", [start, stop, step]) => {
-            [start, stop, step].into_iter().all(|part| part.is_i64()) && step.as_i64() != Some(0)
+            [start, stop, step].into_iter().all(Value::is_i64) && step.as_i64() != Some(0)
         }
         ("F", [Value::String(text)]) => text.split_once('/').is_some_and(|(top, bottom)| {
             is_integer(top, 10) && bottom.bytes().any(|b| b != b'0') && is_integer(bottom, 10)

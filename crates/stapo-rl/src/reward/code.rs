@@ -16,7 +16,7 @@ use crate::tasks::error::TaskError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::{Problem, ProgramEnd, ProgramRun, Verdict};
-use stapo_sandbox::{Pool, SandboxError, Settings, Tested, Trial};
+use stapo_sandbox::{Outcome, Pool, Request, SandboxError, Settings, Tested, Trial};
 use std::collections::HashSet;
 
 /// What the tests found about a response.
@@ -126,6 +126,13 @@ impl CodeJudge {
             }
         };
         Ok(programs.into_iter().map(verdict).collect())
+    }
+
+    /// Runs programs with their standard inputs; outcomes have the order of the programs.
+    pub fn run(&self, programs: &[(String, String)]) -> Result<Vec<Outcome>, TaskError> {
+        let requests: Vec<Request> =
+            programs.iter().map(|(source, stdin)| Request { source, stdin }).collect();
+        self.pool.run(&requests).map_err(|error| refused(&error, "while programs ran"))
     }
 
     fn verdict(&self, program: String, tested: Tested) -> CodeVerdict {

@@ -9,7 +9,7 @@ use crate::learn::carried::Carried;
 use crate::plan::config::Plan;
 use crate::run::is_due;
 use crate::run::meter::memory_bytes;
-use crate::run::records::{explored_records, metrics, response_records, silenced_records};
+use crate::run::records::{explored_records, has_time_outs, metrics, response_records, silenced_records};
 use stapo_core::record::{EvalRecord, Metrics, Record};
 
 /// What the records of a step take from the steps before.
@@ -74,7 +74,9 @@ impl Recorder {
         metrics.memory_bytes = memory_bytes(model.policy.device());
         metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics, &rolled.batch);
         metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
-        let has_responses = step == 1 || is_due(step, plan.config.record.responses_every_steps);
+        let has_responses = step == 1
+            || is_due(step, plan.config.record.responses_every_steps)
+            || has_time_outs(plan, rolled);
         let responses = if has_responses {
             file("rollouts", step, &response_records(plan, step, model, rolled, learned)?)
         } else {

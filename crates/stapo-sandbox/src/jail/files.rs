@@ -3,8 +3,8 @@
 use super::Jail;
 use crate::Level;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
-    path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr,
+    RulesetStatus, Scope, path_beneath_rules,
 };
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(super) fn restrict(jail: &Jail) -> Result<(), String> {
             let null = AccessFs::ReadFile | AccessFs::WriteFile;
             rules.add_rules(path_beneath_rules(["/dev/null"], null))
         })
-        .and_then(|rules| rules.restrict_self())
+        .and_then(RulesetCreated::restrict_self)
         .map_err(|error| error.to_string())?;
     match restricted.ruleset {
         RulesetStatus::NotEnforced => Err("this kernel has none".into()),

@@ -73,6 +73,11 @@ fn calls_or_streams(row: &Map<String, Value>, tests: &[Value]) -> Result<Checks,
         };
         let expected =
             test.get("expected").ok_or_else(|| format!("field tests[{idx}]: no expected value"))?;
+        if args.iter().chain([expected]).any(has_lost_digits) {
+            return Err(format!(
+                "field tests[{idx}]: a number beyond 64 bits, whose digits are lost in JSON"
+            ));
+        }
         if is_literal && !expected.is_string() {
             return Err(format!(
                 "field tests[{idx}].expected: expected a Python literal as text beside input"
@@ -86,6 +91,18 @@ fn calls_or_streams(row: &Map<String, Value>, tests: &[Value]) -> Result<Checks,
         atol: row.get("atol").and_then(Value::as_f64).unwrap_or(0.0),
         unordered: row.get("unordered").and_then(Value::as_bool).unwrap_or(false),
     })
+}
+
+/// Whether a value holds a number so large that a whole number may have been read as a float.
+fn has_lost_digits(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => {
+            number.is_f64() && number.as_f64().is_some_and(|x| x.abs() >= u64::MAX as f64)
+        }
+        Value::Array(items) => items.iter().any(has_lost_digits),
+        Value::Object(fields) => fields.values().any(has_lost_digits),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -123,6 +140,7 @@ mod tests {
             (json!({"test_list": []}), "empty"),
             (json!({"entry_point": "f", "tests": [{"args": [1]}]}), "no expected value"),
             (json!({"entry_point": "f", "tests": [{"a": 1}]}), "tests[0]"),
+            (json!({"entry_point": "f", "tests": [{"args": [[1e30]], "expected": 1}]}), "beyond 64 bits"),
         ];
         for (row, part) in cases {
             let problem = read(&row).unwrap_err();
