@@ -28,7 +28,7 @@ use commands::{
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
-use stapo_rl::reward::{launcher, show_prints};
+use stapo_rl::reward::{code, launcher, show_prints};
 use stapo_rl::run::restart;
 use stapo_rl::untrusted::THREAD_NAME;
 use std::ffi::OsString;
@@ -93,6 +93,11 @@ enum Command {
     #[command(name = launcher::SUBCOMMAND, hide = true)]
     LaunchVerifier {
         launch: String,
+    },
+    /// Starts and guards an interpreter for programs of a model; this program calls itself so.
+    #[command(name = code::SUBCOMMAND, hide = true)]
+    LaunchSandbox {
+        jail: String,
     },
 }
 
@@ -176,6 +181,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
         Command::LaunchVerifier { launch } => Ok(launcher::run(&launch)),
+        Command::LaunchSandbox { jail } => Ok(code::launch(&jail)),
     }
 }
 

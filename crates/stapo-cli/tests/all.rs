@@ -7,6 +7,7 @@
 mod browser;
 mod checkpoints;
 mod cluster;
+mod code;
 mod command;
 mod common;
 mod counterfactual;
@@ -31,6 +32,7 @@ mod objective;
 mod pages;
 mod permission;
 mod plan;
+mod programs;
 mod python_reward;
 mod ranks;
 mod receipt;

@@ -18,7 +18,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("stapo-verify", &[]),
     ("stapo-ops", &[]),
     ("stapo-model", &["stapo-ops"]),
-    ("stapo-rl", &["stapo-core", "stapo-verify", "stapo-model"]),
+    ("stapo-sandbox", &[]),
+    ("stapo-rl", &["stapo-core", "stapo-verify", "stapo-model", "stapo-sandbox"]),
     ("stapo-cli", &["stapo-core", "stapo-verify", "stapo-rl"]),
     ("stapo-py", &["stapo-core", "stapo-verify", "stapo-rl", "stapo-cli"]),
 ];

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod diagnostics;
 pub mod minibatch;
 pub mod objective;
+pub mod program;
 pub mod random;
 pub mod record;
 pub mod rollout;
@@ -14,4 +15,5 @@ pub mod stats;
 
 pub use batch::{Batch, Microbatch};
 pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};
+pub use program::{ProgramEnd, ProgramRun, TokenCategory};
 pub use rollout::{Finish, Group, Problem, Rollout, Scored, Turn, Verdict};

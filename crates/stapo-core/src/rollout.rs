@@ -1,6 +1,7 @@
 //! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by
 //! filling `Option` fields.
 
+use crate::program::ProgramRun;
 use crate::stats::has_spread;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -125,6 +126,8 @@ pub struct Scored {
     pub reward: f64,
     /// One entry per reward of the run.
     pub rewards: Vec<f64>,
+    /// What the tests of the response's program showed; `None` for a task whose answers are not programs.
+    pub program: Option<Box<ProgramRun>>,
 }
 
 /// All samples of one problem. Advantages are relative to the rewards of the group.

@@ -11,6 +11,7 @@ mod command;
 mod folders;
 mod grade;
 mod objective;
+mod sandbox;
 
 use pyo3::prelude::*;
 
@@ -27,6 +28,8 @@ mod _stapo {
     use crate::grade::{Verdict, grade, grade_batch, verify};
     #[pymodule_export]
     use crate::objective::{Effects, Objective, presets};
+    #[pymodule_export]
+    use crate::sandbox::Sandbox;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python gives versions")]

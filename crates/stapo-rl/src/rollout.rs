@@ -108,7 +108,8 @@ fn scored(plan: &Plan, rollout: Rollout, judged: &[Judged]) -> Scored {
         rewards[0] += shaping.penalty(rollout.n_sampled());
     }
     let weighted = plan.rewards.iter().zip(&rewards).map(|(reward, value)| reward.weight * value);
-    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, rollout }
+    let program = judged[0].program.clone();
+    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, rollout }
 }
 
 /// The reward of an external verifier, or else the verdict's.

@@ -29,7 +29,7 @@ pub use environment::{Environment, PolicyTurn, Reply, Rewards};
 pub use error::TaskError;
 pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
-pub use rows::{DataFile, DataPath, FileCensus, file_kind};
+pub use rows::{DataFile, DataPath, FileCensus, file_kind, first_row};
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;
@@ -174,6 +174,16 @@ impl Task {
     pub fn judge_all(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Vec<Judged>>, TaskError> {
         let judge = |verifier: &Verifier| verifier.judge(samples, &|id| self.source.row(id));
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
+    }
+
+    /// Whether verdicts can depend on the machine's speed.
+    pub(crate) fn has_time_outs(&self) -> bool {
+        self.verifier.has_time_outs()
+    }
+
+    /// Takes over responses, by problem, that went over a limit of time when the run was made.
+    pub(crate) fn remember_time_outs(&mut self, time_outs: Vec<(String, String)>) {
+        self.verifier.remember_time_outs(time_outs);
     }
 
     /// What the user should know: which references the verifier cannot read, and what the verifiers' programs share with this

@@ -8,6 +8,8 @@ use stapo_rl::device::cuda::{self, Found, FoundLibrary};
 use stapo_rl::device::{CpuOptions, Simd};
 use stapo_rl::plan::host::HostMemory;
 use stapo_rl::ranks::{Flags, Membership, TOKEN};
+use stapo_rl::reward::CodeSpec;
+use stapo_rl::reward::code::CodeJudge;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -53,6 +55,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     findings.extend(gpus(&found));
     findings.extend(links(&found));
     findings.push(rank());
+    findings.push(sandbox());
     for Finding { name, status, text } in findings {
         let status = match status {
             Status::Good => "ok",
@@ -190,6 +193,37 @@ fn rank() -> Finding {
     }
 }
 
+/// What keeps programs of a model apart on this machine.
+fn sandbox() -> Finding {
+    let name = "sandbox";
+    let layers = match CodeJudge::open(&CodeSpec::default()) {
+        Ok(judge) => judge.layers().clone(),
+        Err(error) => return Finding { name, status: Status::Absent, text: error.to_string() },
+    };
+    let landlock = if layers.has_landlock { "Landlock" } else { "no Landlock" };
+    match layers.without_namespaces {
+        None => Finding {
+            name,
+            status: Status::Good,
+            text: format!("programs of a model run in namespaces, with seccomp and {landlock}"),
+        },
+        Some(problem) => Finding {
+            name,
+            status: Status::Look,
+            text: format!(
+                "programs of a model run with seccomp and {landlock}\nnot in namespaces: {problem}"
+            ),
+        },
+    }
+}
+
+fn sandbox_as_json() -> serde_json::Value {
+    match CodeJudge::open(&CodeSpec::default()) {
+        Ok(judge) => json!(judge.layers()),
+        Err(error) => json!({ "error": error.to_string() }),
+    }
+}
+
 fn rank_as_json() -> serde_json::Value {
     match Membership::find(&Flags::default()) {
         Ok(None) => serde_json::Value::Null,
@@ -231,6 +265,7 @@ fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value
         "nccl": part(&found.nccl),
         "gpu_peers": found.peers,
         "rank": rank_as_json(),
+        "sandbox": sandbox_as_json(),
         "gpu_obstacle": found.obstacle(),
     })
 }

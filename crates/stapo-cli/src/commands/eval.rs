@@ -27,7 +27,7 @@ use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::lab::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, Evaluation, InterruptedEval,
-    compare_folders, expanded, rows,
+    QuestionStyle, compare_folders, expanded, rows,
 };
 use stapo_rl::policy::found::is_run;
 use stapo_rl::policy::hashes;
@@ -63,7 +63,7 @@ pub struct Args {
     fetch: Fetch,
 
     /// `all` (the six of the paper), or names and files, with commas or blanks between them: aime24, aime25, amc23,
-    /// math500, minerva, olympiad, gsm8k, math, arithmetic, countdown, questions.jsonl, questions.csv, questions.parquet.
+    /// math500, minerva, olympiad, gsm8k, math, humaneval, mbpp, arithmetic, countdown, questions.jsonl, questions.csv, questions.parquet.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', num_args = 1.., value_parser = trimmed, default_value = "arithmetic")]
     benchmarks: Vec<String>,
 
@@ -225,8 +225,12 @@ impl Questions {
         let benchmarks = open_benchmarks(plan, programs)?;
         let problems: Vec<&Problem> = benchmarks.iter().flat_map(|benchmark| &benchmark.problems).collect();
         let unseen = model.prompting(&plan.style())?.unseen(&problems)?;
-        for found in unseen.iter().filter(|_| joined.ranks.rank() == 0) {
-            eprintln!("warning: {}", prompting::warning(found, &problems));
+        let mut warnings: Vec<String> =
+            unseen.iter().map(|found| prompting::warning(found, &problems)).collect();
+        warnings.extend(benchmarks.iter().flat_map(Benchmark::warnings));
+        warnings.dedup();
+        for warning in warnings.iter().filter(|_| joined.ranks.rank() == 0) {
+            eprintln!("warning: {warning}");
         }
         let inputs = inputs(plan, model_files, &benchmarks)?;
         agree_on_inputs(&*joined.ranks, &inputs)?;
@@ -464,8 +468,9 @@ fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 
 /// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
 fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
-    let (template, system) = (plan.template.as_deref(), plan.system.as_deref());
-    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, template, system)?;
+    let style =
+        QuestionStyle { template: plan.template.as_deref(), system: plan.system.as_deref(), chat: plan.chat };
+    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, style)?;
     let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;

@@ -79,12 +79,9 @@ fn benchmarks(names: &[String], out: &Path) -> Result<()> {
         let extension = if file.ends_with(".parquet") { "parquet" } else { "jsonl" };
         let path = out.join(format!("{}.{extension}", known.name));
         std::fs::copy(&fetched, &path).with_context(|| path.display().to_string())?;
-        let n = Benchmark::open(known.name, out, None, None)?.problems.len();
-        let note = if n == known.n_questions {
-            String::new()
-        } else {
-            format!(" (the paper's set has {})", known.n_questions)
-        };
+        let n = Benchmark::n_questions(known.name, out)?;
+        let note =
+            if n == known.n_questions { String::new() } else { format!(" (expected {})", known.n_questions) };
         println!("{:<10} {n} questions{note}  {}", known.name, path.display());
     }
     Ok(())

@@ -1,9 +1,12 @@
 //! `stapo grade`: responses or answers against references, as JSON lines.
 
+mod code;
+
 use crate::shared::input::{self, Line, next_line};
 use crate::shared::terminal::output;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stapo_verify::{
     Fallback, Form, Graded, Mode, Order, Reference, Rounding, Rules, Verdict, grade, grade_answer, reading,
@@ -22,6 +25,12 @@ const MAX_LINE_BYTES: usize = 8 << 20;
 pub struct Args {
     /// JSON lines {"response" or "answer", "reference", perhaps "problem"}; `-` = standard input.
     input: String,
+    /// Run the program in each response against its tests: lines {"response", "test_list", or "test" and "entry_point", or
+    /// "tests"}.
+    #[arg(long)]
+    code: bool,
+    #[command(flatten)]
+    programs: code::ProgramArgs,
     /// How answers are compared: math, boxed-exact, dapo, multiple-choice, exact.
     #[arg(long, default_value = "math")]
     mode: Mode,
@@ -130,6 +139,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .num_threads(args.threads.into())
         .build()
         .context("starting threads")?;
+    let judge = args.code.then(|| args.programs.open()).transpose()?;
     let mut out = BufWriter::with_capacity(1 << 16, output());
     let start = Instant::now();
     let mut counts = VerdictCounts::default();
@@ -140,13 +150,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             break;
         }
         let first_line = counts.lines + 1;
-        let graded: Vec<LineOutcome> = pool.install(|| {
-            batch
-                .par_iter()
-                .enumerate()
-                .map(|(i, line)| grade_line(line, first_line + i as u64, args))
-                .collect()
-        });
+        let graded: Vec<LineOutcome> = match &judge {
+            Some(judge) => code::grade(&batch, first_line, judge)?,
+            None => pool.install(|| {
+                let lines = batch.par_iter().enumerate();
+                lines.map(|(i, line)| grade_line(line, first_line + i as u64, args)).collect()
+            }),
+        };
         for line in graded {
             counts.count(&line);
             if let LineOutcome::Graded(text, _) | LineOutcome::Malformed(text) = line {
@@ -182,17 +192,20 @@ enum LineOutcome {
     Blank,
 }
 
+/// The record of a line; the error is the output of a line that holds none.
+fn read_line<T: DeserializeOwned>(line: &Line, number: u64) -> std::result::Result<T, LineOutcome> {
+    match line {
+        Line::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Err(LineOutcome::Blank),
+        Line::Text(bytes) => serde_json::from_slice(bytes)
+            .map_err(|error| bad_line(&format!("not a JSON record: {error}"), number)),
+        Line::TooLong => Err(bad_line(&input::too_long(MAX_LINE_BYTES), number)),
+    }
+}
+
 fn grade_line(line: &Line, number: u64, args: &Args) -> LineOutcome {
-    let text = match line {
-        Line::Text(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return LineOutcome::Blank,
-        Line::Text(bytes) => bytes,
-        Line::TooLong => {
-            return bad_line(&input::too_long(MAX_LINE_BYTES), number);
-        }
-    };
-    let record = match serde_json::from_slice::<GradeInput>(text) {
+    let record: GradeInput = match read_line(line, number) {
         Ok(record) => record,
-        Err(error) => return bad_line(&format!("not a JSON record: {error}"), number),
+        Err(outcome) => return outcome,
     };
     let Some(reference) = record.reference else {
         return bad_line("\"reference\" is missing or null, expected a string", number);

@@ -122,13 +122,17 @@ fn print_found(found: &Found, choices: &Choices) {
     );
     let rows = &found.rows;
     let id = rows.id_field.as_deref().map_or("row numbers".to_string(), |field| format!("field {field:?}"));
+    let reference = match rows.answer_field.as_str() {
+        "" => String::new(),
+        field => format!("reference in {field:?}, "),
+    };
     line(
         "data",
         &format!(
-            "{} rows: problem in {:?}, reference in {:?}, ids from {id}",
+            "{} rows: problem in {:?}, {}ids from {id}",
             grouped(rows.census.n_rows),
             rows.problem_field,
-            rows.answer_field
+            reference
         ),
     );
     for (n, what) in [

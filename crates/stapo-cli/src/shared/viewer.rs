@@ -6,6 +6,7 @@ use crate::shared::page::{self, THEME_BUTTON};
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use serde::Serialize;
+use stapo_core::ProgramRun;
 use stapo_core::objective::{
     Mask, MaskKind, MaskSignals, QuantileOver, Select, Threshold, influence, logp_below,
 };
@@ -125,6 +126,8 @@ struct Shown<'a> {
     clipped: &'a [bool],
     is_candidate: &'a [bool],
     alternatives: Vec<Vec<(&'a str, f64)>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<&'a ProgramRun>,
 }
 
 pub fn recorded(inspected: &Inspected) -> Recorded<'_> {
@@ -226,6 +229,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
             .iter()
             .map(|list| list.iter().map(|a| (a.text.as_str(), a.logp)).collect())
             .collect(),
+        program: response.program.as_deref(),
     }
 }
 

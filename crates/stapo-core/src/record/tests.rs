@@ -13,6 +13,7 @@ fn silenced() -> TokenRecord {
         id: 42,
         text: "2".into(),
         silenced_by: Some(MaskKind::Spurious),
+        category: None,
         logp: -8.86,
         entropy: 0.004,
         advantage: 0.54,

@@ -2,6 +2,7 @@
 
 use super::Extra;
 use crate::objective::{MaskKind, ObjectiveSpec};
+use crate::program::{ProgramRun, TokenCategory};
 use crate::rollout::{Finish, Verdict};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -38,6 +39,9 @@ pub struct ResponseRecord {
     /// [`ResponseRecord::SCHEMA_WITH_GIVEN`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<GivenTokens>,
+    /// What the tests of the response's program showed; absent for a task whose answers are not programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<Box<ProgramRun>>,
     #[serde(flatten)]
     pub extra: Extra,
 }
@@ -126,6 +130,9 @@ pub struct TokenRecord {
     /// Absent for a token that was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silenced_by: Option<MaskKind>,
+    /// What the token is within a Python program; absent for a task whose answers are not programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub category: Option<TokenCategory>,
     pub logp: f64,
     /// Nats.
     pub entropy: f64,
@@ -159,11 +166,14 @@ pub struct EvalRecord {
     pub tokens: Vec<u32>,
     pub n_tokens: usize,
     pub finish: Finish,
-    /// The answer in canonical form; absent where the response has no answer.
+    /// The answer in canonical form; absent where the response has no answer or `program` holds it.
     pub answer: Option<String>,
     pub verdict: Verdict,
     /// The reason for the verdict, in one line.
     pub reason: String,
+    /// What the tests of the response's program showed; absent for a benchmark whose answers are not programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<Box<ProgramRun>>,
     #[serde(flatten)]
     pub extra: Extra,
 }

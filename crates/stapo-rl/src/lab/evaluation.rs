@@ -10,7 +10,7 @@ mod table;
 mod together;
 
 pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
-pub use benchmark::{Benchmark, KNOWN, SIX};
+pub use benchmark::{Benchmark, KNOWN, QuestionStyle, SIX};
 pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
 pub use during::{Evaluated, expanded};
@@ -77,7 +77,7 @@ pub struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Samples every question of every benchmark with every decoding, all questions of a decoding in one batch, and tells
+    /// Samples every question of every benchmark with every decoding, the questions of a decoding in one batch, and tells
     /// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
     /// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
     /// evaluation has the samples of an uninterrupted one.
@@ -88,22 +88,32 @@ impl Evaluation<'_> {
     ) -> Result<()> {
         let Evaluation { model, benchmarks, decodings, sampling, done } = *self;
         for decoding in decodings {
-            let work = Work { model, benchmarks, decoding, sampling, done };
-            if !work.run(memory, &mut take)? {
-                break;
+            // Texts that end a response are the engine's, so benchmarks with other texts are sampled apart.
+            for benchmarks in benchmarks.chunk_by(|a, b| a.stops() == b.stops()) {
+                let work = Work { model, benchmarks, decoding, sampling, done };
+                if !work.run(memory, &mut take)? {
+                    return Ok(());
+                }
             }
         }
         Ok(())
     }
 }
 
-/// The evaluation of all questions under one decoding.
+/// The evaluation of the questions of benchmarks that end responses at the same texts, under one decoding.
 struct Work<'a> {
     model: &'a LoadedModel,
     benchmarks: &'a [Benchmark],
     decoding: &'a Decoding,
     sampling: EvalSampling<'a>,
     done: &'a Done,
+}
+
+/// A finished response that is not judged yet.
+struct Waiting<'a> {
+    benchmark: &'a Benchmark,
+    problem: &'a Problem,
+    response: Completion,
 }
 
 impl Work<'_> {
@@ -118,8 +128,11 @@ impl Work<'_> {
             kv_bytes: self.sampling.kv_bytes,
             ..EngineSettings::default()
         };
+        let stops = self.benchmarks.first().map_or(&[][..], Benchmark::stops);
+        let mut style = self.sampling.style.clone();
+        style.stop.extend(stops.iter().map(ToString::to_string));
         let mut engine = Engine::new(&self.model.policy, memory, settings)?;
-        engine.stop_at(self.model.stop_texts(self.sampling.style)?);
+        engine.stop_at(self.model.stop_texts(&style)?);
         let prompting = self.model.prompting(self.sampling.style)?;
         let mut asked = Vec::new();
         let (rank, world) = self.sampling.share;
@@ -143,22 +156,25 @@ impl Work<'_> {
             }
         }
         let mut outcome = Ok(true);
+        let mut waiting: Vec<Waiting> = Vec::new();
         engine.run(|event| {
             // Samples that finish in the step of a failed or last one are not written: that line may be torn.
             match (event, &outcome) {
                 (Event::Finished(response), Ok(true)) => {
                     let (benchmark, problem) = asked[response.ticket.0 as usize];
-                    outcome = self.judge(benchmark, problem, &response).and_then(|record| match record {
-                        Some(record) => take(EvalEvent::Finished(Box::new(record))),
-                        None => Ok(true),
-                    });
+                    if !self.has(benchmark, problem, response.sample as usize) {
+                        waiting.push(Waiting { benchmark, problem, response });
+                    }
+                    if waiting.len() >= benchmark.n_judged_together() {
+                        outcome = self.judge(&std::mem::take(&mut waiting), take);
+                    }
                 }
                 (Event::Token { .. }, Ok(true)) => outcome = take(EvalEvent::Token),
                 _ => {}
             }
             matches!(outcome, Ok(true))
         })?;
-        outcome
+        if outcome? { self.judge(&waiting, take) } else { Ok(false) }
     }
 
     fn is_done(&self, benchmark: &Benchmark, problem: &Problem) -> bool {
@@ -200,34 +216,39 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// The record of a sample; `None` for a sample in `done`.
-    fn judge(
-        &self,
-        benchmark: &Benchmark,
-        problem: &Problem,
-        response: &Completion,
-    ) -> Result<Option<EvalRecord>> {
-        let sample = response.sample as usize;
-        if self.has(benchmark, problem, sample) {
-            return Ok(None);
+    /// Judges samples, those of a benchmark at once, and gives their records away.
+    fn judge(&self, waiting: &[Waiting], take: &mut impl FnMut(EvalEvent) -> Result<bool>) -> Result<bool> {
+        for waiting in waiting.chunk_by(|a, b| std::ptr::eq(a.benchmark, b.benchmark)) {
+            let records = waiting.iter().map(|sample| self.unjudged(sample)).collect::<Result<Vec<_>>>()?;
+            let samples: Vec<(&Problem, &str)> =
+                waiting.iter().zip(&records).map(|(of, record)| (of.problem, record.text.as_str())).collect();
+            let judged = waiting[0].benchmark.judge(&samples)?;
+            for (mut record, (judged, second)) in records.into_iter().zip(judged) {
+                record.verdict = judged.verdict;
+                record.reason = judged.reason;
+                record.answer = judged.canonical.or(judged.answer).filter(|_| judged.program.is_none());
+                record.program = judged.program;
+                if let Some(second) = second {
+                    agreement::note(&mut record, second);
+                }
+                if !take(EvalEvent::Finished(Box::new(record)))? {
+                    return Ok(false);
+                }
+            }
         }
+        Ok(true)
+    }
+
+    fn unjudged(&self, sample: &Waiting) -> Result<EvalRecord> {
+        let Waiting { benchmark, problem, response } = sample;
         let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
-        let text = self.model.tokenizer()?.decode(&tokens)?;
-        let (judged, second) = benchmark.judge(problem, &text)?;
-        let mut record = EvalRecord {
-            text,
+        Ok(EvalRecord {
+            text: self.model.tokenizer()?.decode(&tokens)?,
             n_tokens: tokens.len(),
             tokens,
             finish: finish(response.finish),
-            answer: judged.canonical.or(judged.answer),
-            verdict: judged.verdict,
-            reason: judged.reason,
-            ..self.blank(benchmark, problem, sample)
-        };
-        if let Some(second) = second {
-            agreement::note(&mut record, second);
-        }
-        Ok(Some(record))
+            ..self.blank(benchmark, problem, response.sample as usize)
+        })
     }
 
     fn blank(&self, benchmark: &Benchmark, problem: &Problem, sample_idx: usize) -> EvalRecord {
@@ -246,6 +267,7 @@ impl Work<'_> {
             answer: None,
             verdict: Verdict::NoAnswer,
             reason: String::new(),
+            program: None,
             extra: Extra::new(),
         }
     }

@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use stapo_core::Verdict;
+use stapo_core::{ProgramRun, Verdict};
 
 /// A verdict with the answer and the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -14,10 +14,13 @@ pub struct Judged {
     pub canonical: Option<String>,
     /// The reason for the verdict, in one line.
     pub reason: String,
+    /// The program of the response and what its tests showed; `None` for other verifiers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<Box<ProgramRun>>,
 }
 
 impl Judged {
     pub(crate) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
-        Self { verdict, reward: None, answer, canonical: None, reason }
+        Self { verdict, reward: None, answer, canonical: None, reason, program: None }
     }
 }

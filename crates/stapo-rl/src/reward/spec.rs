@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stapo_sandbox::{Clock, Language, Limits};
 use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules};
 use std::path::PathBuf;
 
@@ -17,6 +18,8 @@ pub enum VerifierSpec {
     Command(CommandSpec),
     /// A function of a Python file, called by a process of the user's interpreter.
     Python(PythonSpec),
+    /// The response is a program, which must pass the tests of its row.
+    Code(CodeSpec),
 }
 
 impl VerifierSpec {
@@ -26,8 +29,86 @@ impl VerifierSpec {
             Self::Rule(_) | Self::Countdown(_) => None,
             Self::Command(command) => Some(command.clone()),
             Self::Python(python) => Some(python.command()),
+            // An interpreter on the PATH is the user's own, and all that it runs is jailed.
+            Self::Code(code) => {
+                let is_named = code.python.components().count() == 1 && code.language.is_none();
+                (!is_named || code.unsafe_code).then(|| CommandSpec::new(&code.python))
+            }
         }
     }
+}
+
+/// Tests of programs. A row of the data file holds them: `test_list` (statements, MBPP), `test` with `entry_point`
+/// (HumanEval), or `tests`, a list of `{args, expected}` with `entry_point`, or of `{input, output}` for standard input and
+/// output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[serde(default)]
+pub struct CodeSpec {
+    /// Where the program stands in a response.
+    pub style: CodeStyle,
+    /// The reward of a program that passes some tests.
+    pub reward: CodeReward,
+    /// The first tests of each row that the prompt may show. A program must pass them, and they do not count in the share of
+    /// passed tests.
+    pub visible_tests: usize,
+    /// The interpreter of programs and tests: a path, or a name on the PATH.
+    pub python: PathBuf,
+    /// Modules that are imported once, before the first program.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub imports: Vec<String>,
+    #[serde(flatten)]
+    pub limits: Limits,
+    /// The clock that programs read.
+    pub clock: Clock,
+    /// The seed of the randomness that programs get.
+    pub seed: u64,
+    /// A language other than Python, whose tests are pairs of standard input and output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub language: Option<Language>,
+    /// Runs programs with limits only, where this machine has no way to keep them apart.
+    pub unsafe_code: bool,
+}
+
+impl Default for CodeSpec {
+    fn default() -> Self {
+        Self {
+            style: CodeStyle::default(),
+            reward: CodeReward::default(),
+            visible_tests: 0,
+            python: default_python(),
+            imports: Vec::new(),
+            limits: Limits::default(),
+            clock: Clock::default(),
+            seed: 0,
+            language: None,
+            unsafe_code: false,
+        }
+    }
+}
+
+/// Where the program stands in a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CodeStyle {
+    /// In the last fenced block.
+    #[default]
+    Block,
+    /// The response continues the row's `prompt`, which begins the program.
+    Complete,
+    /// The whole response is the program.
+    Whole,
+}
+
+/// The reward of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CodeReward {
+    /// That of the verdict: all tests passed, or not.
+    #[default]
+    All,
+    /// The share of passed tests.
+    Share,
 }
 
 impl Default for VerifierSpec {

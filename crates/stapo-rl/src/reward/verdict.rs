@@ -5,6 +5,7 @@ mod countdown;
 mod lines;
 mod python;
 
+use super::code::CodeJudge;
 use super::judged::Judged;
 use super::permission::{self, Programs};
 use crate::reward::spec::CountdownRule;
@@ -22,6 +23,7 @@ pub(crate) enum Verifier {
     Rule(Rules),
     Countdown(CountdownRule),
     External(Box<External>),
+    Code(Box<CodeJudge>),
     /// An external program that was not to be started.
     NotStarted,
 }
@@ -32,7 +34,9 @@ impl Verifier {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
             VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
-            VerifierSpec::Command(_) | VerifierSpec::Python(_) if programs == Programs::Never => {
+            VerifierSpec::Command(_) | VerifierSpec::Python(_) | VerifierSpec::Code(_)
+                if programs == Programs::Never =>
+            {
                 Self::NotStarted
             }
             VerifierSpec::Command(command) => {
@@ -43,12 +47,22 @@ impl Verifier {
                 permission::check(&python.command(), programs)?;
                 Self::External(Box::new(External::start_python(python)?))
             }
+            VerifierSpec::Code(code) => {
+                if let Some(command) = spec.program() {
+                    permission::check(&command, programs)?;
+                }
+                Self::Code(Box::new(CodeJudge::open(code)?))
+            }
         })
     }
 
     /// Whether judging needs the rows of a data file.
     pub(crate) fn reads_rows(&self) -> bool {
-        matches!(self, Self::External(external) if external.reads_rows())
+        match self {
+            Self::External(external) => external.reads_rows(),
+            Self::Code(_) => true,
+            _ => false,
+        }
     }
 
     /// One result per sample, in the order of the samples. Rules run on all cores.
@@ -66,6 +80,7 @@ impl Verifier {
                 .map(|&(problem, text)| countdown::judge(text, &problem.reference, *rule))
                 .collect()),
             Self::External(external) => external.judge(samples, row_of),
+            Self::Code(code) => code.judge_samples(samples, row_of),
             Self::NotStarted => Err(TaskError::setting(
                 "verifier",
                 "the program was not started, so nothing can be judged",
@@ -92,7 +107,19 @@ impl Verifier {
             Self::Countdown(_) => Puzzle::parse(reference)
                 .map(drop)
                 .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
-            Self::External(_) | Self::NotStarted => Ok(()),
+            Self::External(_) | Self::Code(_) | Self::NotStarted => Ok(()),
+        }
+    }
+
+    /// Whether verdicts can depend on the machine's speed, and are taken from the record where a run is made again.
+    pub(crate) fn has_time_outs(&self) -> bool {
+        matches!(self, Self::Code(_))
+    }
+
+    /// Takes over responses, by problem, that went over a limit of time when the run was made.
+    pub(crate) fn remember_time_outs(&mut self, time_outs: Vec<(String, String)>) {
+        if let Self::Code(code) = self {
+            code.remember_time_outs(time_outs);
         }
     }
 
@@ -100,6 +127,7 @@ impl Verifier {
     pub(crate) fn warnings(&self) -> Vec<String> {
         match self {
             Self::External(external) => external.warnings(),
+            Self::Code(code) => code.warnings(),
             _ => Vec::new(),
         }
     }

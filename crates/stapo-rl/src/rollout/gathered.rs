@@ -31,7 +31,7 @@ pub fn gathered(ranks: &dyn Transport, mine: &[Scored], n_problems: usize) -> Re
 }
 
 fn pack(packer: &mut Packer, scored: &Scored) {
-    let Scored { rollout, verdict, reward, rewards } = scored;
+    let Scored { rollout, verdict, reward, rewards, program } = scored;
     packer.number(rollout.problem_idx);
     packer.number(rollout.sample_idx);
     packer.tokens(&rollout.tokens);
@@ -48,6 +48,7 @@ fn pack(packer: &mut Packer, scored: &Scored) {
     packer.number(VERDICTS.iter().position(|known| known == verdict).unwrap_or(VERDICTS.len()));
     packer.float(*reward);
     packer.floats(rewards);
+    packer.text(&serde_json::to_string(program).expect("texts and numbers are JSON"));
 }
 
 fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
@@ -70,13 +71,16 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
         && rollout.logp.len() == n_sampled
         && rollout.entropy.len() == n_sampled;
     let verdict = *VERDICTS.get(read.number()?).filter(|_| is_whole).ok_or(Malformed)?;
-    Ok(Scored { rollout, verdict, reward: read.float()?, rewards: read.floats()? })
+    let (reward, rewards) = (read.float()?, read.floats()?);
+    let program = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
+    Ok(Scored { rollout, verdict, reward, rewards, program })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ranks::Solo;
+    use stapo_core::{ProgramEnd, ProgramRun};
 
     #[test]
     fn a_response_survives_the_way_between_ranks() {
@@ -90,8 +94,21 @@ mod tests {
             finish,
             policy_version,
         };
-        let judged = |rollout, verdict| Scored { rollout, verdict, reward: -1.0, rewards: vec![0.5, -1.5] };
-        let second = judged(rollout(1, Finish::LengthLimit, None), Verdict::OverBudget);
+        let judged = |rollout, verdict| Scored {
+            rollout,
+            verdict,
+            reward: -1.0,
+            rewards: vec![0.5, -1.5],
+            program: None,
+        };
+        let mut second = judged(rollout(1, Finish::LengthLimit, None), Verdict::OverBudget);
+        second.program = Some(Box::new(ProgramRun {
+            source: "x = 1".into(),
+            end: ProgramEnd::TimeOut,
+            failing_test: Some("assert x".into()),
+            printed: "1".into(),
+            cpu_seconds: 3.5,
+        }));
         let first = judged(rollout(0, Finish::Stop { token: 2 }, Some(0)), Verdict::Right);
         let all = gathered(&Solo, &[second.clone(), first.clone()], 2).unwrap();
         assert_eq!(all, [first.clone(), second.clone()]);

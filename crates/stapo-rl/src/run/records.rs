@@ -5,17 +5,19 @@ use crate::learn::constants::RolledOut;
 use crate::learn::update::{Learned, Member};
 use crate::plan::config::Plan;
 use crate::policy::loaded::LoadedModel;
+use crate::reward::VerifierSpec;
 use crate::rollout::accuracy;
 use rayon::prelude::*;
 use stapo_core::diagnostics::QuadrantCensus;
 use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
+use stapo_core::program::category_in_response;
 use stapo_core::record::{
     Alternative, EntropyChange, EntropyQuantiles, Extra, GivenTokens, LengthQuantiles, Metrics, PhaseSeconds,
     ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{Finish, Group, Rollout, TokenEffect};
+use stapo_core::{Finish, Group, Rollout, TokenCategory, TokenEffect, Verdict};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
 
@@ -189,8 +191,16 @@ fn entropy_change(learned: &[Learned]) -> Option<EntropyChange> {
     Some(EntropyChange { predicted: predicted.sum(), measured })
 }
 
+/// Whether tests judge the run's programs and one of them went over a limit of time. Such a verdict depends on the machine,
+/// and a run that is made again takes it from the record.
+pub fn has_time_outs(plan: &Plan, rolled: &RolledOut) -> bool {
+    let judges_programs = matches!(plan.rewards[0].verifier, VerifierSpec::Code(_));
+    let mut members = rolled.batch.groups.iter().flat_map(|group| &group.members);
+    judges_programs && members.any(|member| member.verdict == Verdict::OverBudget)
+}
+
 /// Whole groups spread evenly over the updates of the step, as many as `record.responses` allows but at least one, and
-/// all responses with a silenced token; none where `record.responses` is 0.
+/// all responses with a silenced token or a program that went over a limit of time; none where `record.responses` is 0.
 pub fn response_records(
     plan: &Plan,
     step: u64,
@@ -212,13 +222,16 @@ pub fn response_records(
         .collect();
     let n = (n_responses / plan.config.rollout.group_size).clamp(1, groups.len().max(1));
     let is_chosen = |group_idx: usize| group_idx * n / groups.len() != (group_idx + 1) * n / groups.len();
+    let keeps_time_outs = has_time_outs(plan, rolled);
+    let is_late = |member: &Member| keeps_time_outs && member.scored.verdict == Verdict::OverBudget;
     let has_silenced =
         |member: &Member| member.effects.iter().any(|e| e.silenced_by.is_some_and(singles_out));
     let members = groups.iter().enumerate().flat_map(|(group_idx, &(update_idx, update, members))| {
         members.iter().map(move |member| (group_idx, update_idx, update, member))
     });
-    let recorded: Vec<_> =
-        members.filter(|(group_idx, _, _, member)| is_chosen(*group_idx) || has_silenced(member)).collect();
+    let recorded: Vec<_> = members
+        .filter(|(group_idx, _, _, member)| is_chosen(*group_idx) || has_silenced(member) || is_late(member))
+        .collect();
     recorded
         .into_par_iter()
         .map(|(_, update_idx, update, member)| {
@@ -243,6 +256,7 @@ pub fn response_records(
                 tau_h: update.tau_h,
                 tokens: columns(tokenizer, member)?,
                 given,
+                program: member.scored.program.clone(),
                 extra: Extra::new(),
             })
         })
@@ -353,6 +367,7 @@ fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: us
         id: tokens[at],
         text: tokenizer.decode_all(&tokens[at..=at])?,
         silenced_by: member.effects[token_idx].silenced_by,
+        category: category(tokenizer, member, at)?,
         logp: member.logp[token_idx],
         entropy: member.entropy[token_idx],
         advantage: member.constants.advantages.view().at(token_idx),
@@ -362,4 +377,13 @@ fn token_record(step: u64, tokenizer: &Tokenizer, member: &Member, token_idx: us
         alternatives: alternatives(tokenizer, member, token_idx)?,
         extra: Extra::new(),
     })
+}
+
+/// What the token at `at` of a response is within the response's program; `None` for a task whose answers are not programs.
+fn category(tokenizer: &Tokenizer, member: &Member, at: usize) -> Result<Option<TokenCategory>> {
+    let Some(program) = &member.scored.program else { return Ok(None) };
+    let tokens = member.scored.rollout.response();
+    let response = tokenizer.decode(tokens)?;
+    let [from, to] = [at, at + 1].map(|n| tokenizer.decode(&tokens[..n]).map(|text| text.len()));
+    Ok(Some(category_in_response(&response, &program.source, from?, to?)))
 }

@@ -68,6 +68,16 @@ pub(crate) fn read_files(
     Ok(())
 }
 
+/// The first row of the files, for those who must know the fields before a spec is complete.
+pub fn first_row(path: &DataPath) -> Result<Option<Map<String, Value>>, TaskError> {
+    let mut first = None;
+    read_files(path, Some(1), &mut |_, _, row| {
+        first.get_or_insert(row);
+        Ok(())
+    })?;
+    Ok(first)
+}
+
 /// Calls `add` for each line of a file of JSON lines, with the number of the line, from 1.
 pub(crate) fn read_json_lines(
     path: &Path,

@@ -6,7 +6,9 @@ use super::rows::{DataPath, file_kind};
 use crate::reward::spec::VerifierSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 use stapo_core::settings::{self, SettingsError};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
@@ -153,6 +155,9 @@ pub struct RowsSpec {
     /// At most this many rows of each entry of `path` are read, the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rows: Option<u64>,
+    /// Only rows whose fields have one of the given values are problems: `only = { split = ["train", "validation"] }`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub only: BTreeMap<String, Vec<String>>,
     /// The field of the problem; recognised where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem_field: Option<String>,
@@ -190,6 +195,7 @@ impl RowsSpec {
             path: path.into().into(),
             weights: Vec::new(),
             max_rows: None,
+            only: BTreeMap::new(),
             problem_field: None,
             answer_field: None,
             solution_field: None,
@@ -200,6 +206,15 @@ impl RowsSpec {
             system: None,
             verifier: VerifierSpec::default(),
         }
+    }
+
+    /// Whether `only` lets a row through.
+    pub(crate) fn wants(&self, row: &Map<String, Json>) -> bool {
+        self.only.iter().all(|(field, values)| match row.get(field) {
+            Some(Json::String(text)) => values.contains(text),
+            Some(other) => values.contains(&other.to_string()),
+            None => false,
+        })
     }
 
     /// Whether the template is the default that adds an instruction.

@@ -6,8 +6,9 @@ use crate::plan::config::{Config, Plan};
 use crate::policy::identity;
 use crate::ranks::Ranks;
 use crate::reward::Programs;
-use crate::run::{Checkpoint, Reopening, Run, RunKind};
-use stapo_core::record::{Identity, Metrics, Writer};
+use crate::run::{Checkpoint, Reopening, Run, RunKind, part_files, records_of_file};
+use stapo_core::Verdict;
+use stapo_core::record::{Identity, Metrics, ResponseRecord, Writer};
 use stapo_model::Device;
 use std::path::Path;
 
@@ -63,6 +64,18 @@ impl Interrupted {
     }
 }
 
+/// Responses, by problem, that the checkpoint's run recorded as over a limit of time.
+fn recorded_time_outs(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>> {
+    let Some(run) = checkpoint.path.parent().and_then(Path::parent) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for file in part_files(run, "rollouts")? {
+        let responses: Vec<ResponseRecord> = records_of_file(&file)?;
+        let late = responses.into_iter().filter(|response| response.verdict == Verdict::OverBudget);
+        found.extend(late.map(|response| (response.problem_id, response.text)));
+    }
+    Ok(found)
+}
+
 impl Trainer {
     /// Takes over the state of a checkpoint on every rank. Rank 0 has the checkpoint, or none where the run was interrupted
     /// before its first; the others give none.
@@ -70,6 +83,12 @@ impl Trainer {
         let has_one = self.ranks().broadcast(&[u8::from(checkpoint.is_some())])?;
         if has_one.first() == Some(&1) {
             self.learner.restore_from(checkpoint)?;
+        }
+        if self.task.has_time_outs() {
+            let recorded = checkpoint.map_or_else(|| Ok(Vec::new()), recorded_time_outs)?;
+            let bytes = serde_json::to_vec(&recorded).unwrap_or_default();
+            let bytes = self.ranks().broadcast(&bytes)?;
+            self.task.remember_time_outs(serde_json::from_slice(&bytes).unwrap_or_default());
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::learn::carried::Carried;
 use crate::plan::config::Plan;
 use crate::run::is_due;
 use crate::run::meter::memory_bytes;
-use crate::run::records::{explored_records, metrics, response_records, silenced_records};
+use crate::run::records::{explored_records, has_time_outs, metrics, response_records, silenced_records};
 use stapo_core::record::{EvalRecord, Metrics, Record};
 
 /// What the records of a step take from the steps before.
@@ -81,7 +81,9 @@ impl Recorder {
         }
         self.had_no_contrast |= metrics.equal_rewards_share == Some(1.0);
         metrics.warnings.extend(canary::answers_left_to_grader(plan, step, &rolled.batch, model)?);
-        let has_responses = step == 1 || is_due(step, plan.config.record.responses_every_steps);
+        let has_responses = step == 1
+            || is_due(step, plan.config.record.responses_every_steps)
+            || has_time_outs(plan, rolled);
         let responses = if has_responses {
             file("rollouts", step, &response_records(plan, step, model, rolled, learned)?)
         } else {

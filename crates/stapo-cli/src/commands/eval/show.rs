@@ -50,8 +50,14 @@ pub fn table(rows: &[EvalRow]) {
                 row.n_samples,
                 percent(&row.avg),
                 passes(row),
-                percent(&row.maj),
+                row.maj.as_ref().map_or("-".into(), percent),
             );
+        }
+        for row in &rows {
+            if let Some(ends) = &row.programs {
+                let ends = ends.iter().map(|(end, n)| format!("{n} {}", end.label()));
+                println!("{}: of its programs {}", row.benchmark, ends.collect::<Vec<_>>().join(", "));
+            }
         }
         for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
             let text = format!(

@@ -4,9 +4,13 @@ use anyhow::{Context, Result, bail};
 use stapo_core::Problem;
 use stapo_rl::model_files::ModelConfig;
 use stapo_rl::plan::config::{ModelSource, PromptStyle};
-use stapo_rl::reward::{Programs, RuleSpec, VerifierSpec};
+use stapo_rl::reward::code::TestKind;
+use stapo_rl::reward::{CodeSpec, CodeStyle, Programs, RuleSpec, VerifierSpec};
 use stapo_rl::tasks::prompting::PromptModel;
-use stapo_rl::tasks::{FileCensus, MissingAnswers, Mode, RowsSpec, Task, TaskSpec, file_kind};
+use stapo_rl::tasks::{
+    DataPath, FileCensus, MissingAnswers, Mode, RowsSpec, Task, TaskSpec, file_kind, first_row,
+};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What to look at.
@@ -29,6 +33,8 @@ pub struct Found {
     /// What the model is asked.
     pub template: String,
     pub lengths: Lengths,
+    /// The rows to train on, where the file names its splits.
+    pub only: BTreeMap<String, Vec<String>>,
 }
 
 /// The data file.
@@ -49,12 +55,13 @@ pub struct Lengths {
     pub max: usize,
 }
 
-/// The rule of the grader that fits the references.
+/// The judge that fits the rows: a rule of the grader, or the tests of programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JudgeMode {
     Math,
     MultipleChoice,
     Exact,
+    Tests(CodeStyle),
 }
 
 impl JudgeMode {
@@ -63,6 +70,7 @@ impl JudgeMode {
             Self::Math => "math",
             Self::MultipleChoice => "multiple-choice",
             Self::Exact => "exact",
+            Self::Tests(_) => "code",
         }
     }
 
@@ -71,6 +79,10 @@ impl JudgeMode {
             Self::Math => "the references are numbers and formulas",
             Self::MultipleChoice => "every reference is a letter",
             Self::Exact => "the references are words, so the text in \\boxed{} must be the reference",
+            Self::Tests(CodeStyle::Block) => {
+                "the rows hold tests, which the program in a fenced block must pass"
+            }
+            Self::Tests(_) => "the rows hold tests, which the response must pass as a program",
         }
     }
 
@@ -79,6 +91,7 @@ impl JudgeMode {
             Self::Math => Mode::Math,
             Self::MultipleChoice => Mode::MultipleChoice,
             Self::Exact => Mode::Exact,
+            Self::Tests(style) => return VerifierSpec::Code(CodeSpec { style, ..CodeSpec::default() }),
         };
         VerifierSpec::Rule(RuleSpec { mode, ..RuleSpec::default() })
     }
@@ -108,19 +121,21 @@ impl Found {
         };
         let config = wanted.model.find()?.shape().with_context(named)?;
         let prompts = PromptModel::open(&wanted.model).with_context(named)?;
-        let template = template(&wanted.data, &prompts)?;
+        let asked = Asked::fitting(&wanted.data, &prompts)?;
+        let template = asked.template.clone();
         let spec = RowsSpec {
+            only: asked.only.clone(),
             template: Some(template.clone()),
             problem_field: wanted.problem_field.clone(),
             answer_field: wanted.answer_field.clone(),
             missing_answers: MissingAnswers::Drop,
             held_out_share: 1.0,
             // The references are looked at before a rule is chosen, so none of them is refused here.
-            verifier: JudgeMode::Exact.verifier(),
+            verifier: asked.tests.unwrap_or(JudgeMode::Exact).verifier(),
             ..RowsSpec::new(&wanted.data)
         };
         let problems = open(spec.clone())?.held_out(usize::MAX);
-        let mode = JudgeMode::fitting(&problems);
+        let mode = asked.tests.unwrap_or_else(|| JudgeMode::fitting(&problems));
         let task = open(RowsSpec { verifier: mode.verifier(), ..spec })?;
         let problems = task.held_out(usize::MAX);
         let census = task.census().context("a file has a census")?.clone();
@@ -140,7 +155,7 @@ impl Found {
             census,
         };
         let (model, data) = (wanted.model.clone(), wanted.data.clone());
-        Ok(Self { model, config, prompts, chat, data, rows, mode, template, lengths })
+        Ok(Self { model, config, prompts, chat, data, rows, mode, template, lengths, only: asked.only })
     }
 
     /// The kind of the task in a config.
@@ -153,7 +168,8 @@ impl Found {
         let spec = RowsSpec {
             template: Some(self.template.clone()),
             problem_field: Some(self.rows.problem_field.clone()),
-            answer_field: Some(self.rows.answer_field.clone()),
+            answer_field: Some(self.rows.answer_field.clone()).filter(|field| !field.is_empty()),
+            only: self.only.clone(),
             missing_answers: MissingAnswers::Drop,
             held_out_share,
             verifier: self.mode.verifier(),
@@ -165,6 +181,48 @@ impl Found {
 
 fn open(spec: RowsSpec) -> Result<Task> {
     Ok(Task::open_with(&TaskSpec::of_file(spec), Programs::Never)?)
+}
+
+/// What the model is asked, and what is known of the judge before the references are looked at.
+struct Asked {
+    template: String,
+    /// The judge of rows that hold tests.
+    tests: Option<JudgeMode>,
+    only: BTreeMap<String, Vec<String>>,
+}
+
+impl Asked {
+    fn fitting(data: &Path, prompts: &PromptModel) -> Result<Self> {
+        let path = DataPath::from(data.to_owned());
+        let first = first_row(&path)?.unwrap_or_default();
+        let mut only = BTreeMap::new();
+        let Some(kind) = TestKind::of_row(&first) else {
+            return Ok(Self { template: template(data, prompts)?, tests: None, only });
+        };
+        let instruction = kind.instruction().template;
+        let (template, style) = if prompts.template.is_some() {
+            (instruction.to_string(), CodeStyle::Block)
+        } else if !prompts.tokenizer.lost_characters("Answer with the whole program")?.is_empty() {
+            // The built-in model reads no words.
+            ("{{ problem }}".to_string(), CodeStyle::Whole)
+        } else {
+            // A base model goes on in a block that the prompt opens.
+            (format!("{instruction}\n```python\n"), CodeStyle::Whole)
+        };
+        if first.contains_key("split") {
+            only.insert("split".into(), ["train", "validation"].map(String::from).to_vec());
+            // A file that names its splits otherwise is trained on as it is.
+            let spec = RowsSpec {
+                only: only.clone(),
+                verifier: JudgeMode::Tests(style).verifier(),
+                ..RowsSpec::new(data)
+            };
+            if open(spec).is_err() {
+                only.clear();
+            }
+        }
+        Ok(Self { template, tests: Some(JudgeMode::Tests(style)), only })
+    }
 }
 
 /// The default, which asks for a box in words; for a tokenizer that knows no words, the built-in model's, what that model goes on from.

@@ -3,6 +3,7 @@
 use super::choices::Choices;
 use super::found::{Found, JudgeMode};
 use stapo_rl::plan::config::{ModelSource, Recompute};
+use stapo_rl::reward::CodeStyle;
 use toml::Value;
 
 pub fn config(found: &Found, choices: &Choices) -> String {
@@ -50,13 +51,20 @@ objective = {{ preset = \"stapo\" }}
 
 fn task(found: &Found, choices: &Choices) -> String {
     let rows = &found.rows;
+    let is_code = matches!(found.mode, JudgeMode::Tests(_));
     let mut lines = vec![
         "[task]".to_string(),
         format!("kind = {}", quoted(found.kind())),
         format!("path = {}", quoted(&found.data.to_string_lossy())),
         format!("problem_field = {}", quoted(&rows.problem_field)),
-        format!("answer_field = {}", quoted(&rows.answer_field)),
     ];
+    if !rows.answer_field.is_empty() {
+        lines.push(format!("answer_field = {}", quoted(&rows.answer_field)));
+    }
+    if let Some(splits) = found.only.get("split") {
+        lines.push("# The file names its splits; the other rows are left for evaluation.".to_string());
+        lines.push(format!("only = {{ split = {} }}", Value::from(splits.clone())));
+    }
     if let Some(field) = &rows.id_field {
         lines.push(format!("id_field = {}", quoted(field)));
     }
@@ -70,8 +78,10 @@ fn task(found: &Found, choices: &Choices) -> String {
             "# What the model is asked. The built-in model reads no words and goes on from the sign."
                 .to_string()
         }
-        _ => "# What the model is asked. The instruction is there because the judge reads \\boxed{}."
-            .to_string(),
+        _ => format!(
+            "# What the model is asked. The instruction is there because the judge reads {}.",
+            if is_code { "a program" } else { "\\boxed{}" }
+        ),
     });
     lines.push(format!("template = {}", quoted(&found.template)));
     if found.chat {
@@ -79,9 +89,13 @@ fn task(found: &Found, choices: &Choices) -> String {
         lines.push("# system = \"You are a helpful assistant.\"".to_string());
     }
     lines.push(format!("# The judge: {}.", found.mode.reason()));
-    lines.push(
-        "# A program of yours: verifier = { kind = \"command\", program = \"./judge.py\" }".to_string(),
-    );
+    if is_code {
+        lines.push("# The reward of a program that passes some tests: reward = \"share\".".to_string());
+    } else {
+        lines.push(
+            "# A program of yours: verifier = { kind = \"command\", program = \"./judge.py\" }".to_string(),
+        );
+    }
     let mut form = "";
     if found.mode == JudgeMode::Math {
         lines.push(
@@ -90,7 +104,11 @@ fn task(found: &Found, choices: &Choices) -> String {
         );
         form = ", form = \"worked-out\"";
     }
-    lines.push(format!("verifier = {{ kind = \"rule\", mode = {}{form} }}", quoted(found.mode.name())));
+    lines.push(match found.mode {
+        JudgeMode::Tests(CodeStyle::Block) => "verifier = { kind = \"code\" }".to_string(),
+        JudgeMode::Tests(_) => "verifier = { kind = \"code\", style = \"whole\" }".to_string(),
+        rule => format!("verifier = {{ kind = \"rule\", mode = {}{form} }}", quoted(rule.name())),
+    });
     lines.push("# The share of problems that training never sees, for evaluation.".to_string());
     lines.push(format!("held_out_share = {}", choices.held_out_share));
     lines.join("\n") + "\n"
@@ -124,7 +142,7 @@ max_response_tokens = {}
 kv_mib = {}
 {chat}
 # Texts that end a response, beside the model's stop tokens.
-stop = []
+stop = {}
 ",
         choices.problems_per_step,
         choices.group_size,
@@ -135,6 +153,8 @@ stop = []
         found.config.max_positions,
         choices.max_response_tokens,
         choices.kv_mib,
+        // The prompt opened a block, which ends the program.
+        if found.mode == JudgeMode::Tests(CodeStyle::Whole) { "[\"\\n```\"]" } else { "[]" },
     )
 }
 

@@ -5,6 +5,7 @@ use crate::shared::chart::number;
 use crate::shared::terminal::has_color;
 use crate::shared::viewer::{Inspected, gradient_norm};
 use anyhow::Result;
+use stapo_core::ProgramRun;
 use stapo_core::record::ResponseRecord;
 use std::fmt::Write as _;
 use std::io::{Write, stdout};
@@ -52,6 +53,7 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
             }
         }
         out.push('\n');
+        out.extend(response.program.as_deref().map(program));
         for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
             out.push_str(&token_line(response, t));
         }
@@ -107,6 +109,19 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
     painted(&text, color, fate == Fate::Silenced)
 }
 
+/// What the tests of a response's program showed. The program itself stands among the tokens.
+fn program(run: &ProgramRun) -> String {
+    let mut out =
+        format!("  program: {}, {} s of processor time\n", run.end.label(), number(run.cpu_seconds));
+    let parts = [("failing test", run.failing_test.as_deref()), ("printed", Some(run.printed.as_str()))];
+    for (name, text) in parts.into_iter().filter_map(|(name, text)| Some((name, text?))) {
+        if !text.is_empty() {
+            let _ = writeln!(out, "  {name}: {}", plain(text));
+        }
+    }
+    out
+}
+
 /// Text that the policy was given between its turns.
 fn given(text: &str, colored: bool) -> String {
     let text = plain(text);
@@ -156,11 +171,21 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stapo_core::ProgramEnd;
 
     #[test]
     fn a_response_cannot_steer_the_terminal() {
         assert_eq!(plain("a\u{1b}[2J\u{9b}\n"), "a␛[2J\u{fffd}⏎");
         assert_eq!(given("\u{1b}", false), "[=␛=]");
+        let run = ProgramRun {
+            source: "print('\\x1b')".into(),
+            end: ProgramEnd::FailedTest,
+            failing_test: Some("assert f() == 2: 1".into()),
+            printed: "\u{1b}".into(),
+            cpu_seconds: 0.25,
+        };
+        let shown = "  program: failed a test, 0.25 s of processor time\n  failing test: assert f() == 2: 1\n  printed: ␛\n";
+        assert_eq!(program(&run), shown);
         assert_eq!(painted("x", (1, 2, 3), true), "\x1b[38;2;255;255;255;48;2;1;2;3;9mx\x1b[0m");
     }
 }

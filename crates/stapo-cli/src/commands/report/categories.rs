@@ -3,6 +3,8 @@
 use crate::shared::chart::{Bar, BarGroup, Bars, Figure, Ink};
 use crate::shared::html::visible;
 use crate::shared::study::table::{Cell, Table, text};
+use stapo_core::TokenCategory;
+use stapo_core::objective::MaskKind;
 use stapo_core::record::TokenRecord;
 use std::collections::BTreeMap;
 
@@ -59,6 +61,9 @@ pub fn table(name: &'static str, tokens: &[&TokenRecord]) -> Option<Table> {
     if tokens.is_empty() {
         return None;
     }
+    if tokens.iter().any(|token| token.category.is_some()) {
+        return Some(program_table(name, tokens));
+    }
     let titles = ["category", "#tokens", "#share, %", "most frequent", "which tokens"];
     let mut table = Table::new(name, &titles);
     for category in Category::ALL {
@@ -74,6 +79,44 @@ pub fn table(name: &'static str, tokens: &[&TokenRecord]) -> Option<Table> {
         ]);
     }
     Some(table)
+}
+
+/// Tokens of programs by what they are in the source, a column of shares for each mask, and the least likely as an example. A
+/// random mask shows how frequent each category is among the tokens that a mask may take.
+fn program_table(name: &'static str, tokens: &[&TokenRecord]) -> Table {
+    let by_mask = |mask: MaskKind| {
+        let of_mask = tokens.iter().copied().filter(move |token| token.silenced_by == Some(mask));
+        (mask, of_mask.collect::<Vec<&TokenRecord>>())
+    };
+    let masks: Vec<(MaskKind, Vec<&TokenRecord>)> =
+        MaskKind::ALL.into_iter().map(by_mask).filter(|(_, tokens)| !tokens.is_empty()).collect();
+    let name_of = |mask: &MaskKind| serde_json::to_value(mask).ok()?.as_str().map(str::to_string);
+    let shares = masks
+        .iter()
+        .map(|(mask, tokens)| format!("#{}, % of {}", name_of(mask).unwrap_or_default(), tokens.len()));
+    let titles: Vec<String> = ["category".into(), "#tokens".into()]
+        .into_iter()
+        .chain(shares)
+        .chain(["most frequent".into(), "example, the least likely".into()])
+        .collect();
+    let mut table = Table::new(name, &titles.iter().map(String::as_str).collect::<Vec<_>>());
+    for category in TokenCategory::ALL {
+        let is_member = |token: &&&TokenRecord| token.category == Some(category);
+        let members: Vec<&TokenRecord> = tokens.iter().filter(is_member).copied().collect();
+        let share = |(_, tokens): &(MaskKind, Vec<&TokenRecord>)| {
+            let n = tokens.iter().filter(is_member).count();
+            text(format!("{:.1}", 100.0 * n as f64 / tokens.len() as f64))
+        };
+        let frequent = most_frequent(&members).into_iter().take(3);
+        let frequent = Cell::Tokens(frequent.map(|(text, n)| (text.to_string(), format!("{n}"))).collect());
+        let example = members.iter().min_by(|a, b| a.logp.total_cmp(&b.logp)).map_or(text("–"), |token| {
+            let TokenRecord { context_before, text, context_after, .. } = *token;
+            Cell::Context(context_before.clone(), text.clone(), context_after.clone())
+        });
+        let head = [text(category.name()), text(members.len().to_string())];
+        table.push(head.into_iter().chain(masks.iter().map(share)).chain([frequent, example]).collect());
+    }
+    table
 }
 
 /// Texts with their counts, most frequent first.
@@ -135,6 +178,7 @@ mod tests {
             id: 0,
             text: text.into(),
             silenced_by: None,
+            category: None,
             logp: -7.0,
             entropy: 0.1,
             advantage: 1.0,
@@ -162,6 +206,32 @@ mod tests {
         for (before, text, after, expected) in cases {
             assert_eq!(Category::classify(&token(before, text, after)), expected, "{before}[{text}]{after}");
         }
+    }
+
+    #[test]
+    fn tokens_of_programs_are_counted_by_category_and_mask() {
+        let of = |text: &str, category, mask, logp| TokenRecord {
+            category: Some(category),
+            silenced_by: Some(mask),
+            logp,
+            ..token("x = ", text, "\n")
+        };
+        let tokens = [
+            of("a", TokenCategory::Identifier, MaskKind::Spurious, -7.0),
+            of("b", TokenCategory::Identifier, MaskKind::Spurious, -9.0),
+            of("if", TokenCategory::Keyword, MaskKind::Spurious, -7.0),
+            of("(", TokenCategory::Operator, MaskKind::RandomTokens, -7.0),
+        ];
+        let table = table("t", &tokens.iter().collect::<Vec<_>>()).unwrap();
+        let titles: Vec<&str> = table.head.iter().map(|column| column.title.as_str()).collect();
+        assert_eq!(titles[..4], ["category", "tokens", "spurious, % of 3", "random_tokens, % of 1"]);
+        let csv = table.to_csv();
+        let rows: Vec<&str> = csv.lines().collect();
+        assert_eq!(rows.len(), 8, "{csv}");
+        assert!(rows[1].starts_with("identifier,2,66.7,0.0,"), "{csv}");
+        assert!(rows[1].contains('b') && !rows[1].ends_with('a'), "the example is the least likely: {csv}");
+        assert!(rows[4].starts_with("operator,1,0.0,100.0,"), "{csv}");
+        assert!(rows[7].starts_with("prose,0,0.0,0.0,"), "{csv}");
     }
 
     #[test]

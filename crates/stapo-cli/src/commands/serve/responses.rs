@@ -55,5 +55,6 @@ pub(super) fn summary(response: &ResponseRecord) -> Value {
         "n_silenced": tokens.silenced_by.iter().filter(|by| by.is_some()).count(),
         "n_clipped": tokens.clipped.iter().filter(|clipped| **clipped).count(),
         "n_candidates": tokens.is_candidate.iter().filter(|is| **is).count(),
+        "program": response.program,
     })
 }

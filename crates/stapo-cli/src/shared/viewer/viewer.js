@@ -185,7 +185,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       if (text.includes("\n")) line.append("\n");
     });
     appendGiven(r.text.length);
-    box.append(line);
+    box.append(line, ...stapo.program(r.program));
     return box;
   };
 
@@ -291,4 +291,18 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
   root.addEventListener("pointerover", describeHovered);
   root.addEventListener("pointerdown", describeHovered, true);
   reset();
+};
+
+// What the tests of a response's program showed; nothing for a response that is not a program.
+stapo.program = (program) => {
+  if (!program) return [];
+  const box = stapo.element("details", "program");
+  const spent = program.source ? ", " + stapo.number(program.cpu_seconds) + " s of processor time" : "";
+  box.append(stapo.element("summary", "", "program: " + program.end.replace("_", " ") + spent));
+  const parts = { "": program.source, "failing test": program.failing_test, printed: program.printed };
+  for (const [name, text] of Object.entries(parts).filter(([, text]) => text)) {
+    if (name) box.append(stapo.element("p", "note", name));
+    box.append(stapo.element("pre", "", text));
+  }
+  return [box];
 };

@@ -302,6 +302,7 @@ fn dynamic_sampling_and_advantages_agree_on_what_is_unanimous() {
                 verdict: Verdict::Right,
                 reward,
                 rewards: vec![reward, 0.5],
+                program: None,
             })
             .collect(),
     };

@@ -1,19 +1,20 @@
 //! Sets of questions by name, file or task.
 
 use crate::error::{Error, Result};
-use crate::reward::{Judged, Programs, VerifierSpec};
+use crate::reward::code::{Asking, TestKind};
+use crate::reward::{CodeSpec, Judged, Programs, VerifierSpec};
 use crate::run::hash_file;
-use crate::tasks::{RowsSpec, Task, TaskSpec, is_data_file};
+use crate::tasks::{RowsSpec, Task, TaskSpec, first_row, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// The six benchmarks of the STAPO paper, in the paper's order.
 pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "olympiad"];
 
 /// The benchmarks with a name.
-pub const KNOWN: [Known; 8] = [
+pub const KNOWN: [Known; 10] = [
     Known { name: "aime24", n_samples: 32, n_questions: 30, repository: "math-ai/aime24" },
     Known { name: "aime25", n_samples: 32, n_questions: 30, repository: "math-ai/aime25" },
     Known { name: "amc23", n_samples: 32, n_questions: 40, repository: "math-ai/amc23" },
@@ -22,6 +23,8 @@ pub const KNOWN: [Known; 8] = [
     Known { name: "olympiad", n_samples: 4, n_questions: 674, repository: "math-ai/olympiadbench" },
     Known { name: "gsm8k", n_samples: 4, n_questions: 1319, repository: "openai/gsm8k" },
     Known { name: "math", n_samples: 4, n_questions: 5000, repository: "DigitalLearningGmbH/MATH-lighteval" },
+    Known { name: "humaneval", n_samples: 4, n_questions: 164, repository: "openai/openai_humaneval" },
+    Known { name: "mbpp", n_samples: 4, n_questions: 500, repository: "google-research-datasets/mbpp" },
 ];
 
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +40,18 @@ pub struct Known {
 /// Samples per question of a benchmark that is not in the paper.
 const OTHER_SAMPLES: usize = 4;
 
+/// How the questions of a benchmark are asked, where it is not the benchmark's usual way.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QuestionStyle<'a> {
+    /// Replaces the benchmark's template.
+    pub template: Option<&'a str>,
+    /// The system message of conversations that have none.
+    pub system: Option<&'a str>,
+    /// Whether prompts are rendered with the model's chat template. A benchmark of programs then asks for a fenced block,
+    /// and else begins a program that the model continues.
+    pub chat: bool,
+}
+
 /// Questions, and the task that judges the answers.
 pub struct Benchmark {
     pub name: String,
@@ -44,39 +59,19 @@ pub struct Benchmark {
     pub n_samples: usize,
     /// The file of the questions; `None` for generated questions.
     pub input: Option<FileHash>,
+    /// How programs are asked for; `None` for a benchmark whose answers are not programs.
+    asking: Option<Asking>,
     spec: TaskSpec,
     task: Task,
 }
 
 impl Benchmark {
     /// `name` is one of [`KNOWN`], whose file is in the folder `data`; or `arithmetic` or `countdown`, for the held-out
-    /// problems of these tasks; or a file of rows. `template` replaces the paper's instruction, and `system` is
-    /// the system message of conversations that have none.
-    pub fn open(name: &str, data: &Path, template: Option<&str>, system: Option<&str>) -> Result<Self> {
-        let known = KNOWN.iter().find(|known| known.name == name);
-        let rows = |path: PathBuf| RowsSpec {
-            held_out_share: 1.0,
-            template: template.map(str::to_owned),
-            system: system.map(str::to_owned),
-            ..RowsSpec::new(path)
-        };
-        let spec = match (name, known) {
-            ("arithmetic" | "countdown", _) => generated(name, template, system),
-            (_, Some(_)) => TaskSpec::of_file(rows(find(name, data)?)),
-            _ if is_data_file(name) => TaskSpec::of_file(rows(name.into())),
-            _ => {
-                let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
-                return Err(Error::Benchmark {
-                    name: name.to_string(),
-                    problem: "unknown".into(),
-                    remedy: format!(
-                        "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
-                        names.join(", ")
-                    ),
-                });
-            }
-        };
+    /// problems of these tasks; or a file of rows. A file whose rows hold tests is a benchmark of programs.
+    pub fn open(name: &str, data: &Path, style: QuestionStyle) -> Result<Self> {
+        let (spec, asking) = spec(name, data, style)?;
         let task = Task::open(&spec)?;
+        let n_samples = KNOWN.iter().find(|known| known.name == name).map(|known| known.n_samples);
         let name = stem(name);
         let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
         if files.len() > 1 {
@@ -92,20 +87,22 @@ impl Benchmark {
             name,
             input,
             problems: task.held_out(usize::MAX),
-            n_samples: known.map_or(OTHER_SAMPLES, |known| known.n_samples),
+            n_samples: n_samples.unwrap_or(OTHER_SAMPLES),
+            asking,
             spec,
             task,
         })
     }
 
+    /// The number of questions. No judge is opened, so nothing need be installed.
+    pub fn n_questions(name: &str, data: &Path) -> Result<usize> {
+        let (spec, _) = spec(name, data, QuestionStyle::default())?;
+        Ok(Task::open_with(&spec, Programs::Never)?.held_out(usize::MAX).len())
+    }
+
     /// Opens several benchmarks. A name that is there twice is refused.
-    pub fn open_all(
-        names: &[String],
-        data: &Path,
-        template: Option<&str>,
-        system: Option<&str>,
-    ) -> Result<Vec<Self>> {
-        let open = |name: &String| Self::open(name, data, template, system);
+    pub fn open_all(names: &[String], data: &Path, style: QuestionStyle) -> Result<Vec<Self>> {
+        let open = |name: &String| Self::open(name, data, style);
         let benchmarks: Vec<Self> = names.iter().map(open).collect::<Result<_>>()?;
         let mut seen = HashSet::new();
         if let Some(twice) = benchmarks.iter().find(|benchmark| !seen.insert(&benchmark.name)) {
@@ -138,12 +135,74 @@ impl Benchmark {
         Ok(())
     }
 
-    /// The judgement of the benchmark's rule, and that of a second verifier where there is one.
-    pub(super) fn judge(&self, problem: &Problem, text: &str) -> Result<(Judged, Option<Judged>)> {
-        let mut all = self.task.judge_all(&[(problem, text)])?;
-        let second = if all.len() > 1 { all.pop().and_then(|mut own| own.pop()) } else { None };
-        Ok((all.remove(0).remove(0), second))
+    /// The judgements of the benchmark's rule, and those of a second verifier where there is one.
+    pub(super) fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<(Judged, Option<Judged>)>> {
+        let cut = |text| self.asking.map_or(text, |asking| asking.cut(text));
+        let samples: Vec<_> = samples.iter().map(|&(problem, text)| (problem, cut(text))).collect();
+        let mut all = self.task.judge_all(&samples)?.into_iter();
+        let by_rule = all.next().unwrap_or_default();
+        let mut second = all.next().unwrap_or_default().into_iter();
+        Ok(by_rule.into_iter().map(|judged| (judged, second.next())).collect())
     }
+
+    /// How many samples are judged at once: programs run side by side, and rules take no time worth sharing.
+    pub(super) fn n_judged_together(&self) -> usize {
+        if self.asking.is_some() { 64 } else { 1 }
+    }
+
+    /// Texts that end a response, besides those of the evaluation.
+    pub(super) fn stops(&self) -> &'static [&'static str] {
+        self.asking.map_or(&[], |asking| asking.stops)
+    }
+
+    /// What the user should know about how programs are kept apart.
+    pub fn warnings(&self) -> Vec<String> {
+        if self.asking.is_some() { self.task.warnings() } else { Vec::new() }
+    }
+}
+
+/// The task of a benchmark, and how programs are asked for where its answers are programs.
+fn spec(name: &str, data: &Path, style: QuestionStyle) -> Result<(TaskSpec, Option<Asking>)> {
+    let is_known = KNOWN.iter().any(|known| known.name == name);
+    let path = match name {
+        "arithmetic" | "countdown" => return Ok((generated(name, style.template, style.system), None)),
+        _ if is_known => find(name, data)?,
+        _ if is_data_file(name) => name.into(),
+        _ => {
+            let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+            return Err(Error::Benchmark {
+                name: name.to_string(),
+                problem: "unknown".into(),
+                remedy: format!(
+                    "one of all, {}, arithmetic, countdown, or a file: .jsonl, .json, .csv, .tsv (also .gz, .zst) or .parquet",
+                    names.join(", ")
+                ),
+            });
+        }
+    };
+    let (rows, asking) = rows(name, path, style)?;
+    Ok((TaskSpec::of_file(rows), asking))
+}
+
+/// The rows of a file, and how programs are asked for where the first row holds tests.
+fn rows(name: &str, path: PathBuf, style: QuestionStyle) -> Result<(RowsSpec, Option<Asking>)> {
+    let QuestionStyle { template, system, chat } = style;
+    let mut rows = RowsSpec {
+        held_out_share: 1.0,
+        template: template.map(str::to_owned),
+        system: system.map(str::to_owned),
+        ..RowsSpec::new(path)
+    };
+    let first = first_row(&rows.path)?.unwrap_or_default();
+    let Some(kind) = TestKind::of_row(&first) else { return Ok((rows, None)) };
+    // A template of the user's asks for a block in its own words.
+    let chosen = if chat || template.is_some() { kind.instruction() } else { kind.beginning() };
+    rows.template.get_or_insert_with(|| chosen.template.to_string());
+    rows.verifier = VerifierSpec::Code(CodeSpec { style: chosen.style, ..CodeSpec::default() });
+    if name == "mbpp" && first.contains_key("split") {
+        rows.only = BTreeMap::from([("split".into(), vec!["test".into()])]);
+    }
+    Ok((rows, Some(chosen)))
 }
 
 fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSpec {
@@ -175,4 +234,36 @@ fn find(name: &str, data: &Path) -> Result<PathBuf> {
             data.display()
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reward::CodeStyle;
+
+    fn spec(name: &str, lines: &str, style: QuestionStyle) -> (RowsSpec, Option<Asking>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(format!("{name}.jsonl"));
+        std::fs::write(&path, lines).unwrap();
+        rows(name, path, style).unwrap()
+    }
+
+    #[test]
+    fn a_file_with_tests_is_a_benchmark_of_programs() {
+        let mbpp = r#"{"id": 1, "prompt": "Add.", "test_list": ["assert f()"], "split": "prompt"}"#;
+        let chat = QuestionStyle { chat: true, ..QuestionStyle::default() };
+        let (rows, asking) = spec("mbpp", mbpp, chat);
+        assert_eq!(rows.only["split"], ["test"], "the test rows alone");
+        assert!(rows.template().contains("fenced block") && asking.unwrap().stops.is_empty());
+        assert!(matches!(rows.verifier, VerifierSpec::Code(code) if code.style == CodeStyle::Block));
+        let (rows, asking) = spec("mine", mbpp, QuestionStyle::default());
+        assert!(rows.only.is_empty(), "all rows of another file");
+        assert!(rows.template().starts_with("\"\"\"\n") && asking.unwrap().stops.contains(&"\nassert"));
+        assert!(matches!(rows.verifier, VerifierSpec::Code(code) if code.style == CodeStyle::Whole));
+        let given = QuestionStyle { template: Some("{{ prompt }}"), ..QuestionStyle::default() };
+        let (rows, _) = spec("mine", mbpp, given);
+        assert_eq!(rows.template(), "{{ prompt }}");
+        let (rows, asking) = spec("math", r#"{"problem": "1+1", "answer": "2"}"#, chat);
+        assert!(matches!(rows.verifier, VerifierSpec::Rule(_)) && asking.is_none());
+    }
 }

@@ -1,6 +1,8 @@
 //! Evaluations on benchmarks during training.
 
-use super::{Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, SIX, rows, sample_key};
+use super::{
+    Benchmark, Decoding, Done, EvalEvent, EvalSampling, Evaluation, QuestionStyle, SIX, rows, sample_key,
+};
 use crate::error::{Error, Result};
 use crate::plan::config::{HELD_OUT, Plan};
 use crate::ranks::{RankError, Transport};
@@ -33,7 +35,8 @@ pub(crate) fn open_benchmarks(plan: &Plan) -> Result<Vec<Benchmark>> {
     let evaluation = &plan.config.evaluation;
     let names: Vec<String> = evaluation.benchmarks.iter().flat_map(|name| expanded(name)).collect();
     let template = evaluation.benchmark_template.as_deref();
-    let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, template, None)?;
+    let style = QuestionStyle { template, chat: plan.style.chat, ..QuestionStyle::default() };
+    let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, style)?;
     for benchmark in &mut benchmarks {
         benchmark.limit(evaluation.benchmark_limit, evaluation.benchmark_samples)?;
     }

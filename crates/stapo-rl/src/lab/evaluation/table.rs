@@ -7,7 +7,7 @@ use stapo_core::record::EvalRecord;
 use stapo_core::stats::{
     Estimate, QuestionCount, QuestionVotes, StatsError, avg_at_k, maj_at_k, mean, mean_estimate, pass_at_k,
 };
-use stapo_core::{Finish, Verdict};
+use stapo_core::{Finish, ProgramEnd, Verdict};
 use stapo_verify::Rules;
 use std::collections::BTreeMap;
 
@@ -23,8 +23,12 @@ pub struct EvalRow {
     pub avg: Estimate,
     /// (k, pass@k) for the powers of two up to `n_samples`.
     pub pass: Vec<(usize, Estimate)>,
-    /// maj@k over all samples of a question.
-    pub maj: Estimate,
+    /// maj@k over all samples of a question; absent for programs, of which no two that are right need be equal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub maj: Option<Estimate>,
+    /// How many programs ended in which way; absent where answers are not programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub programs: Option<BTreeMap<ProgramEnd, usize>>,
     pub truncated_share: f64,
     pub no_answer_share: f64,
     /// Share of responses with the verdict unparsable or over budget.
@@ -79,6 +83,7 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
             QuestionCount::new(samples.len(), samples.iter().copied().filter(|r| is_right(r)).count())
         })
         .collect::<Result<_, _>>()?;
+    let programs = program_ends(records);
     let votes: Vec<QuestionVotes> = questions
         .values()
         .map(|samples| {
@@ -98,7 +103,8 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         n_samples,
         avg: avg_at_k(&counts)?,
         pass: ks.map(|k| Ok((k, pass_at_k(&counts, k)?))).collect::<Result<_, StatsError>>()?,
-        maj: maj_at_k(&votes, n_samples)?,
+        maj: programs.is_none().then(|| maj_at_k(&votes, n_samples)).transpose()?,
+        programs,
         truncated_share: share(&|r| r.finish == Finish::LengthLimit && r.n_tokens > 0),
         no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
         unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
@@ -108,9 +114,19 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
     })
 }
 
+/// The programs of samples by how they ended; `None` where answers are not programs.
+fn program_ends(records: &[&EvalRecord]) -> Option<BTreeMap<ProgramEnd, usize>> {
+    let mut ends = BTreeMap::new();
+    for program in records.iter().filter_map(|record| record.program.as_ref()) {
+        *ends.entry(program.end).or_default() += 1;
+    }
+    (!ends.is_empty()).then_some(ends)
+}
+
 /// Whether a right sample leaves a calculation to the grader.
 fn is_left_to_grader(record: &EvalRecord) -> bool {
     record.verdict == Verdict::Right
+        && record.program.is_none()
         && left_to_grader(&record.text, &record.reference, Rules::default()).is_some()
 }
 

@@ -25,6 +25,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
     let expected = [
         ("ablation-mask", 33),
         ("ablation-tau", 12),
+        ("code", 4),
         ("copying", 6),
         ("dasd", 20),
         ("dgg", 20),

@@ -92,7 +92,7 @@ pub(super) fn read_reply(line: &[u8], id: &str, sample: u64) -> Result<Judged, S
         (None, None) => return Err(format!("gave neither verdict nor reward: {}", shortened(line))),
     };
     let reason = reply.reason.unwrap_or_else(|| "by the external verifier".into());
-    Ok(Judged { verdict, reward: reply.reward, answer: reply.answer, canonical: None, reason })
+    Ok(Judged { reward: reply.reward, ..Judged::new(verdict, reply.answer, reason) })
 }
 
 /// The beginning of a line, quoted.

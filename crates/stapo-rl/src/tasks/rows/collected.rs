@@ -3,6 +3,8 @@
 use super::layout::RowLayout;
 use super::mixture::Mixture;
 use super::{DataFile, FileCensus, KeptRows, ProblemRows, RowPlace};
+use crate::reward::VerifierSpec;
+use crate::reward::code::CodeTests;
 use crate::tasks::split::{content_hash, split_of};
 use crate::tasks::template::Question;
 use crate::tasks::wording::Wording;
@@ -95,6 +97,9 @@ impl<'a> Collected<'a> {
         row_place: RowPlace,
         row: Map<String, Value>,
     ) -> Result<(), TaskError> {
+        if !self.spec.wants(&row) {
+            return Ok(());
+        }
         let refuse = |(problem, remedy): (String, String)| row_place.refuse(problem, remedy);
         let row = Value::Object(row);
         let open = match self.file.take().filter(|_| self.paths.last() == Some(&file.path)) {
@@ -103,6 +108,11 @@ impl<'a> Collected<'a> {
         };
         let default_id = || format!("{}-{}", open.stem, row_place.number);
         let found = open.layout.read(&row, &default_id).map_err(refuse)?;
+        if let (VerifierSpec::Code(_), Some(fields)) = (&self.spec.verifier, row.as_object()) {
+            let remedy =
+                "the verifier `code` needs tests in every row: test_list, test with entry_point, or tests";
+            CodeTests::from_row(fields).map_err(|problem| refuse((problem, remedy.to_string())))?;
+        }
         self.file = Some(open);
         self.rows.census.n_rows += 1;
         let (hash, question) = (found.conversation_hash(), found.question_hash());
@@ -181,7 +191,10 @@ impl<'a> Collected<'a> {
         let n_held_out = self.rows.held_out.len() as u64;
         let share = self.spec.held_out_share;
         if n_train + n_held_out == 0 {
-            return refuse("holds no problem".into(), "one problem per row; see the file's beginning");
+            return refuse(
+                "holds no problem".into(),
+                "one problem per row, and `only` lets rows through whose field has one of its values",
+            );
         }
         if n_held_out == 0 && share > 0.0 {
             let problem = format!("held_out_share {share} of its {n_train} problems is none");

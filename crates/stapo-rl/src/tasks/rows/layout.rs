@@ -1,6 +1,7 @@
 //! Finds the fields of problem, answer and id: as the spec names these, or by the names that common data sets use.
 
 use super::field::FieldPath;
+use crate::reward::VerifierSpec;
 use crate::tasks::split::content_hash;
 use crate::tasks::{FileCensus, RowsSpec};
 use serde_json::Value;
@@ -11,7 +12,12 @@ use stapo_verify::{Fallback, Order, extract};
 /// DAPO-Math-17k.
 const PROBLEM_FIELDS: [&str; 5] = ["problem", "question", "prompt", "messages", "conversations"];
 const ANSWER_FIELDS: [&str; 4] = ["answer", "reward_model.ground_truth", "ground_truth", "solution"];
+/// The fields of a reference program, which no verdict depends on: tests judge programs.
+const PROGRAM_FIELDS: [&str; 2] = ["canonical_solution", "code"];
 const ID_FIELDS: [&str; 3] = ["id", "unique_id", "extra_info.index"];
+/// The names of MBPP and HumanEval on the hub, looked for in rows that tests judge.
+const CODE_PROBLEM_FIELDS: [&str; 4] = ["problem", "question", "prompt", "text"];
+const CODE_ID_FIELDS: [&str; 2] = ["id", "task_id"];
 /// The value of `id_field` for ids that are numbers of rows.
 const ROW_NUMBER: &str = "#row";
 
@@ -26,11 +32,47 @@ pub(super) type Refusal = (String, String);
 
 pub(super) struct RowLayout {
     problem: FieldPath,
-    answer: FieldPath,
+    answer: AnswerField,
     /// `None` where the spec names no field of a solution.
     solution: Option<FieldPath>,
     /// `None` where ids are numbers of rows.
     id: Option<FieldPath>,
+}
+
+/// The field of the reference.
+enum AnswerField {
+    Answer(FieldPath),
+    /// A reference program, as it is written; rows that tests judge need none.
+    Program(Option<FieldPath>),
+}
+
+impl AnswerField {
+    fn written(&self) -> &str {
+        match self {
+            Self::Answer(path) | Self::Program(Some(path)) => path.written(),
+            Self::Program(None) => "",
+        }
+    }
+
+    fn read(&self, row: &Value) -> Result<String, Refusal> {
+        let path = match self {
+            Self::Program(path) => {
+                let program = path.as_ref().and_then(|path| path.get(row).ok()?.as_str());
+                return Ok(program.unwrap_or_default().to_string());
+            }
+            Self::Answer(path) => path,
+        };
+        text_at(path, "reference", row).and_then(|answer| {
+            bare_answer(&answer, path.written() == "solution").ok_or_else(|| {
+                let problem = format!("field {:?} holds no reference answer", path.written());
+                (
+                    problem,
+                    "a solution ends with its answer after #### or in \\boxed{}; or set answer_field"
+                        .to_string(),
+                )
+            })
+        })
+    }
 }
 
 /// The texts of a row.
@@ -87,14 +129,24 @@ impl RowLayout {
             );
             (problem, remedy)
         };
-        let problem = choose("problem_field", spec.problem_field.as_deref(), &PROBLEM_FIELDS)?
-            .ok_or_else(|| missing("problem", "problem_field", &PROBLEM_FIELDS))?;
-        let answer = choose("answer_field", spec.answer_field.as_deref(), &ANSWER_FIELDS)?
-            .ok_or_else(|| missing("answer", "answer_field", &ANSWER_FIELDS))?;
+        let (problems, ids): (&[&str], &[&str]) = match spec.verifier {
+            VerifierSpec::Code(_) => (&CODE_PROBLEM_FIELDS, &CODE_ID_FIELDS),
+            _ => (&PROBLEM_FIELDS, &ID_FIELDS),
+        };
+        let problem = choose("problem_field", spec.problem_field.as_deref(), problems)?
+            .ok_or_else(|| missing("problem", "problem_field", problems))?;
+        let given = spec.answer_field.as_deref();
+        let answer = match spec.verifier {
+            VerifierSpec::Code(_) => AnswerField::Program(choose("answer_field", given, &PROGRAM_FIELDS)?),
+            _ => AnswerField::Answer(
+                choose("answer_field", given, &ANSWER_FIELDS)?
+                    .ok_or_else(|| missing("answer", "answer_field", &ANSWER_FIELDS))?,
+            ),
+        };
         let solution = choose("solution_field", spec.solution_field.as_deref(), &[])?;
         let id = match spec.id_field.as_deref() {
             Some(ROW_NUMBER) => None,
-            given => choose("id_field", given, &ID_FIELDS)?,
+            given => choose("id_field", given, ids)?,
         };
         Ok(Self { problem, answer, solution, id })
     }
@@ -109,16 +161,7 @@ impl RowLayout {
     /// `default_id` is the id where ids are numbers of rows.
     pub(super) fn read(&self, row: &Value, default_id: &dyn Fn() -> String) -> Result<RowTexts, Refusal> {
         let (earlier_turns, problem) = conversation_at(&self.problem, row)?;
-        let reference = text_at(&self.answer, "reference", row).and_then(|answer| {
-            bare_answer(&answer, self.answer.written() == "solution").ok_or_else(|| {
-                let problem = format!("field {:?} holds no reference answer", self.answer.written());
-                (
-                    problem,
-                    "a solution ends with its answer after #### or in \\boxed{}; or set answer_field"
-                        .to_string(),
-                )
-            })
-        });
+        let reference = self.answer.read(row);
         let id = self.id.as_ref().map_or_else(|| Ok(default_id()), |path| text_at(path, "id", row))?;
         let solution = self.solution.as_ref().map(|path| text_at(path, "solution", row)).transpose()?;
         let problem = without_dapo_frame(&problem).to_string();

@@ -34,7 +34,7 @@
         percent(row.avg),
         String(row.n_samples),
         String(row.n_questions),
-        (100 * row.maj.value).toFixed(1),
+        row.maj ? (100 * row.maj.value).toFixed(1) : "–",
         (100 * row.truncated_share).toFixed(1),
         (100 * row.no_answer_share).toFixed(1),
         number(row.response_tokens_mean),

@@ -186,7 +186,7 @@
       const label = element("label", "", "");
       label.append(box2, " compare");
       tools.append(anchor("tokens", "tokens", { run, step: state.step, problem: r.problem, sample: r.sample }), label);
-      box.append(title, marked(r.text, state.find.toLowerCase()), tools);
+      box.append(title, marked(r.text, state.find.toLowerCase()), ...stapo.program(r.program), tools);
       return box;
     };
     const compared = (members) => {

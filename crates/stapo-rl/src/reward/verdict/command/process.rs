@@ -1,11 +1,11 @@
 //! A verifier's process behind its launcher: output is read by line, with limits on time and memory. Dropping the
 //! process ends it with all its descendants.
 
-use crate::reward::launcher::{self, Launch, Report};
-use crate::reward::spec::CommandSpec;
+use crate::reward::spec::{CommandSpec, ProcessLimits};
 use crate::run::restart;
 use crate::tasks::error::TaskError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stapo_sandbox::launcher::{self, Launch, Report};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,10 +70,13 @@ impl Process {
             problem,
             remedy: remedy.into(),
         };
-        let mut launch = Launch { command: spec.clone(), isolated: true };
+        let ProcessLimits { network, shared_tmp, memory_mib, file_mib, open_files, .. } = spec.limits;
+        let (program, args) = (spec.program.clone(), spec.args.clone());
+        let mut launch =
+            Launch { program, args, network, shared_tmp, memory_mib, file_mib, open_files, isolated: true };
         let mut not_isolated = None;
         loop {
-            let mut process = Self::spawn(&launch)
+            let mut process = Self::spawn(&launch, &spec.limits)
                 .map_err(|problem| refuse(problem, "the launcher is the program that restart::set named"))?;
             let line = match process.next_line(Instant::now() + LAUNCH_TIME) {
                 Err(silence @ (Silence::Ended | Silence::TimedOut)) => {
@@ -104,7 +107,7 @@ impl Process {
         }
     }
 
-    fn spawn(launch: &Launch) -> Result<Self, String> {
+    fn spawn(launch: &Launch, limits: &ProcessLimits) -> Result<Self, String> {
         let mut command = restart::command().map_err(|error| error.to_string())?;
         let argument = serde_json::to_string(launch).map_err(|error| error.to_string())?;
         command.arg(launcher::SUBCOMMAND).arg(argument);
@@ -112,7 +115,7 @@ impl Process {
         let is_passed = |name: &str| {
             ENVIRONMENT.contains(&name)
                 || name.starts_with("LC_")
-                || launch.command.limits.env.iter().any(|passed| passed == name)
+                || limits.env.iter().any(|passed| passed == name)
         };
         let passed = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_passed));
         command.env_clear().envs(passed).envs(PYTHON);
@@ -137,7 +140,7 @@ impl Process {
             thread::spawn(move || write_requests(stdin, &request_queue, &is_over));
         }
         if let Some(stdout) = stdout {
-            let max_line_bytes = launch.command.limits.max_line_bytes;
+            let max_line_bytes = limits.max_line_bytes;
             thread::spawn(move || read_lines(stdout, &line_queue, max_line_bytes));
         }
         let complaint_reader = stderr.map(|stderr| {

@@ -1,6 +1,7 @@
 //! A user namespace of its own for the verifier's command: no network, a private `/tmp`, no privileges.
 
-use crate::reward::spec::CommandSpec;
+use super::Launch;
+use crate::privileges::drop_capabilities;
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FileType, fstat};
 use rustix::mount::{
@@ -8,7 +9,6 @@ use rustix::mount::{
     open_tree,
 };
 use rustix::process::{getgid, getuid};
-use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,14 +23,14 @@ pub(super) struct Isolation {
 
 /// Moves this process, which must have one thread, to namespaces of its own. An error means that the process is in a
 /// state in which the command must not run.
-pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
+pub(super) fn enter(launch: &Launch) -> Result<Isolation, String> {
     let mut isolation = Isolation { has_private_tmp: false, shared: Vec::new() };
-    if command.limits.network && command.limits.shared_tmp {
+    if launch.network && launch.shared_tmp {
         return Ok(isolation);
     }
     let (user, group) = (getuid().as_raw(), getgid().as_raw());
     let mut namespaces = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS;
-    if !command.limits.network {
+    if !launch.network {
         namespaces |= CloneFlags::CLONE_NEWNET;
     }
     unshare(namespaces).map_err(|error| format!("namespaces: {error}"))?;
@@ -42,8 +42,8 @@ pub(super) fn enter(command: &CommandSpec) -> Result<Isolation, String> {
     ] {
         fs::write(Path::new("/proc/self").join(file), text).map_err(|error| format!("{file}: {error}"))?;
     }
-    if !command.limits.shared_tmp {
-        match cover_tmp(command) {
+    if !launch.shared_tmp {
+        match cover_tmp(launch) {
             Ok(kept) => {
                 isolation.has_private_tmp = true;
                 kept.show()?;
@@ -83,7 +83,7 @@ impl Kept {
 }
 
 /// Covers `/tmp` with an empty file system that vanishes with the command. An error means that `/tmp` is as before.
-fn cover_tmp(command: &CommandSpec) -> Result<Kept, String> {
+fn cover_tmp(launch: &Launch) -> Result<Kept, String> {
     let cover = || -> io::Result<Kept> {
         let tmp = Path::new("/tmp").canonicalize()?;
         let working = std::env::current_dir()?;
@@ -91,7 +91,7 @@ fn cover_tmp(command: &CommandSpec) -> Result<Kept, String> {
         let whole =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
         let mut paths = Vec::new();
-        for path in kept_paths(&tmp, command, &working)? {
+        for path in kept_paths(&tmp, launch, &working)? {
             let tree = open_tree(CWD, &path, whole)?;
             paths.push((path, tree));
         }
@@ -103,8 +103,8 @@ fn cover_tmp(command: &CommandSpec) -> Result<Kept, String> {
 
 /// The paths below `tmp` that the command needs, none inside another: the working folder, folders that the command
 /// line names, and the folders of files that it names.
-fn kept_paths(tmp: &Path, command: &CommandSpec, working: &Path) -> io::Result<Vec<PathBuf>> {
-    let named = command.args.iter().map(Path::new).chain([command.program.as_path(), working]);
+fn kept_paths(tmp: &Path, launch: &Launch, working: &Path) -> io::Result<Vec<PathBuf>> {
+    let named = launch.args.iter().map(Path::new).chain([launch.program.as_path(), working]);
     let mut paths = Vec::new();
     for path in named.filter_map(|path| path.canonicalize().ok()) {
         if path == tmp {
@@ -119,16 +119,4 @@ fn kept_paths(tmp: &Path, command: &CommandSpec, working: &Path) -> io::Result<V
     paths.sort();
     paths.dedup_by(|inner, outer| inner.starts_with(&*outer));
     Ok(paths)
-}
-
-/// Takes from whatever the command starts the privileges that a user namespace gives to its first process.
-fn drop_capabilities() -> rustix::io::Result<()> {
-    for capability in CapabilitySet::all().iter() {
-        match remove_capability_from_bounding_set(capability) {
-            // An older kernel does not know the newest capabilities.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

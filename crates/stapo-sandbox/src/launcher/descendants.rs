@@ -18,12 +18,12 @@ mod linux {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     /// Makes this process the parent of orphaned descendants, so that a daemon stays a descendant.
-    pub(in crate::reward::launcher) fn adopt() -> rustix::io::Result<()> {
+    pub(in crate::launcher) fn adopt() -> rustix::io::Result<()> {
         set_child_subreaper(Some(getpid()))
     }
 
     /// Ends and reaps every descendant of this process.
-    pub(in crate::reward::launcher) fn end(_command: Pid) {
+    pub(in crate::launcher) fn end(_command: Pid) {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
             match wait(WaitOptions::NOHANG) {
@@ -96,12 +96,12 @@ mod process_group {
     use rustix::process::{Signal, kill_process_group};
 
     /// Nothing to do: the command is the head of a process group.
-    pub(in crate::reward::launcher) fn adopt() -> rustix::io::Result<()> {
+    pub(in crate::launcher) fn adopt() -> rustix::io::Result<()> {
         Ok(())
     }
 
     /// Ends the command's process group.
-    pub(in crate::reward::launcher) fn end(command: Pid) {
+    pub(in crate::launcher) fn end(command: Pid) {
         let _ = kill_process_group(command, Signal::KILL);
     }
 }

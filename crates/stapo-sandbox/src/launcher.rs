@@ -9,17 +9,19 @@
 mod descendants;
 #[cfg(target_os = "linux")]
 mod isolation;
-mod limits;
+#[cfg(not(target_os = "linux"))]
+use std::os::unix::process::CommandExt as _;
 
-use crate::reward::spec::CommandSpec;
+use crate::privileges::lower;
 #[cfg(target_os = "linux")]
 use nix::sys::signal::SigSet;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, wait};
+use rustix::process::{Pid, Resource, Signal, WaitOptions, WaitStatus, getpid, kill_process, wait};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Write, stdin, stdout};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread;
 
@@ -28,8 +30,18 @@ pub const SUBCOMMAND: &str = "launch-verifier";
 
 /// What a launcher is to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Launch {
-    pub command: CommandSpec,
+pub struct Launch {
+    pub program: PathBuf,
+    pub args: Vec<String>,
+    /// Whether the command may use the network.
+    pub network: bool,
+    /// Whether the command sees this machine's `/tmp`.
+    pub shared_tmp: bool,
+    /// The most address space of the command and of each of its children, in MiB; 0 for no limit.
+    pub memory_mib: u64,
+    /// The largest file that the command may write, in MiB; 0 for no limit.
+    pub file_mib: u64,
+    pub open_files: u64,
     /// False after a first launcher reported that this system does not let it keep the command apart.
     pub isolated: bool,
 }
@@ -37,7 +49,7 @@ pub(super) struct Launch {
 /// The launcher's only line, written to standard output after the command has started or was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Report {
+pub enum Report {
     /// The command runs; `shared` says what could not be kept apart.
     Started { shared: Vec<String> },
     /// The command cannot be started.
@@ -56,8 +68,8 @@ pub fn run(launch: &str) -> ExitCode {
         Ok(launch) => launch,
         Err(error) => return refused(format!("the launcher's argument: {error}")),
     };
-    let mut command = Command::new(&launch.command.program);
-    command.args(&launch.command.args);
+    let mut command = Command::new(&launch.program);
+    command.args(&launch.args);
     let mut shared = Vec::new();
     #[cfg(target_os = "linux")]
     // Nothing that the command starts may gain privileges, as a setuid program would.
@@ -66,7 +78,7 @@ pub fn run(launch: &str) -> ExitCode {
     }
     #[cfg(target_os = "linux")]
     if launch.isolated {
-        match isolation::enter(&launch.command) {
+        match isolation::enter(&launch) {
             Ok(isolation) => {
                 if isolation.has_private_tmp {
                     command.env("TMPDIR", "/tmp");
@@ -82,12 +94,12 @@ pub fn run(launch: &str) -> ExitCode {
     #[cfg(not(target_os = "linux"))]
     {
         // A process group of its own, which the launcher can end without ending itself.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        if !(launch.command.limits.network && launch.command.limits.shared_tmp) {
+        command.process_group(0);
+        if !(launch.network && launch.shared_tmp) {
             shared.push("the network and /tmp (this system cannot keep them apart)".to_string());
         }
     }
-    if let Err(error) = descendants::adopt().and_then(|()| limits::set(&launch.command.limits)) {
+    if let Err(error) = descendants::adopt().and_then(|()| limit(&launch)) {
         return refused(format!("limits: {error}"));
     }
     match command.spawn() {
@@ -98,6 +110,18 @@ pub fn run(launch: &str) -> ExitCode {
         }
         Err(error) => refused(error.to_string()),
     }
+}
+
+/// Sets limits for this process and all that it starts, none of which can raise them again.
+fn limit(launch: &Launch) -> rustix::io::Result<()> {
+    lower(Resource::Core, 0)?;
+    lower(Resource::Nofile, launch.open_files)?;
+    for (resource, mib) in [(Resource::Fsize, launch.file_mib), (Resource::As, launch.memory_mib)] {
+        if mib > 0 {
+            lower(resource, mib.saturating_mul(1 << 20))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes the report in one piece. A trainer that does not read has ended, which `guard` finds.
