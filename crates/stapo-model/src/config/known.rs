@@ -54,15 +54,12 @@ impl KnownModel {
         let heads = Heads { query: self.n_heads, kv: self.n_kv_heads, dim: self.head_dim };
         let rope = Rope { theta: 1e6, scaling: RopeScaling::None };
         ModelConfig {
-            family: self.family,
             width: self.width,
             layers: vec![self.family.layer(heads, rope, self.ffn_width); self.n_layers],
             vocabulary: self.vocabulary,
-            norm_eps: 1e-6,
             max_positions: 32_768,
             tied_embeddings: self.tied_embeddings,
-            bos: None,
-            stops: Vec::new(),
+            ..ModelConfig::empty(self.family)
         }
     }
 }

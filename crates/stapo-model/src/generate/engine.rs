@@ -351,6 +351,7 @@ impl<'a> Engine<'a> {
             logp: best_logp.range_mut(0..n_drawn * n),
         };
         let from = sampling::Inputs {
+            rule: self.policy.config().logits,
             hidden: workspace.arena.hidden(layout),
             head: self.policy.weights.head().matrix(),
             uniforms: uniforms.range(0..n_drawn),

@@ -34,7 +34,6 @@ impl Gguf {
         let layer = family.layer(heads, self.rope(&key, head_dim, max_positions)?, ffn_width);
         let n_layers = self.required_whole(&key("block_count"))?;
         let config = ModelConfig {
-            family,
             width,
             layers: ModelConfig::repeat_layer(&self.location, layer, n_layers)?,
             vocabulary: self.vocabulary(&key)?,
@@ -43,6 +42,7 @@ impl Gguf {
             tied_embeddings: !self.tensors.contains_key("output.weight"),
             bos: self.token_id("tokenizer.ggml.bos_token_id")?,
             stops: self.stops()?,
+            ..ModelConfig::empty(family)
         };
         config.validate(&self.location)?;
         Ok(config)

@@ -286,7 +286,7 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
 
 #[test]
 fn rope_scaling_is_read_from_metadata() {
-    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope;
+    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope.clone();
     let linear = llama().field("llama.rope.scaling.type", string_field("linear"));
     let linear = linear.field("llama.rope.scaling.factor", f32_field(4.0));
     assert_eq!(rope(linear).scaling, RopeScaling::Linear { factor: 4.0 });

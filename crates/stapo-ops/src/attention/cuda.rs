@@ -8,14 +8,14 @@ use crate::cuda::kernels::{
     ATTENTION_LONG_HOPPER, ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
-use crate::heads::Heads;
+use crate::heads::{Heads, ScoreRule};
 use crate::{Float, pitch_of};
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
 const ROWS: usize = 128;
 /// Keys per step: KEYS in tiles.cu.
 pub(super) const KEYS: usize = 64;
-const MAX_DIM: usize = 128;
+pub(crate) const MAX_DIM: usize = 128;
 /// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
 const PIPELINED_TOKENS: usize = 512;
 /// Mean tokens of a sequence from which on `forward_pipelined` takes two consumers instead of three. Both give the same bits.
@@ -34,6 +34,12 @@ pub(super) fn source(kind: ElementType, heads: Heads, matrix: &'static Source) -
         heads.dim
     );
     if kind == ElementType::Bf16 { matrix } else { &ATTENTION_PLAIN }
+}
+
+/// The kernels compute plain scores over all keys.
+#[track_caller]
+pub(super) fn check_rule(op: &str, heads: Heads, rule: ScoreRule) {
+    assert!(rule.is_plain(heads.dim), "{op}: {rule:?} on a GPU");
 }
 
 /// Whether the kernels with Hopper's matrix instruction are used. The choice must be the same in training and generation, so
@@ -55,6 +61,7 @@ pub(super) fn n_work_tiles(tokens: usize, per_token: usize, sequences: usize, he
 pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
     let op = "attention::forward";
     let heads = d.heads;
+    check_rule(op, heads, d.rule);
     let kind = qkv.kind;
     let is_hopper = is_hopper(cuda, kind, heads);
     let is_pipelined = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
@@ -119,6 +126,7 @@ pub(super) fn backward<T: Float>(
 ) {
     let op = "attention::backward";
     let heads = d.heads;
+    check_rule(op, heads, d.rule);
     let qkv = saved.qkv.cuda();
     let out = saved.out.cuda();
     let lse = saved.lse.cuda();

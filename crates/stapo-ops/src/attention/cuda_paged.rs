@@ -1,7 +1,7 @@
 //! Attention over a paged cache on a GPU.
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
-use super::cuda::{KEYS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
+use super::cuda::{KEYS, check_rule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
 use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
 use crate::heads::Heads;
@@ -74,6 +74,7 @@ impl PagedCall {
         sequences: Sequences<'_>,
         out: &ViewMut<'_, T>,
     ) -> Self {
+        check_rule("attention::paged::forward", dims.heads, dims.rule);
         let Sequences { offsets, contexts, tables, groups } = sequences;
         Self {
             dims,

@@ -1,11 +1,24 @@
 use std::sync::Arc;
 
-use super::{Dims, HeadNorm, HeadNormGrad, Table};
+use super::{Dims, HeadNorm, HeadNormGrad, NormExtent, Table};
 use crate::cuda::kernels::ROPE;
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
+
+/// The kernels rotate whole heads and norm each head alone.
+#[track_caller]
+fn check_parts<T: Float>(op: &str, d: Dims, table: &Table<T>, norm: Option<HeadNorm<'_, T>>) {
+    let rotary_dim = table.rotary_dim();
+    assert!(
+        rotary_dim == d.heads.dim,
+        "{op}: {rotary_dim} rotated dimensions of heads of {} on a GPU",
+        d.heads.dim
+    );
+    let extent = norm.map_or(NormExtent::Head, |norm| norm.extent);
+    assert!(extent == NormExtent::Head, "{op}: a norm of whole projections on a GPU");
+}
 
 pub(super) fn forward<T: Float>(
     cuda: &Cuda,
@@ -17,6 +30,7 @@ pub(super) fn forward<T: Float>(
     out: Slice,
 ) {
     let op = "rope::forward";
+    check_parts(op, d, table, norm.as_ref().map(|(norm, _)| *norm));
     let heads = d.heads;
     let name = format!("rope_forward_{}", out.same(raw, op).name());
     let launch =
@@ -40,6 +54,7 @@ pub(super) fn backward<T: Float>(
     d_raw: Slice,
 ) {
     let op = "rope::backward";
+    check_parts(op, d, table, norm.as_ref().map(|grad| grad.norm));
     let heads = d.heads;
     let n_parts = parts_for(cuda, d.tokens);
     let parts = norm.is_some().then(|| Memory::scratch(cuda, n_parts * 2 * heads.dim, ElementType::F32));

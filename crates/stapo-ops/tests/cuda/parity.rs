@@ -142,12 +142,22 @@ fn rope_on_cuda_agrees_with_the_cpu() {
             check(&format!("rope {heads:?}"), |device| {
                 let tokens = 37;
                 let width = heads.qkv_width();
-                let frequencies = Frequencies { head_dim: heads.dim, theta: 1e4, scaling: Scaling::None };
+                let frequencies = Frequencies {
+                    head_dim: heads.dim,
+                    rotary_dim: heads.dim,
+                    theta: 1e4,
+                    scaling: Scaling::None,
+                };
                 let table = Table::new(device, &frequencies, 64).unwrap();
                 let positions = upload(device, &ids(9, tokens, 64));
                 let (q, k) =
                     (compute(device, &numbers(2, heads.dim)), compute(device, &numbers(3, heads.dim)));
-                let norm = HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+                let norm = HeadNorm {
+                    extent: rope::NormExtent::Head,
+                    query_weight: q.view(),
+                    key_weight: k.view(),
+                    eps: 1e-6,
+                };
                 let (raw, d_out) = (
                     compute(device, &numbers(1, tokens * width)),
                     compute(device, &numbers(4, tokens * width)),
@@ -182,7 +192,7 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
             let n = tokens * width;
             let (gate_up, d_out) = (compute(device, &numbers(1, 2 * n)), compute(device, &numbers(2, n)));
             let (mut out, mut d_gate_up) = (empty(device, n), empty(device, 2 * n));
-            let dims = swiglu::Dims { tokens, width };
+            let dims = swiglu::Dims { tokens, width, gate: swiglu::Gate::Silu };
             swiglu::forward(device, dims, gate_up.view(), out.view_mut());
             swiglu::backward(device, dims, gate_up.view(), d_out.view(), d_gate_up.view_mut());
             [out, d_gate_up].iter().map(|b| b.view().to_vec()).collect()
@@ -251,7 +261,12 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
             Some(*end)
         }))
         .collect();
-    let dims = attention::Dims { tokens, sequences: lengths.len(), heads };
+    let dims = attention::Dims {
+        tokens,
+        sequences: lengths.len(),
+        heads,
+        rule: attention::ScoreRule::plain(heads.dim),
+    };
     let qkv = compute(device, &numbers(1, tokens * heads.qkv_width()));
     let offsets = upload(device, &offsets);
     let mut out = empty(device, tokens * heads.out_width());
@@ -282,7 +297,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
     let targets = upload(device, &ids(3, tokens, vocab));
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
     let n = 3;
-    let dims = lm_head::Dims { tokens, temperature };
+    let dims = lm_head::Dims { tokens, temperature, rule: lm_head::LogitRule::default() };
     let (mut best_ids, mut best) =
         (device.zeros::<u32>(tokens * n).unwrap(), device.zeros(tokens * n).unwrap());
     let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
@@ -356,7 +371,12 @@ fn draw(
     };
     let uniforms = upload(device, &uniforms);
     let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();
-    let from = sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+    let from = sampling::Inputs {
+        hidden: hidden.view(),
+        rule: lm_head::LogitRule::default(),
+        head: &w,
+        uniforms: uniforms.view(),
+    };
     sampling::forward(device, rule, from, to, &mut logits);
     let drawn_ids = drawn.view().to_vec();
     // The numbers of the drawn tokens as training computes them.
@@ -369,7 +389,7 @@ fn draw(
         lse: d.view_mut(),
         slopes: None,
     };
-    let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
+    let dims = lm_head::Dims { tokens, temperature: rule.temperature(), rule: lm_head::LogitRule::default() };
     lm_head::forward(device, dims, hidden.view(), &w, drawn.view(), scored, None);
     assert_eq!(
         bits(&out[0].view().to_vec()),

@@ -85,6 +85,7 @@ impl LoadedModel {
         let adapters = Adapters::for_model(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
         adapters.check(&found.shape()?)?;
+        found.shape()?.check_device(device)?;
         // The CPU holds all weights in f32.
         let storage = if device.is_async() { storage } else { BaseStorage::default() };
         if let (Some(lora), BaseStorage::Quantised) = (lora, storage) {
