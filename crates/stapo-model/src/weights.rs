@@ -109,9 +109,7 @@ impl Weights {
             self.tensors = renamed.collect();
         }
         if config.family.joins_projections() {
-            for (joined, parts) in config.joined_tensors() {
-                self.split_rows(&joined, &parts)?;
-            }
+            self.split_projections(config)?;
         }
         if config.family.norms_less_one() {
             let norms = self.tensors.iter_mut().filter(|(name, _)| is_norm(name));
@@ -120,8 +118,13 @@ impl Weights {
         Ok(self)
     }
 
+    /// Splits the joined projections of all layers.
+    pub(crate) fn split_projections(&mut self, config: &ModelConfig) -> Result<()> {
+        config.joined_tensors().iter().try_for_each(|(joined, parts)| self.split_rows(joined, parts))
+    }
+
     /// Replaces a matrix by the matrices of its rows, one below the other.
-    pub(crate) fn split_rows(&mut self, joined: &TensorSpec, parts: &[TensorSpec]) -> Result<()> {
+    fn split_rows(&mut self, joined: &TensorSpec, parts: &[TensorSpec]) -> Result<()> {
         let stored = self.find(&joined.name, &joined.shape)?.clone();
         self.tensors.remove(&joined.name);
         let row_bytes = stored.bytes.len() / joined.shape[0];
