@@ -118,7 +118,9 @@ fn numbers_are_those_of_the_softmax() {
         let got = case.forward(&device(), &hidden, &w);
         for t in 0..case.tokens {
             let logits = w.chunks(case.width).map(|w| {
-                w.iter().zip(&hidden[t * case.width..]).map(|(w, h)| w * h).sum::<f64>() / case.temperature
+                let product: f64 = w.iter().zip(&hidden[t * case.width..]).map(|(w, h)| w * h).sum();
+                let divided = product / case.rule.divisor;
+                case.rule.softcap.map_or(divided, |cap| cap * (divided / cap).tanh()) / case.temperature
             });
             let e: Vec<f64> = logits.map(f64::exp).collect();
             let sum: f64 = e.iter().sum();
