@@ -254,6 +254,15 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
 }
 
 pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -> Tensors<f32> {
+    ruled_attention_case(device, (heads, attention::ScoreRule::plain(heads.dim)), lengths)
+}
+
+/// out, lse and d_qkv of packed sequences.
+pub(super) fn ruled_attention_case(
+    device: &Device,
+    (heads, rule): (Heads, attention::ScoreRule),
+    lengths: &[usize],
+) -> Tensors<f32> {
     let tokens = lengths.iter().sum();
     let offsets: Vec<u32> = std::iter::once(0)
         .chain(lengths.iter().scan(0, |end, n| {
@@ -261,12 +270,7 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
             Some(*end)
         }))
         .collect();
-    let dims = attention::Dims {
-        tokens,
-        sequences: lengths.len(),
-        heads,
-        rule: attention::ScoreRule::plain(heads.dim),
-    };
+    let dims = attention::Dims { tokens, sequences: lengths.len(), heads, rule };
     let qkv = compute(device, &numbers(1, tokens * heads.qkv_width()));
     let offsets = upload(device, &offsets);
     let mut out = empty(device, tokens * heads.out_width());
@@ -290,14 +294,20 @@ fn attention_on_cuda_agrees_with_the_cpu() {
     }
 }
 
-fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperature: f64) -> Tensors<f32> {
+/// Log-probs, entropies and all gradients of a head; sizes are tokens, width and vocabulary.
+pub(super) fn scores(
+    device: &Device,
+    (tokens, width, vocab): (usize, usize, usize),
+    temperature: f64,
+    rule: lm_head::LogitRule,
+) -> Tensors<f32> {
     let hidden = compute(device, &numbers(1, tokens * width));
     let w: Vec<f32> = numbers(2, vocab * width).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.3))).collect();
     let w = weight(device, vocab, width, &w);
     let targets = upload(device, &ids(3, tokens, vocab));
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
     let n = 3;
-    let dims = lm_head::Dims { tokens, temperature, rule: lm_head::LogitRule::default() };
+    let dims = lm_head::Dims { tokens, temperature, rule };
     let (mut best_ids, mut best) =
         (device.zeros::<u32>(tokens * n).unwrap(), device.zeros(tokens * n).unwrap());
     let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
@@ -346,7 +356,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
 fn lm_head_on_cuda_agrees_with_the_cpu() {
     for (tokens, width, vocab) in [(1, 8, 5), (33, 40, 257), (300, 64, 3001), (7, 128, 520), (9, 2048, 512)] {
         check(&format!("lm_head {tokens} {width} {vocab}"), |device| {
-            scores(device, tokens, width, vocab, 0.9)
+            scores(device, (tokens, width, vocab), 0.9, lm_head::LogitRule::default())
         });
     }
 }
