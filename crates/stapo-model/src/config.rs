@@ -165,6 +165,16 @@ impl ModelConfig {
         }
     }
 
+    /// Positions that a sequence may have: those that the model was trained for, with `LongRoPE`'s factors for short sequences
+    /// those that these factors are for.
+    pub fn position_limit(&self) -> usize {
+        let of_layer = |layer: &LayerSpec| match layer.attention().rope.scaling {
+            RopeScaling::Long { used: LongFactors::Short, original_positions, .. } => original_positions,
+            _ => self.max_positions,
+        };
+        self.layers.iter().map(of_layer).min().unwrap_or(self.max_positions).min(self.max_positions)
+    }
+
     /// The one description that all layers share; `None` where layers differ.
     pub fn uniform_layer(&self) -> Option<&LayerSpec> {
         let (first, others) = self.layers.split_first()?;

@@ -260,6 +260,11 @@ fn write_biases(config: &ModelConfig, keys: &mut Map<String, Value>) {
     keys.insert("mlp_bias".into(), json!(has_biases));
 }
 
+/// Where the class in `transformers` has a padding token by default, which a small vocabulary may lack.
+fn write_no_padding(keys: &mut Map<String, Value>) {
+    keys.insert("pad_token_id".into(), Value::Null);
+}
+
 /// Sets the scale of scores in all layers.
 fn set_score_scale(config: &mut ModelConfig, scale: f64) {
     config.layers.iter_mut().for_each(|layer| layer.attention_mut().rule.scale = scale);

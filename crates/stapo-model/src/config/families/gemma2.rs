@@ -2,7 +2,7 @@
 
 use super::{
     FamilyRow, Gate, NormPlacement, ObjectReader, llama, set_biases, set_score_scale, set_windows,
-    sliding_layers, write_biases, write_windows,
+    sliding_layers, write_biases, write_no_padding, write_windows,
 };
 use crate::config::{EmbeddingScale, ModelConfig};
 use crate::error::Result;
@@ -54,6 +54,7 @@ pub(super) fn describe_softcaps(
 
 pub(super) fn write_softcaps(config: &ModelConfig, keys: &mut Map<String, Value>) {
     write_biases(config, keys);
+    write_no_padding(keys);
     keys.remove("mlp_bias");
     let Some(rule) = config.layers.first().map(|layer| layer.attention().rule) else { return };
     keys.insert("attn_logit_softcapping".into(), json!(rule.softcap));

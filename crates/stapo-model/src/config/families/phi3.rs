@@ -1,6 +1,6 @@
 //! Phi-3 and Phi-4-mini: Llama with joined projections, a window in all layers of some models, and `LongRoPE`.
 
-use super::{FamilyRow, llama, set_windows, write_windows};
+use super::{FamilyRow, llama, set_windows, write_no_padding, write_windows};
 use serde_json::json;
 
 pub(super) const ROW: FamilyRow = FamilyRow {
@@ -14,6 +14,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     describe: |keys, config| set_windows(keys, config, &vec![true; config.layers.len()]),
     write: |config, keys| {
         write_windows(config, keys);
+        write_no_padding(keys);
         keys.remove("layer_types");
         let original =
             keys.get("rope_parameters").and_then(|table| table.get("original_max_position_embeddings"));

@@ -1,6 +1,6 @@
 //! `SmolLM3`: Llama with layers without positions.
 
-use super::{FamilyRow, ObjectReader, llama, set_biases, write_biases};
+use super::{FamilyRow, ObjectReader, llama, set_biases, write_biases, write_no_padding};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     describe,
     write: |config, keys| {
         write_biases(config, keys);
+        write_no_padding(keys);
         let has_rope: Vec<u8> =
             config.layers.iter().map(|layer| u8::from(layer.attention().rotary_dim > 0)).collect();
         keys.insert("no_rope_layers".into(), json!(has_rope));
