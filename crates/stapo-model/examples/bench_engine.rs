@@ -110,15 +110,14 @@ impl Options {
         let rope = Rope { theta: 1e4, scaling: RopeScaling::None };
         let layer = Family::Qwen3.layer(heads, rope, self.get("ffn")?);
         let config = ModelConfig {
-            family: Family::Qwen3,
             width: self.get("width")?,
             layers: ModelConfig::repeat_layer("shape", layer, self.get("layers")?)?,
             vocabulary: self.get("vocab")?,
             norm_eps: 1e-6,
             max_positions: 1024,
             tied_embeddings: true,
-            bos: None,
             stops: vec![],
+            ..ModelConfig::empty(Family::Qwen3)
         };
         config.validate("shape")?;
         Ok(config)

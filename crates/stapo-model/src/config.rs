@@ -1,20 +1,30 @@
 //! The shape of a model, from which every other part takes its sizes.
 
+mod families;
 mod hugging_face;
 mod known;
 mod layer;
+mod parts;
+mod reader;
+mod rope;
 #[cfg(test)]
 mod tests;
 
+pub use families::Family;
 pub(crate) use hugging_face::token_ids;
 pub use layer::{
     AttentionBiases, AttentionSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement, QkNorm,
 };
-pub use stapo_ops::attention::Heads;
+pub use parts::Part;
+pub use rope::Rope;
+pub use stapo_ops::attention::{Heads, ScoreRule};
+pub use stapo_ops::lm_head::LogitRule;
 pub use stapo_ops::rope::Scaling as RopeScaling;
+pub use stapo_ops::swiglu::Gate;
 
 use crate::error::{Error, Result};
 use layer::check_range;
+use stapo_ops::rope::LongFactors;
 
 /// A decoder-only language model: an embedding, layers, a final RMS norm and a head. Values read by
 /// [`ModelConfig::from_hugging_face`] or from GGUF metadata are within the limits of [`ModelConfig::validate`]; call
@@ -34,27 +44,21 @@ pub struct ModelConfig {
     pub max_positions: usize,
     /// The head is the embedding; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
+    pub embedding_scale: EmbeddingScale,
+    pub logits: LogitRule,
     pub bos: Option<u32>,
     /// Tokens that end a response, from `generation_config.json` where that file names any, else from `config.json` or
     /// GGUF.
     pub stops: Vec<u32>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    Qwen3,
-    Qwen2,
-    /// Llama 2 and 3, `SmolLM2`, `TinyLlama`: anything `transformers` calls `llama`.
-    Llama,
-}
-
-/// Rotary positions. Base frequencies: `theta^(-2i / head_dim)` for i from 0 to half of `head_dim`, in the half-split
-/// layout (dimension i turns with dimension i + `head_dim` / 2).
+/// What looked-up embeddings are multiplied by.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rope {
-    pub theta: f64,
-    /// How the base frequencies are stretched to longer contexts.
-    pub scaling: RopeScaling,
+pub enum EmbeddingScale {
+    One,
+    /// sqrt(hidden size), rounded to the type of the embedding's weights.
+    SqrtWidth,
+    Factor(f64),
 }
 
 /// One weight as the Hugging Face layout names and shapes it. Matrices are `[out, in]`, row-major.
@@ -70,31 +74,11 @@ impl TensorSpec {
     }
 }
 
-impl Family {
-    pub const ALL: [Self; 3] = [Self::Qwen3, Self::Qwen2, Self::Llama];
-
-    /// `model_type` in `config.json`, `general.architecture` in GGUF.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Qwen3 => "qwen3",
-            Self::Qwen2 => "qwen2",
-            Self::Llama => "llama",
-        }
-    }
-
-    /// The class in `transformers`.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Llama => "LlamaForCausalLM",
-        }
-    }
-
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|family| family.name() == name)
-    }
-}
+/// The modules of a layer that a family with joined projections stores as one, from top to bottom.
+const JOINED: [(&str, &[&str]); 2] = [
+    ("self_attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
+];
 
 /// Largest values accepted: far above any model, and small enough that the product of two cannot overflow.
 mod limit {
@@ -105,6 +89,23 @@ mod limit {
 }
 
 impl ModelConfig {
+    /// A model of no size without special tokens, for struct update: `ModelConfig { width, layers, .. }`.
+    pub fn empty(family: Family) -> Self {
+        Self {
+            family,
+            width: 0,
+            layers: Vec::new(),
+            vocabulary: 0,
+            norm_eps: 1e-6,
+            max_positions: 0,
+            tied_embeddings: false,
+            embedding_scale: EmbeddingScale::One,
+            logits: LogitRule::default(),
+            bos: None,
+            stops: Vec::new(),
+        }
+    }
+
     /// `n_layers` layers that are all the same; `location` names the file in errors.
     pub fn repeat_layer(location: &str, layer: LayerSpec, n_layers: usize) -> Result<Vec<LayerSpec>> {
         check_range(location, "number of layers", n_layers, limit::LAYERS)?;
@@ -123,11 +124,55 @@ impl ModelConfig {
                 format!("norm epsilon is {}, expected above 0", self.norm_eps),
             ));
         }
+        for (name, value) in
+            [("divisor", self.logits.divisor), ("softcap", self.logits.softcap.unwrap_or(1.0))]
+        {
+            if !(value.is_finite() && value > 0.0) {
+                let problem = format!("the {name} of logits is {value}, expected above 0");
+                return Err(Error::malformed(location, problem));
+            }
+        }
         if let Some(&id) = self.bos.iter().chain(&self.stops).find(|&&id| id as usize >= self.vocabulary) {
             let problem = format!("token id {id} is outside the vocabulary of {}", self.vocabulary);
             return Err(Error::malformed(location, problem));
         }
         self.layers.iter().try_for_each(|layer| layer.validate(location))
+    }
+
+    /// Whether both describe the same computation, whichever factors `LongRoPE` uses for now.
+    fn computes_as(&self, other: &Self) -> bool {
+        let mut with_same_factors = self.clone();
+        let used = other.layers.iter().map(|layer| &layer.attention().rope.scaling);
+        for (layer, other) in with_same_factors.layers.iter_mut().zip(used) {
+            if let (RopeScaling::Long { used, .. }, RopeScaling::Long { used: other, .. }) =
+                (&mut layer.attention_mut().rope.scaling, other)
+            {
+                *used = *other;
+            }
+        }
+        with_same_factors == *other
+    }
+
+    /// Chooses `LongRoPE`'s factors, once for a whole run: those for long sequences where `longest` exceeds what the model was
+    /// first trained for.
+    pub fn fit_longest(&mut self, longest: usize) {
+        for layer in &mut self.layers {
+            if let RopeScaling::Long { used, original_positions, .. } =
+                &mut layer.attention_mut().rope.scaling
+            {
+                *used = if longest > *original_positions { LongFactors::Long } else { LongFactors::Short };
+            }
+        }
+    }
+
+    /// Positions that a sequence may have: those that the model was trained for, with `LongRoPE`'s factors for short sequences
+    /// those that these factors are for.
+    pub fn position_limit(&self) -> usize {
+        let of_layer = |layer: &LayerSpec| match layer.attention().rope.scaling {
+            RopeScaling::Long { used: LongFactors::Short, original_positions, .. } => original_positions,
+            _ => self.max_positions,
+        };
+        self.layers.iter().map(of_layer).min().unwrap_or(self.max_positions).min(self.max_positions)
     }
 
     /// The one description that all layers share; `None` where layers differ.
@@ -153,6 +198,19 @@ impl ModelConfig {
         list
     }
 
+    /// The matrices that a family with joined projections stores, each with those that it is made of.
+    pub(crate) fn joined_tensors(&self) -> Vec<(TensorSpec, Vec<TensorSpec>)> {
+        let specs = self.tensors();
+        let joined = |index: usize, (name, modules): (&str, &[&str])| {
+            let named = |module: &str| format!("model.layers.{index}.{module}.weight");
+            let is_part = |spec: &&TensorSpec| modules.iter().any(|module| spec.name == named(module));
+            let parts: Vec<TensorSpec> = specs.iter().filter(is_part).cloned().collect();
+            let rows = parts.iter().map(|part| part.shape[0]).sum();
+            (TensorSpec { name: named(name), shape: vec![rows, self.width] }, parts)
+        };
+        (0..self.layers.len()).flat_map(|index| JOINED.map(|modules| joined(index, modules))).collect()
+    }
+
     /// Numbers that the KV cache holds for each token.
     pub fn kv_numbers_per_token(&self) -> u64 {
         self.layers.iter().map(|layer| layer.kv_numbers_per_token() as u64).sum()
@@ -161,37 +219,5 @@ impl ModelConfig {
     /// Trainable numbers; tied embeddings count once.
     pub fn n_parameters(&self) -> u64 {
         self.tensors().iter().map(|t| t.n_elements() as u64).sum()
-    }
-}
-
-impl Rope {
-    fn validate(&self, location: &str) -> Result<()> {
-        let positive = |name: &str, value: f64| {
-            if value.is_finite() && value > 0.0 {
-                return Ok(());
-            }
-            Err(Error::malformed(location, format!("rope {name} is {value}, expected above 0")))
-        };
-        positive("theta", self.theta)?;
-        match self.scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => positive("factor", factor),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
-                positive("factor", factor)?;
-                positive("low_freq_factor", low_freq_factor)?;
-                positive("original positions", original_positions as f64)?;
-                positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)
-            }
-            RopeScaling::Yarn {
-                factor, original_positions, beta_fast, beta_slow, attention_factor, ..
-            } => {
-                positive("theta - 1", self.theta - 1.0)?;
-                positive("factor", factor)?;
-                positive("original positions", original_positions as f64)?;
-                positive("beta_slow", beta_slow)?;
-                positive("beta_fast - beta_slow", beta_fast - beta_slow)?;
-                positive("attention factor", attention_factor)
-            }
-        }
     }
 }

@@ -11,11 +11,12 @@ pub(crate) use folder::write_whole as write_folder;
 
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
-use crate::weights::Encoding;
 use crate::weights::safetensors::{INDEX, SINGLE};
+use crate::weights::{Encoding, is_norm};
 use half::f16;
 use serde_json::{Map, Value, json};
 use stapo_ops::dtype::{append_bf16, append_f32};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -128,7 +129,29 @@ fn write_weights(
     options: &ExportOptions,
     mut read: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<Exported> {
-    let specs = config.tensors();
+    let joined: BTreeMap<String, Vec<TensorSpec>> = if config.family.joins_projections() {
+        config.joined_tensors().into_iter().map(|(spec, parts)| (spec.name, parts)).collect()
+    } else {
+        BTreeMap::new()
+    };
+    let mut read = |spec: &TensorSpec, numbers: &mut [f32]| -> Result<()> {
+        match joined.get(&spec.name) {
+            None => read(spec, numbers)?,
+            Some(parts) => {
+                let mut rest = &mut *numbers;
+                for part in parts {
+                    let (rows, below) = rest.split_at_mut(part.n_elements());
+                    read(part, rows)?;
+                    rest = below;
+                }
+            }
+        }
+        if config.family.norms_less_one() && is_norm(&spec.name) {
+            numbers.iter_mut().for_each(|number| *number -= 1.0);
+        }
+        Ok(())
+    };
+    let specs = file_tensors(config);
     let shards = in_shards(&specs, options);
     let mut weight_map = Map::new();
     for (shard_idx, shard) in shards.iter().enumerate() {
@@ -153,6 +176,19 @@ fn write_weights(
         n_shards: shards.len(),
         bytes,
     })
+}
+
+/// The tensors as the family's files have them, in the order of the forward pass.
+fn file_tensors(config: &ModelConfig) -> Vec<TensorSpec> {
+    let mut specs = config.tensors();
+    if config.family.joins_projections() {
+        for (joined, parts) in config.joined_tensors() {
+            let first = specs.iter().position(|spec| *spec == parts[0]);
+            specs.retain(|spec| !parts.contains(spec));
+            specs.insert(first.unwrap_or(specs.len()), joined);
+        }
+    }
+    specs
 }
 
 /// The tensors in order, cut where the next tensor would exceed the limit.

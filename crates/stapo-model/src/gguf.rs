@@ -3,6 +3,7 @@
 
 mod bytes;
 mod config;
+mod families;
 mod field;
 mod metadata;
 mod tensors;
@@ -58,7 +59,11 @@ impl Gguf {
     /// The weights under their Hugging Face names; `config` is the result of [`Gguf::config`].
     pub fn weights(&self, config: &ModelConfig) -> Result<Weights> {
         let tensors = tensors::renamed(&self.location, &self.tensors, config)?;
-        Ok(Weights::new(self.location.clone(), vec![Arc::clone(&self.file)], tensors))
+        let mut weights = Weights::new(self.location.clone(), vec![Arc::clone(&self.file)], tensors);
+        if config.family.joins_projections() {
+            weights.split_projections(config)?;
+        }
+        Ok(weights)
     }
 
     pub(crate) fn location(&self) -> &str {

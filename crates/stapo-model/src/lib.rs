@@ -25,7 +25,9 @@ pub mod untrusted;
 pub mod weights;
 
 pub use chat::{ChatTemplate, Message};
-pub use config::{Family, Heads, LayerSpec, ModelConfig, Rope, RopeScaling, TensorSpec};
+pub use config::{
+    EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling, TensorSpec,
+};
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;

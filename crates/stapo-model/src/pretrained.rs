@@ -80,7 +80,11 @@ impl Pretrained {
                 let weights = gguf.weights(&config)?;
                 (config, weights)
             }
-            Origin::Folder(folder) => (folder_config(folder)?, Weights::open(path)?),
+            Origin::Folder(folder) => {
+                let config = folder_config(folder)?;
+                let weights = Weights::open(path)?.in_common_form(&config)?;
+                (config, weights)
+            }
         };
         let ignored = weights.check(&config)?;
         Ok(Self { config, weights, ignored, origin })

@@ -9,7 +9,7 @@ mod tests;
 pub use encoding::Encoding;
 pub(crate) use encoding::decode;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use stapo_ops::dtype::append_bf16;
 use stapo_ops::mapped::MappedFile;
@@ -38,6 +38,8 @@ pub(crate) struct StoredTensor {
     pub shape: Vec<usize>,
     pub encoding: Encoding,
     pub rows: RowOrder,
+    /// Added to every number: the weights of norms are stored less 1 by some families.
+    pub offset: f32,
 }
 
 /// The order in which the rows of a matrix are stored.
@@ -50,9 +52,21 @@ pub(crate) enum RowOrder {
     },
 }
 
+/// What the names of a language model begin with in multimodal checkpoints, and without the other parts.
+const LANGUAGE_MODEL_PREFIXES: [(&str, &str); 3] = [
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+];
+
+/// Whether a tensor is the weight of a norm.
+pub(crate) fn is_norm(name: &str) -> bool {
+    name.ends_with("norm.weight")
+}
+
 impl StoredTensor {
     pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
-        Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed }
+        Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed, offset: 0.0 }
     }
 }
 
@@ -82,6 +96,46 @@ impl Weights {
         {
             self.tensors.insert(keep.to_owned(), other);
         }
+    }
+
+    /// Turns the names and forms of a family's safetensors into those that all families share: the language model of a
+    /// multimodal checkpoint loses its prefix, joined projections are split, and weights of norms stored less 1 are marked.
+    pub(crate) fn in_common_form(mut self, config: &ModelConfig) -> Result<Self> {
+        for prefix in LANGUAGE_MODEL_PREFIXES {
+            let renamed = std::mem::take(&mut self.tensors).into_iter().map(|(name, stored)| {
+                let common = name.strip_prefix(prefix.0).map(|rest| format!("{}{rest}", prefix.1));
+                (common.unwrap_or(name), stored)
+            });
+            self.tensors = renamed.collect();
+        }
+        if config.family.joins_projections() {
+            self.split_projections(config)?;
+        }
+        if config.family.norms_less_one() {
+            let norms = self.tensors.iter_mut().filter(|(name, _)| is_norm(name));
+            norms.for_each(|(_, stored)| stored.offset = 1.0);
+        }
+        Ok(self)
+    }
+
+    /// Splits the joined projections of all layers.
+    pub(crate) fn split_projections(&mut self, config: &ModelConfig) -> Result<()> {
+        config.joined_tensors().iter().try_for_each(|(joined, parts)| self.split_rows(joined, parts))
+    }
+
+    /// Replaces a matrix by the matrices of its rows, one below the other.
+    fn split_rows(&mut self, joined: &TensorSpec, parts: &[TensorSpec]) -> Result<()> {
+        let stored = self.find(&joined.name, &joined.shape)?.clone();
+        self.tensors.remove(&joined.name);
+        let row_bytes = stored.bytes.len() / joined.shape[0];
+        let mut start = stored.bytes.start;
+        for part in parts {
+            let end = start + part.shape[0] * row_bytes;
+            let stored = StoredTensor { bytes: start..end, shape: part.shape.clone(), ..stored.clone() };
+            self.tensors.insert(part.name.clone(), stored);
+            start = end;
+        }
+        Ok(())
     }
 
     /// Every tensor in the files, sorted by name.
@@ -121,6 +175,9 @@ impl Weights {
             RowOrder::AsNamed => decode(stored.encoding, bytes, out),
             RowOrder::RotaryPairs { n_heads } => decode_rotary_pairs(stored, n_heads, bytes, out),
         }
+        if stored.offset != 0.0 {
+            out.iter_mut().for_each(|number| *number += stored.offset);
+        }
         Ok(())
     }
 
@@ -159,6 +216,7 @@ impl Weights {
         for name in self.names().filter(|name| !known.contains(name)) {
             if (name.starts_with("model.") || name.starts_with("blk."))
                 && !name.ends_with("rotary_emb.inv_freq")
+                && !is_of_other_modality(name)
             {
                 let problem =
                     format!("tensor {name} is not part of a {} of this config", config.family.architecture());
@@ -196,6 +254,11 @@ impl Weights {
         }
         Ok(stored)
     }
+}
+
+/// Whether a tensor belongs to the vision part of a multimodal checkpoint.
+fn is_of_other_modality(name: &str) -> bool {
+    ["model.vision_tower.", "model.multi_modal_projector."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Decodes rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows into the order 0, 1, .., h - 1.

@@ -20,4 +20,4 @@ mod real_model;
 #[path = "../src/testing.rs"]
 mod testing;
 
-use stapo_model::{Family, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
+use stapo_model::{EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling};

@@ -28,9 +28,9 @@ fn config(family: Family) -> ModelConfig {
 fn mixed_config() -> ModelConfig {
     let rope = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } };
     let layers = [
-        config(Family::Llama).layers[0],
+        config(Family::Llama).layers[0].clone(),
         Family::Qwen2.layer(Heads { query: 4, kv: 4, dim: 14 }, rope, 33),
-        config(Family::Qwen3).layers[0],
+        config(Family::Qwen3).layers[0].clone(),
     ];
     ModelConfig { layers: layers.to_vec(), ..config(Family::Qwen3) }
 }
@@ -47,9 +47,9 @@ fn policy(family: Family) -> Policy {
 fn adapted_on(options: CpuOptions, family: Family) -> Policy {
     use LoraTarget::{Down, Gate, Key, Output, Query, Up, Value};
     let targets = match family {
-        Family::Qwen3 => LoraTarget::ALL.to_vec(),
         Family::Qwen2 => vec![Query, Value, Up],
         Family::Llama => vec![Key, Output, Gate, Down],
+        _ => LoraTarget::ALL.to_vec(),
     };
     with_adapters(options, &config(family), targets)
 }

@@ -59,8 +59,17 @@ fn policies(device: &Device) -> Vec<(String, Policy)> {
         (Family::Qwen3, 64, 4, &[LoraTarget::Output]),
         (Family::Llama, 64, 4, &[LoraTarget::Down]),
         (Family::Qwen2, 64, 4, &[LoraTarget::Query, LoraTarget::Gate]),
+        (Family::Gemma3, 256, 16, all),
+        (Family::Gemma2, 128, 8, all),
+        (Family::Olmo3, 64, 16, all),
+        (Family::Phi3, 96, 8, all),
+        (Family::Granite, 64, 4, all),
     ];
-    Family::ALL.map(plain).into_iter().chain(adapters.map(adapted)).collect()
+    let wide = [Family::Gemma3, Family::Gemma2, Family::Olmo2].map(|family| {
+        let config = config_with_heads(family, 256);
+        (format!("{family:?}, heads of 256"), Policy::random(device, &config, 7, 0.1).unwrap())
+    });
+    Family::ALL.map(plain).into_iter().chain(wide).chain(adapters.map(adapted)).collect()
 }
 
 fn tokens(seed: u32, n: usize) -> Vec<u32> {

@@ -42,8 +42,8 @@ fn llama_3_scaling_is_found_in_its_factors() {
         high_freq_factor: 4.0,
         original_positions: 8192,
     };
-    let rope = config.uniform_layer().unwrap().attention().rope;
-    assert_eq!(rope, Rope { theta: 500000.0, scaling });
+    let rope = &config.uniform_layer().unwrap().attention().rope;
+    assert_eq!(*rope, Rope { theta: 500000.0, scaling });
     assert!(config.tied_embeddings);
 }
 

@@ -116,6 +116,7 @@ fn header(config: &ModelConfig, more: &[Vec<u8>], tensors: &[(TensorSpec, Encodi
         Family::Qwen3 => "qwen3",
         Family::Qwen2 => "qwen2",
         Family::Llama => "llama",
+        other => panic!("no GGUF file of {other:?} is written"),
     };
     let of_family = |name: &str, value: usize| whole(&format!("{family}.{name}"), value);
     let real = |name: &str, value: f32| {

@@ -1,4 +1,5 @@
-//! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` makes both.
+//! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` and `goldens/make_families.py` make
+//! both.
 
 use safetensors::SafeTensors;
 use stapo_model::cuda::{CudaOptions, Precision};
@@ -9,7 +10,7 @@ use stapo_model::peft::PeftAdapter;
 use stapo_model::{CpuOptions, Device, Pretrained};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 8] = [
+const CASES: [&str; 18] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -18,6 +19,16 @@ const CASES: [&str; 8] = [
     "llama-tied-gqa3-bf16",
     "llama3-untied-gqa1",
     "llama-yarn-gqa2",
+    "smollm3-tied",
+    "smollm3-biased",
+    "mistral-window",
+    "olmo2-untied",
+    "olmo3-windows",
+    "gemma3-windows",
+    "gemma2-softcaps",
+    "phi3-joined",
+    "phi3-longrope",
+    "granite-scaled",
 ];
 const TOLERANCE: f32 = 1e-4;
 

@@ -137,7 +137,7 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     for (sequences, length) in [(4, 2048), (64, 256), (2, 8192), (2, 16384)] {
         let tokens = sequences * length;
-        let dims = attention::Dims { tokens, sequences, heads };
+        let dims = attention::Dims { tokens, sequences, heads, rule: attention::ScoreRule::plain(heads.dim) };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
         let offsets = device.upload(&offsets)?;
         let qkv = compute(device, tokens * heads.qkv_width())?;
@@ -173,7 +173,13 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
     let (block_size, width) = (32, context / 32);
     let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
     let mut cache = paged::Cache::zeros(device, dims)?;
-    let call = paged::Dims { tokens: sequences, sequences, heads, table_width: width };
+    let call = paged::Dims {
+        tokens: sequences,
+        sequences,
+        heads,
+        rule: attention::ScoreRule::plain(heads.dim),
+        table_width: width,
+    };
     let upload = |x: Vec<u32>| device.upload(&x);
     let offsets = upload((0..=sequences as u32).collect())?;
     let contexts = upload(vec![context as u32; sequences])?;
@@ -230,7 +236,7 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     line("rmsnorm backward", seconds, 2e-12 * (4 * n) as f64, "TB/s");
     let n = tokens * ffn;
     let (gate_up, mut out) = (compute(device, 2 * n)?, compute(device, n)?);
-    let dims = swiglu::Dims { tokens, width: ffn };
+    let dims = swiglu::Dims { tokens, width: ffn, gate: swiglu::Gate::Silu };
     let seconds = time(device, || swiglu::forward(device, dims, gate_up.view(), out.view_mut()));
     line("swiglu forward 8192 x 6144", seconds, 2e-12 * (3 * n) as f64, "TB/s");
     let mut d_gate_up = compute(device, 2 * n)?;
@@ -239,10 +245,15 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     line("swiglu backward", seconds, 2e-12 * (5 * n) as f64, "TB/s");
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     let n = tokens * heads.qkv_width();
-    let table = Table::new(device, &Frequencies { head_dim: 128, theta: 1e6, scaling: Scaling::None }, 2048)?;
+    let table = Table::new(
+        device,
+        &Frequencies { head_dim: 128, rotary_dim: 128, theta: 1e6, scaling: Scaling::None },
+        2048,
+    )?;
     let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>())?;
     let (q, k) = (compute(device, 128)?, compute(device, 128)?);
-    let norm = HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+    let norm =
+        HeadNorm { extent: rope::NormExtent::Head, query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
     let raw = compute(device, n)?;
     let mut out = compute(device, n)?;
     let mut inv = device.zeros(tokens * 24)?;
@@ -294,7 +305,7 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
     let hidden = compute(device, tokens * width)?;
     let targets = device.upload(&(0..tokens as u32).map(|t| t * 17 % 150_000).collect::<Vec<_>>())?;
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens)).collect::<Result<_, _>>()?;
-    let dims = lm_head::Dims { tokens, temperature: 1.0 };
+    let dims = lm_head::Dims { tokens, temperature: 1.0, rule: lm_head::LogitRule::default() };
     let flop = 2e-12 * (tokens * width) as f64 * vocab as f64;
     let seconds = time(device, || {
         let [a, b, c, d] = &mut out[..] else { unreachable!() };
@@ -331,7 +342,12 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
                 alternatives: None,
             };
             let hidden = hidden.range(0..n * width);
-            let from = sampling::Inputs { hidden, head: &w, uniforms: uniforms.view() };
+            let from = sampling::Inputs {
+                hidden,
+                rule: lm_head::LogitRule::default(),
+                head: &w,
+                uniforms: uniforms.view(),
+            };
             sampling::forward(device, rule, from, drawn, &mut logits);
         });
         line(&format!("sampling {n}"), seconds, 2e-12 * (vocab * width) as f64, "TB/s of weights");

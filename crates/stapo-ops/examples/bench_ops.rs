@@ -192,7 +192,7 @@ impl Bench {
                 embedding::backward(device, d, ids.view(), out.view(), d_table.view_mut());
             });
 
-            let d = swiglu::Dims { tokens, width: ffn };
+            let d = swiglu::Dims { tokens, width: ffn, gate: swiglu::Gate::Silu };
             let n = (tokens * ffn) as f64;
             let shape = format!("T={tokens} F={ffn}");
             let (gate_up, mut d_gate_up) = (self.values(2 * tokens * ffn)?, self.values(2 * tokens * ffn)?);
@@ -218,10 +218,20 @@ impl Bench {
                 (self.values(tokens * heads.qkv_width())?, self.values(tokens * heads.qkv_width())?);
             let positions: Vec<u32> = (0..tokens).map(|t| (t % len) as u32).collect();
             let positions = device.upload(&positions)?;
-            let freqs = rope::Frequencies { head_dim: heads.dim, theta: 1e4, scaling: rope::Scaling::None };
+            let freqs = rope::Frequencies {
+                head_dim: heads.dim,
+                rotary_dim: heads.dim,
+                theta: 1e4,
+                scaling: rope::Scaling::None,
+            };
             let table = rope::Table::new(device, &freqs, len)?;
             let (q, k) = (self.values(heads.dim)?, self.values(heads.dim)?);
-            let norm = rope::HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+            let norm = rope::HeadNorm {
+                extent: rope::NormExtent::Head,
+                query_weight: q.view(),
+                key_weight: k.view(),
+                eps: 1e-6,
+            };
             let mut inv_rms = self.values(tokens * (heads.query + heads.kv))?;
             let bytes = 8.0 * raw.len() as f64;
             let d = rope::Dims { tokens, heads };
@@ -245,7 +255,8 @@ impl Bench {
             });
             let offsets: Vec<u32> = (0..=sequences).map(|s| (s * len) as u32).collect();
             let offsets = device.upload(&offsets)?;
-            let d = attention::Dims { tokens, sequences, heads };
+            let d =
+                attention::Dims { tokens, sequences, heads, rule: attention::ScoreRule::plain(heads.dim) };
             let mut out = self.values(tokens * heads.out_width())?;
             let mut lse = self.values(tokens * heads.query)?;
             // Multiply-adds that the causal half needs.
@@ -278,7 +289,13 @@ impl Bench {
             self.line("paged store", &shape, 0.0, 16.0 * (sequences * 4 * dim) as f64, || {
                 paged::store(device, sequences, heads, qkv.view(), slots.view(), &mut cache);
             });
-            let d = paged::Dims { tokens: sequences, sequences, heads, table_width };
+            let d = paged::Dims {
+                tokens: sequences,
+                sequences,
+                heads,
+                rule: attention::ScoreRule::plain(heads.dim),
+                table_width,
+            };
             let offsets = device.upload(&(0..=sequences as u32).collect::<Vec<_>>())?;
             let contexts = device.upload(&vec![context as u32; sequences])?;
             let tables = device.upload(&(0..(sequences * table_width) as u32).collect::<Vec<_>>())?;
@@ -316,7 +333,7 @@ impl Bench {
             let targets = device.upload(&targets)?;
             let [mut logp, mut entropy, mut collision, mut lse] =
                 [self.values(tokens)?, self.values(tokens)?, self.values(tokens)?, self.values(tokens)?];
-            let dims = lm_head::Dims { tokens, temperature: 1.0 };
+            let dims = lm_head::Dims { tokens, temperature: 1.0, rule: lm_head::LogitRule::default() };
             self.line("lm_head forward", &shape, flops, 0.0, || {
                 let scores = lm_head::HeadScores {
                     logp: logp.view_mut(),
@@ -359,8 +376,12 @@ impl Bench {
                         alternatives: None,
                     };
                     let rule = SamplingRule::Draw { temperature: 1.0, filter };
-                    let from =
-                        sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+                    let from = sampling::Inputs {
+                        hidden: hidden.view(),
+                        rule: lm_head::LogitRule::default(),
+                        head: &w,
+                        uniforms: uniforms.view(),
+                    };
                     sampling::forward(device, rule, from, drawn, &mut logits);
                 });
             }

@@ -19,16 +19,17 @@ pub mod paged;
 #[cfg(test)]
 mod tests;
 
-pub use crate::heads::Heads;
+pub use crate::heads::{Heads, ScoreRule};
 
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
     pub tokens: usize,
     pub sequences: usize,
     pub heads: Heads,
+    pub rule: ScoreRule,
 }
 
 /// Shapes: qkv `[T, qkv_width]`, positions already embedded; offsets `[sequences + 1]`, rising from 0 to T, sequence s
@@ -44,6 +45,7 @@ pub fn forward<T: Float>(
 ) {
     let op = "attention::forward";
     dims.heads.check(op);
+    dims.rule.check(op);
     check(op, "qkv", qkv.len(), dims.tokens * dims.heads.qkv_width());
     pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
@@ -81,6 +83,7 @@ pub fn backward<T: Float>(
 ) {
     let op = "attention::backward";
     dims.heads.check(op);
+    dims.rule.check(op);
     check(op, "qkv", saved.qkv.len(), dims.tokens * dims.heads.qkv_width());
     pitch_of(op, "out", saved.out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", saved.lse.len(), dims.tokens * dims.heads.query);

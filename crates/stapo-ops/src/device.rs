@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
 use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision, Training};
+use crate::dtype::{bf16_to_f32, f32_to_bf16};
 
 /// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
 #[derive(Clone)]
@@ -128,6 +129,14 @@ impl Device {
             Backend::Cuda(cuda) if cuda.options.precision == Precision::Bf16 => 2,
             _ => 4,
         }
+    }
+
+    /// The widest head of attention on a GPU.
+    pub const MAX_GPU_HEAD_DIM: usize = crate::attention::cuda::MAX_DIM;
+
+    /// A factor as activations are stored: rounded to bf16 where they are.
+    pub fn round_to_compute(&self, factor: f64) -> f64 {
+        if self.compute_bytes() == 2 { bf16_to_f32(f32_to_bf16(factor as f32)).into() } else { factor }
     }
 
     /// Whether linear layers continue their products over adapters (see `lora`): on Hopper in bf16, for adapters that

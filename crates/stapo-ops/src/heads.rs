@@ -24,11 +24,6 @@ impl Heads {
         self.query / self.kv
     }
 
-    /// What a score is multiplied by.
-    pub(crate) fn scale(self) -> f64 {
-        1.0 / (self.dim as f64).sqrt()
-    }
-
     #[track_caller]
     pub(crate) fn check(self, op: &str) {
         assert!(
@@ -38,5 +33,38 @@ impl Heads {
             self.dim,
             self.kv
         );
+    }
+}
+
+/// How the product of a query and a key becomes a score, and which keys a query sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoreRule {
+    /// Multiplies the product.
+    pub scale: f64,
+    /// The scaled product s becomes `softcap tanh(s / softcap)`.
+    pub softcap: Option<f64>,
+    /// Keys that a token sees, itself and those right before it; `None`: all keys up to itself.
+    pub window: Option<usize>,
+}
+
+impl ScoreRule {
+    /// All keys, and the scale `dim^-0.5`.
+    pub fn plain(dim: usize) -> Self {
+        Self { scale: 1.0 / (dim as f64).sqrt(), softcap: None, window: None }
+    }
+
+    pub(crate) fn is_plain(self, dim: usize) -> bool {
+        self == Self::plain(dim)
+    }
+
+    /// The first key that the token at `position` sees.
+    pub(crate) fn first_key(self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    #[track_caller]
+    pub(crate) fn check(self, op: &str) {
+        assert!(self.window != Some(0), "{op}: a window of 0 keys");
+        assert!(self.softcap.is_none_or(|cap| cap > 0.0), "{op}: softcap {:?}", self.softcap);
     }
 }

@@ -194,6 +194,8 @@ kernels! {
 
     fn first_non_finite(cpu: &Cpu, x: &[Self]) -> Option<usize> = reduce::cpu::first_non_finite;
 
+    fn residual_scale(cpu: &Cpu, x: &mut [Self], factor: f64) = residual::scale_cpu;
+
     fn residual_add(cpu: &Cpu, x: &mut [Self], addend: &[Self]) = residual::add_cpu;
 
     fn rmsnorm_forward(

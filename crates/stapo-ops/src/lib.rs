@@ -51,6 +51,7 @@ mod cuda_tests {
     mod exact_lora;
     mod lora_case;
     mod parity;
+    mod parts;
     mod shared_out;
 }
 

@@ -2,7 +2,8 @@
 //! probability, the most probable alternatives; and back. Tokens are taken in chunks, so that the logits `[T, vocab]`
 //! of all tokens are never stored.
 //!
-//! Law: all numbers are those of `softmax(logits / temperature)`. The logits of a row are one row of `matmul::forward`,
+//! Law: all numbers are those of `softmax(logits / temperature)`. The logits of a row are one row of `matmul::forward`, changed
+//! element by element where a [`LogitRule`] says so,
 //! and the sums over a row take sixteen lanes and a fixed tree. So the numbers of a token do not depend on the other
 //! tokens, and `sampling` reports the same bits.
 
@@ -21,6 +22,27 @@ pub struct Dims {
     pub tokens: usize,
     /// Positive.
     pub temperature: f64,
+    pub rule: LogitRule,
+}
+
+/// How the products of hidden states and head become logits: divided, then capped to `softcap tanh(z / softcap)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LogitRule {
+    pub divisor: f64,
+    pub softcap: Option<f64>,
+}
+
+impl Default for LogitRule {
+    fn default() -> Self {
+        Self { divisor: 1.0, softcap: None }
+    }
+}
+
+impl LogitRule {
+    /// Whether the products are the logits.
+    pub(crate) fn is_plain(self) -> bool {
+        self == Self::default()
+    }
 }
 
 /// Numbers per token, each `[T]`.

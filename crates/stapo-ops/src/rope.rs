@@ -1,5 +1,5 @@
 //! Rotary position embedding of queries and keys, in the rotate-half convention of Hugging Face, after an optional norm
-//! per head (Qwen3). Values pass through.
+//! per head (Qwen3) or per projection (OLMo). Values pass through.
 
 pub(crate) mod cpu;
 mod cuda;
@@ -7,7 +7,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use table::{Frequencies, Scaling, Table};
+pub use table::{Frequencies, LongFactors, Scaling, Table};
 
 use crate::device::Backend;
 use crate::heads::Heads;
@@ -19,14 +19,24 @@ pub struct Dims {
     pub heads: Heads,
 }
 
-/// The norm of each query and key head, before the rotation.
+/// The norm of queries and keys, before the rotation.
 #[derive(Clone, Copy)]
 pub struct HeadNorm<'a, T: Float> {
-    /// `[head_dim]`.
+    pub extent: NormExtent,
+    /// `[head_dim]`, or of all query heads `[query heads * head_dim]`.
     pub query_weight: View<'a, T>,
-    /// `[head_dim]`.
+    /// `[head_dim]`, or of all key heads `[kv heads * head_dim]`.
     pub key_weight: View<'a, T>,
     pub eps: f64,
+}
+
+/// What one mean of squares of a [`HeadNorm`] is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormExtent {
+    /// Each head alone.
+    Head,
+    /// All query heads together, and all key heads together.
+    Projection,
 }
 
 /// What [`backward`] needs and adds to when there is a [`HeadNorm`].
@@ -40,8 +50,8 @@ pub struct HeadNormGrad<'a, T: Float> {
     pub to: Option<HeadNormSums<'a, T>>,
 }
 
-/// The gradients of a [`HeadNorm`]'s weights, `[head_dim]` each, added to: one chain over tokens, within a token over
-/// heads.
+/// The gradients of a [`HeadNorm`]'s weights, of the weights' lengths, added to: one chain over tokens, within a token over
+/// heads that share a weight.
 pub struct HeadNormSums<'a, T: Float> {
     pub d_query_weight: ViewMut<'a, T>,
     pub d_key_weight: ViewMut<'a, T>,
@@ -92,8 +102,8 @@ pub fn backward<T: Float>(
         check_norm("rope::backward", dims, grad.norm, grad.inv_rms.len());
         check("rope::backward", "raw", grad.raw.len(), d_out.len());
         if let Some(to) = &grad.to {
-            check("rope::backward", "d_query_weight", to.d_query_weight.len(), dims.heads.dim);
-            check("rope::backward", "d_key_weight", to.d_key_weight.len(), dims.heads.dim);
+            check("rope::backward", "d_query_weight", to.d_query_weight.len(), grad.norm.query_weight.len());
+            check("rope::backward", "d_key_weight", to.d_key_weight.len(), grad.norm.key_weight.len());
         }
     }
     match device.backend() {
@@ -128,7 +138,12 @@ fn check_shapes<T: Float>(
 
 #[track_caller]
 fn check_norm<T: Float>(op: &str, dims: Dims, norm: HeadNorm<'_, T>, inv_rms: usize) {
-    check(op, "query_weight", norm.query_weight.len(), dims.heads.dim);
-    check(op, "key_weight", norm.key_weight.len(), dims.heads.dim);
+    let Heads { query, kv, dim } = dims.heads;
+    let [n_query, n_key] = match norm.extent {
+        NormExtent::Head => [dim, dim],
+        NormExtent::Projection => [query * dim, kv * dim],
+    };
+    check(op, "query_weight", norm.query_weight.len(), n_query);
+    check(op, "key_weight", norm.key_weight.len(), n_key);
     check(op, "inv_rms", inv_rms, dims.tokens * (dims.heads.query + dims.heads.kv));
 }

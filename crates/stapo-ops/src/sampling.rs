@@ -11,7 +11,7 @@ mod tests;
 
 use crate::device::Backend;
 use crate::lm_head::cuda::chunk_rows;
-use crate::lm_head::{Alternatives, check_alternatives};
+use crate::lm_head::{Alternatives, LogitRule, check_alternatives};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
 use std::ops::RangeInclusive;
 
@@ -59,6 +59,7 @@ pub struct Inputs<'a, T: Float> {
     pub hidden: View<'a, T>,
     /// `[vocab, D]`.
     pub head: &'a Weight<T>,
+    pub rule: LogitRule,
     /// `[T]` in `[0, 1)`, see `rng::RngKey::uniform`; unused when greedy.
     pub uniforms: View<'a, f64>,
 }

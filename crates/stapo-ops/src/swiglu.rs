@@ -1,4 +1,4 @@
-//! `out = silu(gate) * up`, with gate and up side by side in one row: `gate_up[t] = [gate | up]`, the output of one
+//! `out = silu(gate) * up`, or with the tanh form of GELU for silu, with gate and up side by side in one row: `gate_up[t] = [gate | up]`, the output of one
 //! product with the weights of gate and up stacked.
 
 pub(crate) mod cpu;
@@ -13,6 +13,16 @@ use crate::{Device, Float, View, ViewMut, check, pitch_of};
 pub struct Dims {
     pub tokens: usize,
     pub width: usize,
+    pub gate: Gate,
+}
+
+/// The activation of the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x sigmoid(x)`
+    Silu,
+    /// The tanh form of GELU: `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    GeluTanh,
 }
 
 /// Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU possibly with further columns behind each row, which are left

@@ -111,6 +111,7 @@ impl Trainer {
         memory::check(&planned, device)?;
         let lora = plan.config.lora.as_ref();
         let mut model = LoadedModel::open_to_train(&found, lora, plan.config.seed, device)?;
+        model.policy.fit_longest(plan.longest_sequence());
         model.policy.share_masters(&*ranks)?;
         model.check(plan)?;
         let warnings = check_prompts(plan, &model, &mut task)?;

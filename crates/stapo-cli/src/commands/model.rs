@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use stapo_rl::FoundModel;
 use stapo_rl::model_files::{
-    AttentionBiases, AttentionSpec, Existing, ExportOptions, LayerSpec, ModelConfig, ModelError, Precision,
-    Pretrained, QkNorm, RopeScaling, export,
+    AttentionBiases, Existing, ExportOptions, LayerSpec, ModelConfig, ModelError, Precision, Pretrained,
+    QkNorm, RopeScaling, export,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -173,6 +173,7 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
         "tied_embeddings": config.tied_embeddings,
         "qk_norm": attention.map(|attention| attention.qk_norm != QkNorm::Absent),
         "qkv_bias": attention.map(|attention| attention.biases != AttentionBiases::Absent),
+        "parts": config.parts().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "norm_eps": config.norm_eps,
         "rope": attention.map(|attention| {
             json!({ "theta": attention.rope.theta, "kind": rope_name(&attention.rope.scaling) })
@@ -206,12 +207,14 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
         None => model.format().to_string(),
     };
     let ids = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let parts: Vec<String> = config.parts().iter().map(ToString::to_string).collect();
     let mut lines = vec![
         ("model", format!("{} ({format})", found.pinned)),
         ("family", format!("{} ({})", config.family.name(), config.family.architecture())),
         ("parameters", format!("{} ({})", grouped(n), short(n))),
         ("layers", layers(config)),
         ("attention", attention(config)),
+        ("parts", if parts.is_empty() { "those of Llama".into() } else { parts.join(", ") }),
         ("vocabulary", format!("{}, {embeddings}", grouped(config.vocabulary as u64))),
         ("positions", format!("{}{}", grouped(config.max_positions as u64), rope(config))),
         ("stop tokens", if config.stops.is_empty() { "none".into() } else { ids(&config.stops) }),
@@ -242,19 +245,17 @@ fn layers(config: &ModelConfig) -> String {
 }
 
 fn attention(config: &ModelConfig) -> String {
-    let Some(layer) = config.uniform_layer() else { return DIFFERENT.into() };
-    let AttentionSpec { heads, qk_norm, biases, .. } = layer.attention();
-    let switches = match (qk_norm, biases) {
-        (QkNorm::PerHead, _) => ", q/k norm",
-        (QkNorm::Absent, AttentionBiases::QueryKeyValue) => ", q/k/v bias",
-        (QkNorm::Absent, AttentionBiases::Absent) => "",
-    };
-    format!("{} heads on {} key-value heads of {}{switches}", heads.query, heads.kv, heads.dim)
+    let Some((first, others)) = config.layers.split_first() else { return DIFFERENT.into() };
+    let heads = first.attention().heads;
+    if others.iter().any(|layer| layer.attention().heads != heads) {
+        return DIFFERENT.into();
+    }
+    format!("{} heads on {} key-value heads of {}", heads.query, heads.kv, heads.dim)
 }
 
 fn rope(config: &ModelConfig) -> String {
     let Some(layer) = config.uniform_layer() else { return format!(", rope {DIFFERENT}") };
-    let rope = layer.attention().rope;
+    let rope = &layer.attention().rope;
     format!(", rope {} theta {}", rope_name(&rope.scaling), rope.theta)
 }
 
@@ -264,5 +265,6 @@ fn rope_name(kind: &RopeScaling) -> &'static str {
         RopeScaling::Linear { .. } => "linear",
         RopeScaling::Llama3 { .. } => "llama3",
         RopeScaling::Yarn { .. } => "yarn",
+        RopeScaling::Long { .. } => "longrope",
     }
 }

@@ -155,8 +155,8 @@ fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
         bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
     }
-    if tokens.len() > config.max_positions {
-        bail!("{} tokens, the model takes {}", tokens.len(), config.max_positions);
+    if tokens.len() > config.position_limit() {
+        bail!("{} tokens, the model takes {}", tokens.len(), config.position_limit());
     }
     Ok((tokens, n_prompt))
 }

@@ -30,13 +30,23 @@ const KNOWN_MODELS: [KnownModel; 10] = [
     KnownModel { name: "qwen2.5-7b", family: Family::Qwen2, width: 3584, n_layers: 28, n_heads: 28, n_kv_heads: 4, head_dim: 128, ffn_width: 18_944, vocabulary: 152_064, tied_embeddings: false },
 ];
 
+/// Published models of families whose layers differ, by the keys of their `config.json`.
+#[rustfmt::skip]
+const KNOWN_CONFIGS: [(&str, &str); 5] = [
+    ("gemma-3-270m", r#"{"model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 2048, "vocab_size": 262144, "sliding_window": 512, "max_position_embeddings": 32768}"#),
+    ("gemma-3-4b", r#"{"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240, "vocab_size": 262208, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}"#),
+    ("smollm3-3b", r#"{"model_type": "smollm3", "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 11008, "vocab_size": 128256, "rope_theta": 5000000.0, "max_position_embeddings": 65536}"#),
+    ("olmo-3-7b", r#"{"model_type": "olmo3", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 100278, "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_position_embeddings": 65536, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836}}"#),
+    ("mistral-7b", r#"{"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": null, "max_position_embeddings": 32768}"#),
+];
+
 /// Endings of names on the hub that say how a model was trained and leave its shape as it is.
 const TRAINING_SUFFIXES: [&str; 2] = ["-base", "-instruct"];
 
 impl ModelConfig {
     /// The names that [`ModelConfig::known`] takes.
     pub fn known_names() -> impl Iterator<Item = &'static str> {
-        KNOWN_MODELS.iter().map(|model| model.name)
+        KNOWN_MODELS.iter().map(|model| model.name).chain(KNOWN_CONFIGS.map(|(name, _)| name))
     }
 
     /// The shape of a published model by its name in any case: `qwen3-1.7b`, `Qwen3-1.7B-Base` and
@@ -45,7 +55,12 @@ impl ModelConfig {
         let lower = name.trim_end_matches('/').to_ascii_lowercase();
         let last = lower.rsplit('/').next().unwrap_or_default();
         let plain = TRAINING_SUFFIXES.iter().find_map(|suffix| last.strip_suffix(suffix)).unwrap_or(last);
-        KNOWN_MODELS.iter().find(|model| model.name == plain).map(KnownModel::config)
+        let config = KNOWN_CONFIGS.iter().find(|(name, _)| *name == plain);
+        let read = |(name, text): &(&str, &str)| {
+            Self::from_hugging_face(name, &serde_json::from_str(text).ok()?).ok()
+        };
+        let shape = KNOWN_MODELS.iter().find(|model| model.name == plain).map(KnownModel::config);
+        shape.or_else(|| config.and_then(read))
     }
 }
 
@@ -54,15 +69,12 @@ impl KnownModel {
         let heads = Heads { query: self.n_heads, kv: self.n_kv_heads, dim: self.head_dim };
         let rope = Rope { theta: 1e6, scaling: RopeScaling::None };
         ModelConfig {
-            family: self.family,
             width: self.width,
             layers: vec![self.family.layer(heads, rope, self.ffn_width); self.n_layers],
             vocabulary: self.vocabulary,
-            norm_eps: 1e-6,
             max_positions: 32_768,
             tied_embeddings: self.tied_embeddings,
-            bos: None,
-            stops: Vec::new(),
+            ..ModelConfig::empty(self.family)
         }
     }
 }
@@ -72,7 +84,7 @@ mod tests {
     use super::*;
 
     /// Parameters as the model cards count them; tied embeddings once.
-    const PARAMETERS: [(&str, u64); 10] = [
+    const PARAMETERS: [(&str, u64); 15] = [
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
@@ -83,6 +95,11 @@ mod tests {
         ("qwen2.5-1.5b", 1_543_714_304),
         ("qwen2.5-3b", 3_085_938_688),
         ("qwen2.5-7b", 7_615_616_512),
+        ("gemma-3-270m", 268_098_176),
+        ("gemma-3-4b", 3_880_263_168),
+        ("smollm3-3b", 3_075_098_624),
+        ("olmo-3-7b", 7_298_011_136),
+        ("mistral-7b", 7_248_023_552),
     ];
 
     #[test]

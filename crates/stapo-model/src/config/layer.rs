@@ -1,40 +1,52 @@
 //! What a layer of a decoder is made of. Readers of model files describe every layer, `decoder/` executes the
 //! description, and plans of memory and time count it.
 
-use super::{Family, Rope, TensorSpec};
+use super::{Rope, TensorSpec};
 use crate::error::{Error, Result};
-use stapo_ops::attention::Heads;
+use stapo_ops::attention::{Heads, ScoreRule};
+use stapo_ops::swiglu::Gate;
 
 /// One layer: a mixer, which moves numbers between positions, then a feed-forward. Each adds its result to the residual
 /// stream.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     pub norms: NormPlacement,
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
+    /// What the results of mixer and feed-forward are multiplied by before they are added to the residual stream.
+    pub residual_scale: f64,
 }
 
-/// Where a layer norms the residual stream.
+/// Where a layer has norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlacement {
     /// In front of the mixer (`input_layernorm`) and in front of the feed-forward (`post_attention_layernorm`).
     Before,
+    /// On the results of the mixer (`post_attention_layernorm`) and of the feed-forward (`post_feedforward_layernorm`), before
+    /// these are added to the residual stream.
+    After,
+    /// In front of both (`input_layernorm`, `pre_feedforward_layernorm`) and on the results of both, as in `After`.
+    Both,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
 }
 
-/// Causal attention over all earlier positions with grouped queries and rotary positions.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Causal attention with grouped queries.
+#[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
     /// The dimension of a head is even, because rotary positions rotate pairs of dimensions. It is not always the width
     /// divided by the number of heads.
     pub heads: Heads,
+    /// The scale of scores, their softcap, and the window of keys that a token sees.
+    pub rule: ScoreRule,
     pub qk_norm: QkNorm,
     pub biases: AttentionBiases,
     pub rope: Rope,
+    /// The first dimensions of a head, which rope rotates; 0 in layers without positions.
+    pub rotary_dim: usize,
 }
 
 /// The RMS norm of queries and keys, before rope.
@@ -43,6 +55,8 @@ pub enum QkNorm {
     Absent,
     /// Of each head alone (`q_norm.weight`, `k_norm.weight`, each `[head_dim]`).
     PerHead,
+    /// Of all query heads together and all key heads together (`q_norm.weight` `[query heads * head_dim]`).
+    PerProjection,
 }
 
 /// Which projections of attention have a bias.
@@ -50,12 +64,13 @@ pub enum QkNorm {
 pub enum AttentionBiases {
     Absent,
     QueryKeyValue,
+    All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedForward {
-    /// `down(silu(gate(x)) * up(x))`, without biases.
-    SwiGlu { width: usize },
+    /// `down(activation(gate(x)) * up(x))`.
+    Gated { width: usize, gate: Gate, has_biases: bool },
 }
 
 /// What a linear layer does in the layer that it is part of.
@@ -76,16 +91,21 @@ const MAX_HEADS: usize = 1 << 12;
 const MAX_HEAD_DIM: usize = 1 << 14;
 const MAX_FFN_WIDTH: usize = 1 << 20;
 
-impl Family {
-    /// A layer as this family has them.
-    pub fn layer(self, heads: Heads, rope: Rope, ffn_width: usize) -> LayerSpec {
-        let qk_norm = if self == Self::Qwen3 { QkNorm::PerHead } else { QkNorm::Absent };
-        let biases =
-            if self == Self::Qwen2 { AttentionBiases::QueryKeyValue } else { AttentionBiases::Absent };
-        LayerSpec {
-            norms: NormPlacement::Before,
-            mixer: Mixer::Attention(AttentionSpec { heads, qk_norm, biases, rope }),
-            feed_forward: FeedForward::SwiGlu { width: ffn_width },
+impl NormPlacement {
+    /// The names of the norms in front of mixer and feed-forward.
+    pub(crate) fn before(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::Before => Some(["input_layernorm", "post_attention_layernorm"]),
+            Self::After => None,
+            Self::Both => Some(["input_layernorm", "pre_feedforward_layernorm"]),
+        }
+    }
+
+    /// The names of the norms on the results of mixer and feed-forward.
+    pub(crate) fn after(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::Before => None,
+            Self::After | Self::Both => Some(["post_attention_layernorm", "post_feedforward_layernorm"]),
         }
     }
 }
@@ -96,10 +116,26 @@ impl LayerSpec {
         attention
     }
 
+    pub fn attention_mut(&mut self) -> &mut AttentionSpec {
+        let Mixer::Attention(attention) = &mut self.mixer;
+        attention
+    }
+
     /// Columns of the feed-forward's activation.
     pub fn ffn_width(&self) -> usize {
-        let FeedForward::SwiGlu { width } = self.feed_forward;
+        let FeedForward::Gated { width, .. } = self.feed_forward;
         width
+    }
+
+    /// The activation of the feed-forward's gate.
+    pub fn gate(&self) -> Gate {
+        let FeedForward::Gated { gate, .. } = self.feed_forward;
+        gate
+    }
+
+    /// Whether the results of mixer and feed-forward are added to the residual stream as they are.
+    pub(crate) fn adds_results_unchanged(&self) -> bool {
+        self.norms == NormPlacement::Before && self.residual_scale == 1.0
     }
 
     /// Numbers that the KV cache holds for each token.
@@ -119,39 +155,53 @@ impl LayerSpec {
         let mut list = Vec::new();
         let mut add = |name: String, shape: &[usize]| list.push(TensorSpec { name, shape: shape.to_vec() });
         let AttentionSpec { heads, qk_norm, biases, .. } = self.attention();
-        let NormPlacement::Before = self.norms;
-        add("input_layernorm.weight".into(), &[width]);
+        let (before, after) = (self.norms.before(), self.norms.after());
+        let norm =
+            |names: Option<[&str; 2]>, half: usize| names.map(|names| format!("{}.weight", names[half]));
+        if let Some(name) = norm(before, 0) {
+            add(name, &[width]);
+        }
         let kv_width = heads.kv * heads.dim;
         let projections = [("q", heads.out_width()), ("k", kv_width), ("v", kv_width)];
         for (name, rows) in projections {
             add(format!("self_attn.{name}_proj.weight"), &[rows, width]);
         }
-        let biased = match biases {
-            AttentionBiases::Absent => &[][..],
-            AttentionBiases::QueryKeyValue => &projections,
-        };
-        for (name, rows) in biased {
-            add(format!("self_attn.{name}_proj.bias"), &[*rows]);
+        if *biases != AttentionBiases::Absent {
+            for (name, rows) in projections {
+                add(format!("self_attn.{name}_proj.bias"), &[rows]);
+            }
         }
-        let normed = match qk_norm {
-            QkNorm::Absent => &[][..],
-            QkNorm::PerHead => &["q", "k"],
-        };
-        for name in normed {
-            add(format!("self_attn.{name}_norm.weight"), &[heads.dim]);
+        for (name, rows) in &projections[..2] {
+            match qk_norm {
+                QkNorm::Absent => {}
+                QkNorm::PerHead => add(format!("self_attn.{name}_norm.weight"), &[heads.dim]),
+                QkNorm::PerProjection => add(format!("self_attn.{name}_norm.weight"), &[*rows]),
+            }
         }
         add("self_attn.o_proj.weight".into(), &[width, heads.out_width()]);
-        add("post_attention_layernorm.weight".into(), &[width]);
-        let FeedForward::SwiGlu { width: ffn_width } = self.feed_forward;
-        add("mlp.gate_proj.weight".into(), &[ffn_width, width]);
-        add("mlp.up_proj.weight".into(), &[ffn_width, width]);
-        add("mlp.down_proj.weight".into(), &[width, ffn_width]);
+        if *biases == AttentionBiases::All {
+            add("self_attn.o_proj.bias".into(), &[width]);
+        }
+        for name in [norm(after, 0), norm(before, 1)].into_iter().flatten() {
+            add(name, &[width]);
+        }
+        let FeedForward::Gated { width: ffn_width, has_biases, .. } = self.feed_forward;
+        for module in [&["gate", "up"][..], &["down"]] {
+            let shape = if module == ["down"] { [width, ffn_width] } else { [ffn_width, width] };
+            module.iter().for_each(|name| add(format!("mlp.{name}_proj.weight"), &shape));
+            if has_biases {
+                module.iter().for_each(|name| add(format!("mlp.{name}_proj.bias"), &shape[..1]));
+            }
+        }
+        if let Some(name) = norm(after, 1) {
+            add(name, &[width]);
+        }
         list
     }
 
     /// Checks that the values are possible and fit each other; `location` names the file in errors.
     pub(super) fn validate(&self, location: &str) -> Result<()> {
-        let AttentionSpec { heads, rope, .. } = self.attention();
+        let AttentionSpec { heads, rope, rule, rotary_dim, .. } = self.attention();
         check_range(location, "number of attention heads", heads.query, MAX_HEADS)?;
         check_range(location, "number of key-value heads", heads.kv, MAX_HEADS)?;
         check_range(location, "head dimension", heads.dim, MAX_HEAD_DIM)?;
@@ -165,7 +215,20 @@ impl LayerSpec {
             let problem = format!("head dimension is {}, expected an even number (rotary pairs)", heads.dim);
             return Err(Error::malformed(location, problem));
         }
-        rope.validate(location)
+        if !rotary_dim.is_multiple_of(2) || *rotary_dim > heads.dim {
+            let problem =
+                format!("{rotary_dim} rotated dimensions of heads of {}, expected an even number", heads.dim);
+            return Err(Error::malformed(location, problem));
+        }
+        let positive = |name: &str, value: f64| {
+            let problem = format!("{name} is {value}, expected above 0");
+            if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::malformed(location, problem)) }
+        };
+        positive("the scale of attention scores", rule.scale)?;
+        positive("the softcap of attention scores", rule.softcap.unwrap_or(1.0))?;
+        positive("the window of attention", rule.window.map_or(1.0, |window| window as f64))?;
+        positive("the multiplier of the residual stream", self.residual_scale)?;
+        rope.validate(location, *rotary_dim)
     }
 }
 

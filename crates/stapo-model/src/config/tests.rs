@@ -45,17 +45,19 @@ fn qwen3_reads_as_written() {
     let config = parse(&qwen3()).unwrap();
     let attention = AttentionSpec {
         heads: Heads { query: 4, kv: 2, dim: 32 },
+        rule: ScoreRule::plain(32),
         qk_norm: QkNorm::PerHead,
         biases: AttentionBiases::Absent,
         rope: Rope { theta: 1e6, scaling: RopeScaling::None },
+        rotary_dim: 32,
     };
     let layer = LayerSpec {
         norms: NormPlacement::Before,
         mixer: Mixer::Attention(attention),
-        feed_forward: FeedForward::SwiGlu { width: 96 },
+        feed_forward: FeedForward::Gated { width: 96, gate: Gate::Silu, has_biases: false },
+        residual_scale: 1.0,
     };
     let expected = ModelConfig {
-        family: Family::Qwen3,
         width: 64,
         layers: vec![layer; 2],
         vocabulary: 100,
@@ -64,6 +66,7 @@ fn qwen3_reads_as_written() {
         tied_embeddings: true,
         bos: Some(1),
         stops: vec![2, 3],
+        ..ModelConfig::empty(Family::Qwen3)
     };
     assert_eq!(config, expected);
 }
@@ -77,7 +80,7 @@ fn absent_keys_take_the_values_of_transformers() {
         llama.as_object_mut().unwrap().remove(key);
     }
     let config = parse(&llama).unwrap();
-    let AttentionSpec { heads, qk_norm, biases, rope } = *attention(&config);
+    let AttentionSpec { heads, qk_norm, biases, rope, .. } = attention(&config).clone();
     assert_eq!((heads.dim, heads.kv, config.max_positions), (16, 4, 2048));
     assert_eq!(rope, Rope { theta: 10_000.0, scaling: RopeScaling::None });
     assert_eq!((config.tied_embeddings, qk_norm, biases), (false, QkNorm::Absent, AttentionBiases::Absent));
@@ -111,7 +114,7 @@ fn yarn_works_out_its_attention_factor() {
     let yarn = |extra: &Value| {
         let mut scaling = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6});
         scaling.as_object_mut().unwrap().extend(keys(extra));
-        match attention(&parse(&with(&json!({"rope_scaling": scaling}))).unwrap()).rope.scaling {
+        match attention(&parse(&with(&json!({"rope_scaling": scaling}))).unwrap()).rope.scaling.clone() {
             RopeScaling::Yarn { attention_factor, beta_fast, beta_slow, truncate, .. } => {
                 assert_eq!((beta_fast, beta_slow, truncate), (32.0, 1.0, true));
                 attention_factor
@@ -139,6 +142,7 @@ fn what_is_written_reads_back_the_same() {
             RopeScaling::Linear { .. } => "linear",
             RopeScaling::Llama3 { .. } => "llama3",
             RopeScaling::Yarn { .. } => "yarn",
+            RopeScaling::Long { .. } => "longrope",
         };
         assert_eq!(kind, rope, "{name}");
         assert_eq!(config.tied_embeddings, rope == "yarn", "{name}");
@@ -155,7 +159,7 @@ fn tensors_follow_the_layers() {
     assert_eq!(names(&config).len(), 2 + 2 * 11);
     assert!(names(&config).contains(&"model.layers.1.self_attn.q_norm.weight".into()));
     config.tied_embeddings = false;
-    let AttentionSpec { heads, rope, .. } = *attention(&config);
+    let AttentionSpec { heads, rope, .. } = attention(&config).clone();
     config.layers[1] = Family::Qwen2.layer(heads, rope, 96);
     assert_eq!(names(&config).len(), 3 + 11 + 12);
     assert!(!names(&config).contains(&"model.layers.1.self_attn.q_norm.weight".into()));
@@ -182,8 +186,9 @@ fn parameters_of_known_models_are_as_published() {
 
 #[test]
 fn other_architectures_are_refused_with_the_supported_ones() {
-    check_refused(&json!({"model_type": "gemma3"}), &["model_type", "gemma3", "Qwen3", "SmolLM2"]);
-    check_refused(&json!({"model_type": "qwen3_moe"}), &["qwen3_moe"]);
+    check_refused(&json!({"model_type": "gemma9"}), &["model_type", "gemma9", "Qwen3", "SmolLM2"]);
+    check_refused(&json!({"model_type": "qwen3_moe"}), &["qwen3_moe", "experts"]);
+    check_refused(&json!({"model_type": "gpt_oss"}), &["gpt_oss", "experts"]);
     check_refused(&json!({"model_type": null}), &["model_type"]);
     check_refused(
         &json!({"architectures": ["Qwen3ForSequenceClassification"]}),
@@ -196,25 +201,78 @@ fn what_is_not_built_is_refused_by_name() {
     check_refused(&json!({"num_experts": 8}), &["num_experts", "dense"]);
     check_refused(&json!({"quantization_config": {"quant_method": "awq"}}), &["quantization_config", "GGUF"]);
     check_refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
-    check_refused(&json!({"attention_bias": true}), &["attention_bias"]);
-    check_refused(&json!({"mlp_bias": true}), &["mlp_bias"]);
-    check_refused(&json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor"]);
-    check_refused(&json!({"rope_scaling": {"rope_type": "longrope"}}), &["longrope", "llama3"]);
-    check_refused(&json!({"rope_parameters": {"full_attention": {}}}), &["layer type"]);
+    check_refused(&json!({"partial_rotary_factor": 1.5}), &["partial_rotary_factor", "1.5"]);
+    check_refused(&json!({"rope_scaling": {"rope_type": "dynamic"}}), &["dynamic", "llama3"]);
+    check_refused(
+        &json!({"layer_types": ["full_attention", "linear_attention"], "use_sliding_window": true}),
+        &["layer_types", "linear_attention"],
+    );
 }
 
 #[test]
-fn a_sliding_window_is_refused_only_where_it_is_in_use() {
+fn a_sliding_window_is_read_where_it_is_in_use() {
+    let windows = |changes: Value| {
+        let config = parse(&with(&changes)).unwrap();
+        config.layers.iter().map(|layer| layer.attention().rule.window).collect::<Vec<_>>()
+    };
     let window = json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 1});
-    check_refused(&window, &["use_sliding_window"]);
-    check_refused(&json!({"layer_types": ["full_attention", "sliding_attention"]}), &["layer_types"]);
+    assert_eq!(windows(window), [None, Some(4096)]);
     let unused = [
         json!({"use_sliding_window": false, "sliding_window": 4096, "max_window_layers": 0}),
         json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 2}),
         json!({"layer_types": ["full_attention", "full_attention"]}),
     ];
     for changes in unused {
-        parse(&with(&changes)).unwrap();
+        assert_eq!(windows(changes), [None, None]);
+    }
+}
+
+/// The configs that `transformers` wrote for the golden models of every family.
+#[test]
+fn every_family_is_written_as_it_is_read() {
+    for family in Family::ALL {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+        let mut n_read = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path().join("config.json");
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            let keys: Map<String, Value> = serde_json::from_str(&text).unwrap();
+            if keys["model_type"] != family.name() {
+                continue;
+            }
+            let config = ModelConfig::from_hugging_face("config.json", &keys).unwrap();
+            let written = config.to_hugging_face("float32").unwrap();
+            assert_eq!(ModelConfig::from_hugging_face("again", &written).unwrap(), config, "{path:?}");
+            n_read += 1;
+        }
+        assert!(n_read > 0, "no golden model of {family:?}");
+    }
+}
+
+#[test]
+fn a_multimodal_config_is_read_by_its_language_model() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/gemma3-windows");
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let inner: Value = serde_json::from_str(&text).unwrap();
+    let alone = ModelConfig::from_hugging_face("config.json", &keys(&inner)).unwrap();
+    let outer = json!({
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner,
+        "vision_config": {"hidden_size": 8}, "eos_token_id": [0, 3],
+    });
+    let nested = ModelConfig::from_hugging_face("config.json", &keys(&outer)).unwrap();
+    assert_eq!(nested, alone);
+}
+
+#[test]
+fn longrope_takes_its_factors_from_the_longest_sequence_of_a_run() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/phi3-longrope");
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let mut config = ModelConfig::from_hugging_face("x", &serde_json::from_str(&text).unwrap()).unwrap();
+    for (longest, expected) in [(64, LongFactors::Short), (65, LongFactors::Long)] {
+        config.fit_longest(longest);
+        let RopeScaling::Long { used, .. } = attention(&config).rope.scaling else { panic!("no LongRoPE") };
+        assert_eq!(used, expected);
+        assert!(config.to_hugging_face("float32").is_ok());
     }
 }
 

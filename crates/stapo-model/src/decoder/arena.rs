@@ -17,6 +17,18 @@ pub struct HalfEntry<'a, T: Float> {
     pub inv_rms: ViewMut<'a, T>,
 }
 
+/// What the norm on a half-layer's result keeps for backward; empty without such a norm.
+pub struct ResultViews<'a, T: Float> {
+    pub product: ViewMut<'a, T>,
+    pub inv_rms: ViewMut<'a, T>,
+}
+
+/// [`ResultViews`] for backward.
+pub struct ResultBackward<'a, T: Float> {
+    pub product: View<'a, T>,
+    pub inv_rms: View<'a, T>,
+}
+
 /// Memory for `x A^T` of a linear layer's adapters.
 pub enum Hidden<'a, T: Float> {
     /// The pass leaves adapters out.
@@ -126,6 +138,7 @@ pub struct AttentionViews<'a, T: Float> {
     pub qkv: ViewMut<'a, T>,
     pub attended: ViewMut<'a, T>,
     pub lse: ViewMut<'a, T>,
+    pub result: ResultViews<'a, T>,
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
     pub exit: HalfEntry<'a, T>,
@@ -139,6 +152,7 @@ pub struct FfnViews<'a, T: Float> {
     pub entry: HalfEntry<'a, T>,
     pub gate_up: ViewMut<'a, T>,
     pub activated: ViewMut<'a, T>,
+    pub result: ResultViews<'a, T>,
     pub addend: ViewMut<'a, T>,
     /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
@@ -177,6 +191,7 @@ pub struct AttentionBackward<'a, T: Float> {
     pub qkv: View<'a, T>,
     pub attended: View<'a, T>,
     pub lse: View<'a, T>,
+    pub result: ResultBackward<'a, T>,
     pub d_stream: ViewMut<'a, T>,
     pub d_normed: ViewMut<'a, T>,
     pub d_attended: ViewMut<'a, T>,
@@ -192,6 +207,7 @@ pub struct FfnBackward<'a, T: Float> {
     pub inv_rms: View<'a, T>,
     pub gate_up: View<'a, T>,
     pub activated: View<'a, T>,
+    pub result: ResultBackward<'a, T>,
     pub d_stream: ViewMut<'a, T>,
     pub d_normed: ViewMut<'a, T>,
     pub d_activated: ViewMut<'a, T>,
@@ -232,6 +248,7 @@ impl<T: Float> Arena<T> {
             activated,
             first,
             second,
+            product,
         ] = split(
             &mut self.compute,
             [
@@ -246,10 +263,12 @@ impl<T: Float> Arena<T> {
                 before.activated,
                 at.hidden.qkv.elements(),
                 at.hidden.output.elements(),
+                at.attention_result.product,
             ],
         );
-        let [inv_rms, head_inv_rms, lse, exit_inv_rms] =
-            split(&mut self.exact, [entry.inv_rms, at.head_inv_rms, at.lse, exit.inv_rms]);
+        let result = at.attention_result.inv_rms;
+        let [inv_rms, head_inv_rms, lse, exit_inv_rms, result_inv_rms] =
+            split(&mut self.exact, [entry.inv_rms, at.head_inv_rms, at.lse, exit.inv_rms, result]);
         AttentionViews {
             entry: HalfEntry { stream, normed, inv_rms },
             raw_qkv,
@@ -257,6 +276,7 @@ impl<T: Float> Arena<T> {
             qkv,
             attended,
             lse,
+            result: ResultViews { product, inv_rms: result_inv_rms },
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
             activated,
@@ -290,13 +310,14 @@ impl<T: Float> Arena<T> {
         let at = &layout.layers[index];
         let next = layout.layers.get(index + 1).map(|next| next.attention);
         let exit = next.unwrap_or_default();
-        let [stream, normed, gate_up, activated, addend, exit_stream, exit_normed, first, second] = split(
+        let [stream, normed, gate_up, activated, product, addend, parts @ ..] = split(
             &mut self.compute,
             [
                 at.ffn.stream,
                 at.ffn.normed,
                 at.gate_up,
                 at.activated,
+                at.ffn_result.product,
                 layout.addend,
                 exit.stream,
                 exit.normed,
@@ -304,12 +325,15 @@ impl<T: Float> Arena<T> {
                 at.hidden.down.elements(),
             ],
         );
-        let [inv_rms, exit_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms]);
+        let [exit_stream, exit_normed, first, second] = parts;
+        let [inv_rms, exit_inv_rms, result_inv_rms] =
+            split(&mut self.exact, [at.ffn.inv_rms, exit.inv_rms, at.ffn_result.inv_rms]);
         let exit = HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms };
         FfnViews {
             entry: HalfEntry { stream, normed, inv_rms },
             gate_up,
             activated,
+            result: ResultViews { product, inv_rms: result_inv_rms },
             addend,
             exit: next.map(|_| exit),
             hidden: HalfHidden {
@@ -352,11 +376,14 @@ impl<T: Float> Arena<T> {
             at.hidden.qkv.elements(),
             at.hidden.output.elements(),
             layout.gradients.hidden,
+            at.attention_result.product,
         ];
         let [stream, normed, raw_qkv, qkv, attended, parts @ ..] = split(&mut self.compute, spans);
-        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, first, second, d_hidden] = parts;
-        let [inv_rms, head_inv_rms, lse] =
-            split(&mut self.exact, [at.attention.inv_rms, at.head_inv_rms, at.lse]);
+        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, first, second, d_hidden, product] = parts;
+        let [inv_rms, head_inv_rms, lse, result_inv_rms] = split(
+            &mut self.exact,
+            [at.attention.inv_rms, at.head_inv_rms, at.lse, at.attention_result.inv_rms],
+        );
         AttentionBackward {
             stream: stream.into_view(),
             normed: normed.into_view(),
@@ -366,6 +393,7 @@ impl<T: Float> Arena<T> {
             qkv: qkv.into_view(),
             attended: attended.into_view(),
             lse: lse.into_view(),
+            result: ResultBackward { product: product.into_view(), inv_rms: result_inv_rms.into_view() },
             d_stream,
             d_normed,
             d_attended,
@@ -394,16 +422,18 @@ impl<T: Float> Arena<T> {
             at.hidden.gate_up.elements(),
             at.hidden.down.elements(),
             layout.gradients.hidden,
+            at.ffn_result.product,
         ];
         let [stream, normed, gate_up, activated, parts @ ..] = split(&mut self.compute, spans);
-        let [d_stream, d_normed, d_activated, d_gate_up, first, second, d_hidden] = parts;
-        let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
+        let [d_stream, d_normed, d_activated, d_gate_up, first, second, d_hidden, product] = parts;
+        let [inv_rms, result_inv_rms] = split(&mut self.exact, [at.ffn.inv_rms, at.ffn_result.inv_rms]);
         FfnBackward {
             stream: stream.into_view(),
             normed: normed.into_view(),
             inv_rms: inv_rms.into_view(),
             gate_up: gate_up.into_view(),
             activated: activated.into_view(),
+            result: ResultBackward { product: product.into_view(), inv_rms: result_inv_rms.into_view() },
             d_stream,
             d_normed,
             d_activated,

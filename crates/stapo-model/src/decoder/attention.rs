@@ -3,16 +3,20 @@
 //! ```text
 //! exit = stream + output(attention(rope(qkv(norm(stream)))))
 //! ```
+//!
+//! Some families norm or scale what is added to the stream, and some have no norm in front.
 
 use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
 use super::gradient::Gradient;
-use super::layer::LayerPass;
+use super::layer::{Exit, LayerPass};
 use super::linear::{NextRows, OutputGradient, ResidualNorm};
+use super::parameter::Parameter;
 use super::weights::LayerWeights;
+use crate::config::{AttentionSpec, QkNorm};
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
-use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums};
-use stapo_ops::{Float, View, ViewMut, attention, rmsnorm, rope};
+use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums, NormExtent};
+use stapo_ops::{Float, View, ViewMut, attention, rope};
 
 /// The keys and values that queries attend to.
 pub enum Context<'a, T: Float> {
@@ -74,14 +78,15 @@ pub fn forward<T: Float>(
     if layer.joins_halves {
         return;
     }
-    let residual = ResidualNorm {
-        dims: layer.norm_dims(),
+    let exit = Exit {
         stream: views.entry.stream.view(),
         addend: views.addend,
-        norm_weight: weights.ffn_norm.view(),
-        exit: views.exit,
+        result: views.result,
+        result_norm: weights.attended_norm.as_ref().map(Parameter::view),
+        next: Some(views.exit),
+        next_norm: weights.ffn_norm.as_ref().map(Parameter::view),
     };
-    weights.output.forward_residual_norm(device, views.hidden.second.with(views.attended), residual);
+    layer.leave(&weights.output, views.hidden.second.with(views.attended), exit);
 }
 
 /// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
@@ -89,7 +94,7 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
     let qkv = &layer.weights.qkv;
     let to = views.raw_qkv.reborrow();
     let entry = &mut views.entry;
-    let Some(unfinished) = layer.unfinished else {
+    let (Some(unfinished), Some(norm)) = (layer.unfinished, &layer.weights.attention_norm) else {
         let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
         let input = hidden.with(entry.normed.reborrow());
         return qkv.forward(layer.device, layer.rows.n_tokens, input, to);
@@ -98,7 +103,7 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
         dims: layer.norm_dims(),
         stream: views.exit.stream.view(),
         addend: views.addend.reborrow(),
-        norm_weight: layer.weights.attention_norm.view(),
+        norm_weight: norm.view(),
         exit: HalfEntry {
             stream: entry.stream.reborrow(),
             normed: entry.normed.reborrow(),
@@ -111,10 +116,7 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
 
 /// The norm of the stream at the entry, where it was not made together with the stream.
 pub fn norm_entry<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, T>) {
-    let entry = views.entry;
-    let out = rmsnorm::Out { normed: entry.normed, inv_rms: entry.inv_rms };
-    let weight = layer.weights.attention_norm.view();
-    rmsnorm::forward(layer.device, layer.norm_dims(), entry.stream.view(), weight, out);
+    layer.enter(layer.weights.attention_norm.as_ref(), views.entry);
 }
 
 /// From `raw_qkv` to `qkv`: norm per head, where the family has one, and rotary position embedding.
@@ -146,10 +148,15 @@ pub fn backward<T: Float>(
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
     let weights = layer.weights;
+    let norm = weights.attended_norm.as_ref();
+    let d_product = views.d_normed.reborrow();
+    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, &mut gradients.attended_norm);
+    let is_stream = layer.spec.adds_results_unchanged();
+    let d_product = if is_stream { views.d_stream.view() } else { views.d_normed.view() };
     weights.output.backward(
         device,
         n_tokens,
-        (views.attended, OutputGradient::Apart(views.d_stream.view())),
+        (views.attended, OutputGradient::Apart(d_product)),
         views.d_attended.reborrow(),
         &mut gradients.output,
         views.hidden.as_mut().map(HalfHiddenBackward::second),
@@ -166,15 +173,15 @@ pub fn backward<T: Float>(
     rotate_backward(layer, &mut views, gradients);
     let rows = (views.normed, weights.qkv.output_gradient(views.d_raw_qkv));
     let hidden = views.hidden.as_mut().map(HalfHiddenBackward::first);
-    if layer.index == 0 && gradients.attention_norm.is_none() {
+    if layer.index == 0 && gradients.qkv.weight.is_none() {
         // Neither the norm nor the embedding in front of it is trained: the gradient ends here.
         return weights.qkv.backward_factors(device, n_tokens, rows, &mut gradients.qkv, hidden);
     }
     let d_normed = views.d_normed.reborrow();
     weights.qkv.backward(device, n_tokens, rows, d_normed, &mut gradients.qkv, hidden);
-    let saved =
-        rmsnorm::Saved { x: views.stream, weight: weights.attention_norm.view(), inv_rms: views.inv_rms };
-    layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.attention_norm);
+    let (norm, entry) = (weights.attention_norm.as_ref(), (views.stream, views.inv_rms));
+    let d_norm = &mut gradients.attention_norm;
+    layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, d_norm);
 }
 
 /// From `d_qkv` to `d_raw_qkv`.
@@ -199,8 +206,8 @@ fn rotate_backward<T: Float>(
 
 impl Packed<'_> {
     fn dims<T: Float>(&self, layer: &LayerPass<'_, T>) -> attention::Dims {
-        let heads = layer.spec.attention().heads;
-        attention::Dims { tokens: layer.rows.n_tokens, sequences: self.n_sequences, heads }
+        let AttentionSpec { heads, rule, .. } = *layer.spec.attention();
+        attention::Dims { tokens: layer.rows.n_tokens, sequences: self.n_sequences, heads, rule }
     }
 }
 
@@ -210,6 +217,7 @@ impl<T: Float> Paged<'_, T> {
             tokens: layer.rows.n_tokens,
             sequences: self.n_sequences,
             heads: layer.spec.attention().heads,
+            rule: layer.spec.attention().rule,
             table_width: self.table_width,
         }
     }
@@ -217,6 +225,10 @@ impl<T: Float> Paged<'_, T> {
 
 fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> {
     layer.weights.head_norms.as_ref().map(|norms| HeadNorm {
+        extent: match layer.spec.attention().qk_norm {
+            QkNorm::PerProjection => NormExtent::Projection,
+            QkNorm::PerHead | QkNorm::Absent => NormExtent::Head,
+        },
         query_weight: norms.query.view(),
         key_weight: norms.key.view(),
         eps: layer.config.norm_eps.into(),

@@ -4,14 +4,14 @@
 //! exit = stream + down(swiglu(gate_up(norm(stream))))
 //! ```
 
-use super::arena::{FfnBackward, FfnViews, HiddenBackward, Input, JoinedViews, OutputRows};
+use super::arena::{FfnBackward, FfnViews, HalfEntry, HiddenBackward, Input, JoinedViews, OutputRows};
 use super::gradient::Gradient;
-use super::layer::LayerPass;
+use super::layer::{Exit, LayerPass};
 use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::{Ffn, LayerWeights, SwiGlu};
 pub use stapo_ops::fused::matmul_lora::GateUp;
-use stapo_ops::{Float, View, ViewMut, rmsnorm, swiglu};
+use stapo_ops::{Float, View, ViewMut, swiglu};
 use std::ops::Range;
 
 /// From the normed stream at the entry to the stream and its norm at the exit; behind the last layer, to the addend.
@@ -27,19 +27,15 @@ pub fn forward<T: Float>(
     let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept, out: activated.reborrow() };
     gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
     let input = views.hidden.second.with(activated);
-    match views.exit.zip(next_norm) {
-        Some((exit, norm_weight)) => {
-            let residual = ResidualNorm {
-                dims: layer.norm_dims(),
-                stream: views.entry.stream.view(),
-                addend: views.addend,
-                norm_weight,
-                exit,
-            };
-            down.forward_residual_norm(layer.device, input, residual);
-        }
-        None => down.forward(layer.device, layer.rows.n_tokens, input, views.addend),
-    }
+    let exit = Exit {
+        stream: views.entry.stream.view(),
+        addend: views.addend,
+        result: views.result,
+        result_norm: layer.weights.fed_norm.as_ref().map(Parameter::view),
+        next: views.exit,
+        next_norm,
+    };
+    layer.leave(down, input, exit);
 }
 
 /// From the normed stream at the entry to what the product of down takes in, once more.
@@ -49,17 +45,23 @@ pub fn recompute_activation<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<
     let out = activated.reborrow();
     let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept: GateUp::Kept, out };
     gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
-    down.project_again(layer.device, layer.rows.n_tokens, views.hidden.second.with(activated));
+    let input = views.hidden.second.with(activated);
+    match &layer.weights.fed_norm {
+        // The product with the norm on it makes `x A^T` again, too.
+        Some(norm) => layer.product_and_norm(down, input, views.addend, views.result, norm.view()),
+        None => down.project_again(layer.device, layer.rows.n_tokens, input),
+    }
 }
 
 /// From what attention's heads have attended to `activated`, by way of the stream at the entry.
 pub fn activate_attended<T: Float>(layer: &LayerPass<'_, T>, views: JoinedViews<'_, T>) {
     let SwiGlu { gate_up, .. } = swiglu_of(layer);
+    let norm = layer.weights.ffn_norm.as_ref().expect("halves are joined where each begins with a norm");
     let residual = ResidualNorm {
         dims: layer.norm_dims(),
         stream: views.stream.view(),
         addend: views.addend,
-        norm_weight: layer.weights.ffn_norm.view(),
+        norm_weight: norm.view(),
         exit: views.exit,
     };
     let rows = NextRows::Swiglu { gate_up: views.gate_up, out: views.activated };
@@ -84,9 +86,8 @@ pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, 
     let SwiGlu { gate_up, down } = swiglu_of(layer);
     let (device, n_tokens) = (layer.device, layer.rows.n_tokens);
     let (mut entry, mut activated) = (views.entry, views.activated);
-    let out = rmsnorm::Out { normed: entry.normed.reborrow(), inv_rms: entry.inv_rms };
-    let weight = layer.weights.ffn_norm.view();
-    rmsnorm::forward(device, layer.norm_dims(), entry.stream.view(), weight, out);
+    let (stream, normed) = (entry.stream, entry.normed.reborrow());
+    layer.enter(layer.weights.ffn_norm.as_ref(), HalfEntry { stream, normed, inv_rms: entry.inv_rms });
     swiglu::forward(device, swiglu_dims(layer), views.gate_up.view(), activated.reborrow());
     gate_up.project_again(device, n_tokens, views.hidden.first.with(entry.normed));
     down.project_again(device, n_tokens, views.hidden.second.with(activated));
@@ -104,17 +105,23 @@ pub fn backward<T: Float>(
     let device = layer.device;
     let n_tokens = layer.rows.n_tokens;
     let SwiGlu { gate_up, down } = swiglu_of(layer);
+    let norm = layer.weights.fed_norm.as_ref();
+    let d_product = views.d_normed.reborrow();
+    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, &mut gradients.fed_norm);
+    let is_stream = layer.spec.adds_results_unchanged();
     let Ffn::SwiGlu(d) = &mut gradients.ffn;
     for rows in chunks(n_tokens, device.cached_rows()) {
         let n = rows.len();
         let mut d_activated = first_rows(&mut views.d_activated, n_tokens, n);
         let mut d_gate_up = first_rows(&mut views.d_gate_up.rows, n_tokens, n);
-        let d_exit = rows_of(views.d_stream.view(), n_tokens, &rows);
+        // The gradient of a product that is normed or scaled lies where that of the entry's norm will.
+        let d_product = if is_stream { views.d_stream.view() } else { views.d_normed.view() };
+        let d_exit = rows_of(d_product, n_tokens, &rows);
         let activated = rows_of(views.activated, n_tokens, &rows);
         let mut hidden = views.hidden.as_mut();
         let of_down = hidden.as_mut().map(|hidden| of_rows(hidden.second(), n_tokens, &rows));
         let to = ActivationBackward {
-            dims: swiglu::Dims { tokens: n, width: layer.spec.ffn_width() },
+            dims: swiglu::Dims { tokens: n, ..swiglu_dims(layer) },
             gate_up: rows_of(views.gate_up, n_tokens, &rows),
             d_gate_up: d_gate_up.reborrow(),
         };
@@ -126,9 +133,8 @@ pub fn backward<T: Float>(
             gate_up.output_gradient(OutputRows { rows: d_gate_up, is_joined: views.d_gate_up.is_joined });
         gate_up.backward(device, n, (normed, d_gate_up), d_normed, &mut d.gate_up, of_gate_up);
     }
-    let saved =
-        rmsnorm::Saved { x: views.stream, weight: layer.weights.ffn_norm.view(), inv_rms: views.inv_rms };
-    layer.norm_backward(saved, views.d_normed.view(), views.d_stream, &mut gradients.ffn_norm);
+    let (norm, entry) = (layer.weights.ffn_norm.as_ref(), (views.stream, views.inv_rms));
+    layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, &mut gradients.ffn_norm);
 }
 
 /// `0..n_rows` in runs of `at_once`.
@@ -171,5 +177,5 @@ fn swiglu_of<'a, T: Float>(layer: &LayerPass<'a, T>) -> &'a SwiGlu<Parameter<T>>
 }
 
 fn swiglu_dims<T: Float>(layer: &LayerPass<'_, T>) -> swiglu::Dims {
-    swiglu::Dims { tokens: layer.rows.n_tokens, width: layer.spec.ffn_width() }
+    swiglu::Dims { tokens: layer.rows.n_tokens, width: layer.spec.ffn_width(), gate: layer.spec.gate() }
 }

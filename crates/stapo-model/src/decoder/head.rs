@@ -114,7 +114,11 @@ impl<T: Float> HeadOutputs<T> {
         options: HeadOptions,
     ) -> Result<(Self, PendingScores<T>), OutOfMemory> {
         let device = policy.device();
-        let dims = lm_head::Dims { tokens: layout.n_scored, temperature: options.temperature };
+        let dims = lm_head::Dims {
+            tokens: layout.n_scored,
+            temperature: options.temperature,
+            rule: policy.config().logits,
+        };
         let mut outputs = Self::zeros(device, dims)?;
         let n = options.n_alternatives.min(policy.config().vocabulary);
         let mut ids = device.zeros(dims.tokens * n)?;

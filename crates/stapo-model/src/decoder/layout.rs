@@ -89,13 +89,26 @@ pub struct LayerSpans {
     pub attended: Span,
     /// `[T, heads]` exact
     pub lse: Span,
+    /// What attention's norm on its result takes in.
+    pub attention_result: ResultSpans,
     pub ffn: EntrySpans,
     /// `[T, 2 F]`
     pub gate_up: Span,
     /// `[T, F]`, or with columns for `x A^T` behind its rows.
     pub activated: Span,
+    /// What the feed-forward's norm on its result takes in.
+    pub ffn_result: ResultSpans,
     pub hidden: HiddenSpans,
     pub gradients: LayerGradientSpans,
+}
+
+/// What the norm on a half-layer's result keeps for backward; empty without such a norm.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ResultSpans {
+    /// `[T, D]`: the half-layer's last product.
+    pub product: Span,
+    /// `[T]` exact
+    pub inv_rms: Span,
 }
 
 /// `x A^T` of the adapters of each linear layer. Backward reads it, whatever it recomputes.
@@ -210,6 +223,8 @@ struct LayerColumns {
     ffn_normed: usize,
     ffn: usize,
     activated: usize,
+    /// Of the products that are normed before they are added to the residual stream.
+    result: usize,
     /// Behind the gradients of the outputs of queries, keys and values, and of gate and up.
     behind_d_qkv: usize,
     behind_d_gate_up: usize,
@@ -229,7 +244,7 @@ impl LayerColumns {
             fused: heads.qkv_width(),
             normed_heads: match attention.qk_norm {
                 QkNorm::Absent => 0,
-                QkNorm::PerHead => heads.query + heads.kv,
+                QkNorm::PerHead | QkNorm::PerProjection => heads.query + heads.kv,
             },
             query: heads.out_width(),
             attended: heads.out_width() + behind(LinearRole::AttentionOutput),
@@ -237,6 +252,7 @@ impl LayerColumns {
             ffn_normed: width + behind(LinearRole::GateUp),
             ffn: spec.ffn_width(),
             activated: spec.ffn_width() + behind(LinearRole::Down),
+            result: if spec.norms.after().is_some() { width } else { 0 },
             behind_d_qkv: behind_gradient(LinearRole::QueryKeyValue),
             behind_d_gate_up: behind_gradient(LinearRole::GateUp),
         }
@@ -253,6 +269,7 @@ impl LayerColumns {
             ffn_normed: self.ffn_normed.max(other.ffn_normed),
             ffn: self.ffn.max(other.ffn),
             activated: self.activated.max(other.activated),
+            result: self.result.max(other.result),
             behind_d_qkv: self.behind_d_qkv.max(other.behind_d_qkv),
             behind_d_gate_up: self.behind_d_gate_up.max(other.behind_d_gate_up),
         }
@@ -356,6 +373,18 @@ impl EntrySpans {
     }
 }
 
+impl ResultSpans {
+    fn new(t: usize, columns: usize, at: &mut Cursors) -> Self {
+        let n_rows = if columns > 0 { t } else { 0 };
+        Self { product: at.compute.take(t * columns), inv_rms: at.exact.take(n_rows) }
+    }
+
+    fn cut(self, t: usize, columns: usize) -> Self {
+        let n_rows = if columns > 0 { t } else { 0 };
+        Self { product: self.product.first(t * columns), inv_rms: self.inv_rms.first(n_rows) }
+    }
+}
+
 impl LayerSpans {
     /// The spans of all layers: what a layer keeps for backward lies in memory of its own, the rest in memory that layers
     /// share.
@@ -385,9 +414,11 @@ impl LayerSpans {
             qkv: at.compute.take(t * columns.fused),
             attended: at.compute.take(t * columns.attended),
             lse: at.exact.take(t * columns.heads),
+            attention_result: ResultSpans::new(t, columns.result, at),
             ffn: EntrySpans::new((t, width), columns.ffn_normed, at),
             gate_up: at.compute.take(t * 2 * columns.ffn),
             activated: at.compute.take(t * columns.activated),
+            ffn_result: ResultSpans::new(t, columns.result, at),
             hidden: HiddenSpans::default(),
             gradients: LayerGradientSpans::default(),
         }
@@ -406,17 +437,26 @@ impl LayerSpans {
             qkv: self.qkv.first(t * columns.fused),
             attended: self.attended.first(t * columns.attended),
             lse: self.lse.first(t * columns.heads),
+            attention_result: self.attention_result.cut(t, columns.result),
             ffn: entry(self.ffn, columns.ffn_normed),
             gate_up: self.gate_up.first(t * 2 * columns.ffn),
             activated: self.activated.first(t * columns.activated),
+            ffn_result: self.ffn_result.cut(t, columns.result),
             ..self
         }
     }
 
     /// With memory of its own for the residual stream and the layer's products.
     fn with_products(self, at: &mut Cursors) -> Self {
+        let [attention_result, ffn_result] =
+            [self.attention_result, self.ffn_result].map(|result| ResultSpans {
+                product: at.compute.take(result.product.len),
+                inv_rms: at.exact.take(result.inv_rms.len),
+            });
         let mut take = |span: Span| at.compute.take(span.len);
         Self {
+            attention_result,
+            ffn_result,
             attention: EntrySpans { stream: take(self.attention.stream), ..self.attention },
             raw_qkv: take(self.raw_qkv),
             attended: take(self.attended),

@@ -137,7 +137,8 @@ impl<T: Float> Linear<Parameter<T>> {
                     next.forward(device, dims.tokens, Input::Plain(exit.normed.view()), y);
                 }
                 NextRows::Swiglu { gate_up, out } => {
-                    let dims = swiglu::Dims { tokens: dims.tokens, width: weight.shape().outputs / 2 };
+                    let width = weight.shape().outputs / 2;
+                    let dims = swiglu::Dims { tokens: dims.tokens, width, gate: swiglu::Gate::Silu };
                     let to = Activation { dims, gate_up, kept: GateUp::Dropped, out };
                     next.forward_swiglu(device, Input::Plain(exit.normed.view()), to);
                 }
@@ -202,12 +203,12 @@ impl<T: Float> Linear<Parameter<T>> {
     ) {
         let ActivationBackward { dims, gate_up, d_gate_up } = to;
         self.backward_product(device, dims.tokens, (x, d_y), d_x.reborrow(), gradient);
-        let hidden = self.without_first_factor(device, hidden);
+        let hidden = self.without_first_factor(device, dims.gate, hidden);
         match self.backward_terms(device, dims.tokens, (x, d_y), gradient, hidden) {
             None => swiglu::backward(device, dims, gate_up, d_x.into_view(), d_gate_up),
             Some((adapter, d_hidden)) => {
                 let down = matmul_lora::DownGradient { adapter: &adapter, d_hidden, d_activated: d_x };
-                let d_a = adapted::first_factor_gradient(device, &adapter, gradient);
+                let d_a = adapted::first_factor_gradient(device, dims.gate, &adapter, gradient);
                 matmul_lora::backward_swiglu(device, dims, down, gate_up, d_gate_up, d_a);
             }
         }

@@ -201,6 +201,11 @@ impl<T: Float> Policy<T> {
         lora::join(&self.device, &joined.collect::<Vec<_>>());
     }
 
+    /// Chooses the factors of `LongRoPE` for a run whose sequences have at most `longest` tokens; before the first pass.
+    pub fn fit_longest(&mut self, longest: usize) {
+        self.config.fit_longest(longest);
+    }
+
     /// Where `x A^T` of the policy's adapters lies; `None` without adapters.
     pub fn hidden_layout(&self) -> Option<&HiddenLayout> {
         self.hidden.as_ref()

@@ -20,7 +20,8 @@ impl<T: Float> RopeTables<T> {
             let found = tables.tables.iter().position(|(kind, _)| *kind == frequencies);
             tables.table_idx.push(found.unwrap_or(tables.tables.len()));
             if found.is_none() {
-                tables.tables.push((frequencies, Table::new(device, &frequencies, 0)?));
+                let table = Table::new(device, &frequencies, 0)?;
+                tables.tables.push((frequencies, table));
             }
         }
         Ok(tables)
@@ -32,7 +33,7 @@ impl<T: Float> RopeTables<T> {
 
     /// Whether these are the tables of a model of this configuration.
     pub fn fit(&self, config: &ModelConfig) -> bool {
-        let kinds = self.table_idx.iter().map(|&idx| self.tables[idx].0);
+        let kinds = self.table_idx.iter().map(|&idx| self.tables[idx].0.clone());
         kinds.eq(config.layers.iter().map(frequencies))
     }
 
@@ -51,6 +52,11 @@ impl<T: Float> RopeTables<T> {
 
 fn frequencies(layer: &LayerSpec) -> Frequencies {
     let attention = layer.attention();
-    let rope = attention.rope;
-    Frequencies { head_dim: attention.heads.dim, theta: rope.theta, scaling: rope.scaling }
+    let rope = &attention.rope;
+    Frequencies {
+        head_dim: attention.heads.dim,
+        rotary_dim: attention.rotary_dim,
+        theta: rope.theta,
+        scaling: rope.scaling.clone(),
+    }
 }

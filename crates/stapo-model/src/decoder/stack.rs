@@ -7,8 +7,10 @@ use super::attention::{self, Context, Packed};
 use super::ffn::{self, GateUp};
 use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute};
+use super::parameter::Parameter;
 use super::policy::Policy;
-use stapo_ops::{Float, View, Write, embedding, rmsnorm};
+use crate::config::{EmbeddingScale, Gate, LayerSpec};
+use stapo_ops::{Float, View, Write, embedding, residual, rmsnorm};
 
 /// A policy at work on the rows of a batch.
 pub struct Stack<'a, T: Float> {
@@ -23,8 +25,10 @@ impl<'a, T: Float> Stack<'a, T> {
     pub fn new(policy: &'a Policy<T>, layout: &'a ArenaLayout, rows: Rows<'a, T>) -> Self {
         // Every layer must end with one product. Adapters read the normed stream, which the joined op does not leave in
         // memory.
+        let is_plain = |layer: &LayerSpec| layer.adds_results_unchanged() && layer.gate() == Gate::Silu;
         let joins_halves = layout.purpose == Purpose::Inference
             && policy.lora().is_none()
+            && policy.config().layers.iter().all(is_plain)
             && policy.weights.layers.iter().all(|layer| layer.ffn.down().is_some());
         Self { policy, layout, rows, joins_halves }
     }
@@ -41,11 +45,22 @@ impl<'a, T: Float> Stack<'a, T> {
         let weights = &self.policy.weights;
         let stream = arena.attention(self.layout, 0).entry.stream;
         let device = self.policy.device();
-        embedding::forward(device, self.embedding_dims(), tokens, weights.embedding.view(), stream);
+        let mut stream = stream;
+        embedding::forward(
+            device,
+            self.embedding_dims(),
+            tokens,
+            weights.embedding.view(),
+            stream.reborrow(),
+        );
+        if let Some(factor) = self.embedding_factor() {
+            residual::scale(device, stream, factor);
+        }
         attention::norm_entry(&self.layer(0), arena.attention(self.layout, 0));
         for index in 0..weights.layers.len() {
             let layer = self.layer(index);
-            let next_norm = weights.layers.get(index + 1).map(|next| next.attention_norm.view());
+            let next = weights.layers.get(index + 1);
+            let next_norm = next.and_then(|next| next.attention_norm.as_ref()).map(Parameter::view);
             attention::forward(&layer, arena.attention(self.layout, index), context);
             if layer.joins_halves {
                 ffn::activate_attended(&layer, arena.joined(self.layout, index));
@@ -89,8 +104,12 @@ impl<'a, T: Float> Stack<'a, T> {
             gradients.layer_done(index);
         }
         if let Some(Lookup { d_table, apart }) = gradients.lookup() {
-            let d_stream = arena.attention_backward(self.layout, 0).d_stream.into_view();
             let (device, dims) = (self.policy.device(), self.embedding_dims());
+            let mut d_stream = arena.attention_backward(self.layout, 0).d_stream;
+            if let Some(factor) = self.embedding_factor() {
+                residual::scale(device, d_stream.reborrow(), factor);
+            }
+            let d_stream = d_stream.into_view();
             match apart {
                 Some(apart) => embedding::backward_apart(device, dims, tokens, d_stream, apart, d_table),
                 None => embedding::backward(device, dims, tokens, d_stream, d_table),
@@ -166,6 +185,18 @@ impl<'a, T: Float> Stack<'a, T> {
             Purpose::Training(_) => GateUp::Kept,
             Purpose::Inference => GateUp::Dropped,
         }
+    }
+
+    /// What embeddings are multiplied by; `None` for 1.
+    fn embedding_factor(&self) -> Option<f64> {
+        let factor = match self.policy.config().embedding_scale {
+            EmbeddingScale::One => 1.0,
+            EmbeddingScale::SqrtWidth => {
+                self.policy.device().round_to_compute((self.policy.config().width as f64).sqrt())
+            }
+            EmbeddingScale::Factor(factor) => factor,
+        };
+        (factor != 1.0).then_some(factor)
     }
 
     fn embedding_dims(&self) -> embedding::Dims {

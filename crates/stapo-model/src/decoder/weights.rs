@@ -2,9 +2,7 @@
 //! the optimizer all go through that walk.
 
 use super::lora::{LoraSpec, SECOND};
-use crate::config::{
-    AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, NormPlacement, QkNorm, TensorSpec,
-};
+use crate::config::{AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, QkNorm, TensorSpec};
 use stapo_ops::Shape;
 use stapo_ops::lora::{Band, Module, joined_columns, pitch};
 use std::collections::BTreeMap;
@@ -26,17 +24,21 @@ pub struct DecoderWeights<P> {
 /// The parameters of one layer. D width, Q query width, W = Q + 2 KV fused width.
 #[derive(Debug)]
 pub struct LayerWeights<P> {
-    /// `[D]`
-    pub attention_norm: P,
+    /// `[D]`: in front of attention, where the layer has this norm.
+    pub attention_norm: Option<P>,
     /// `[W, D]`: queries, keys and values stacked.
     pub qkv: Linear<P>,
-    /// Present in families that norm each query head and key head (Qwen3).
+    /// Present in families that norm queries and keys.
     pub head_norms: Option<HeadNorms<P>>,
     /// `[D, Q]`
     pub output: Linear<P>,
-    /// `[D]`
-    pub ffn_norm: P,
+    /// `[D]`: of what attention adds to the residual stream.
+    pub attended_norm: Option<P>,
+    /// `[D]`: in front of the feed-forward.
+    pub ffn_norm: Option<P>,
     pub ffn: Ffn<P>,
+    /// `[D]`: of what the feed-forward adds to the residual stream.
+    pub fed_norm: Option<P>,
 }
 
 /// A linear layer: `y = x W^T + b`, and the terms of its adapters. Every product of a layer goes through its methods, see `linear.rs`.
@@ -60,7 +62,7 @@ pub struct Adapter<P> {
     pub modules: Vec<Module>,
 }
 
-/// `[head_dim]` each.
+/// `[head_dim]` each, or of the widths of all query heads and of all key heads.
 #[derive(Debug)]
 pub struct HeadNorms<P> {
     pub query: P,
@@ -73,7 +75,7 @@ pub enum Ffn<P> {
     SwiGlu(SwiGlu<P>),
 }
 
-/// `down(silu(gate(x)) * up(x))`. F feed-forward width.
+/// `down(activation(gate(x)) * up(x))`. F feed-forward width.
 #[derive(Debug)]
 pub struct SwiGlu<P> {
     /// `[2 F, D]`: gate and up stacked.
@@ -165,37 +167,41 @@ impl<P> LayerWeights<P> {
         f: &mut impl FnMut(&'a P) -> Result<Q, E>,
     ) -> Result<LayerWeights<Q>, E> {
         Ok(LayerWeights {
-            attention_norm: f(&self.attention_norm)?,
+            attention_norm: self.attention_norm.as_ref().map(&mut *f).transpose()?,
             qkv: self.qkv.try_map(f)?,
             head_norms: match &self.head_norms {
                 Some(norms) => Some(HeadNorms { query: f(&norms.query)?, key: f(&norms.key)? }),
                 None => None,
             },
             output: self.output.try_map(f)?,
-            ffn_norm: f(&self.ffn_norm)?,
+            attended_norm: self.attended_norm.as_ref().map(&mut *f).transpose()?,
+            ffn_norm: self.ffn_norm.as_ref().map(&mut *f).transpose()?,
             ffn: match &self.ffn {
                 Ffn::SwiGlu(ffn) => {
                     Ffn::SwiGlu(SwiGlu { gate_up: ffn.gate_up.try_map(f)?, down: ffn.down.try_map(f)? })
                 }
             },
+            fed_norm: self.fed_norm.as_ref().map(f).transpose()?,
         })
     }
 
     pub fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
-        f(&mut self.attention_norm);
+        self.attention_norm.iter_mut().for_each(&mut *f);
         self.qkv.visit_mut(f);
         if let Some(norms) = &mut self.head_norms {
             f(&mut norms.query);
             f(&mut norms.key);
         }
         self.output.visit_mut(f);
-        f(&mut self.ffn_norm);
+        self.attended_norm.iter_mut().for_each(&mut *f);
+        self.ffn_norm.iter_mut().for_each(&mut *f);
         match &mut self.ffn {
             Ffn::SwiGlu(ffn) => {
                 ffn.gate_up.visit_mut(f);
                 ffn.down.visit_mut(f);
             }
         }
+        self.fed_norm.iter_mut().for_each(f);
     }
 }
 
@@ -399,31 +405,41 @@ impl Tensors<'_> {
         let named = |name: &str| format!("model.layers.{index}.{name}");
         let qkv = |kind: &str| QKV.map(|name| named(&format!("self_attn.{name}.{kind}")));
         let attention = spec.attention();
-        let NormPlacement::Before = spec.norms;
+        let FeedForward::Gated { has_biases, .. } = spec.feed_forward;
+        let gate_up = |kind: &str| GATE_UP.map(|name| named(&format!("mlp.{name}.{kind}")));
+        let has_output_bias = attention.biases == AttentionBiases::All;
+        let norm = |names: Option<[&str; 2]>, half: usize| Some(named(&format!("{}.weight", names?[half])));
+        let (before, after) = (spec.norms.before(), spec.norms.after());
         LayerWeights {
-            attention_norm: self.take(&named("input_layernorm.weight")),
+            attention_norm: norm(before, 0).map(|name| self.take(&name)),
             qkv: self.linear(
                 qkv("weight"),
                 match attention.biases {
                     AttentionBiases::Absent => None,
-                    AttentionBiases::QueryKeyValue => Some(qkv("bias")),
+                    AttentionBiases::QueryKeyValue | AttentionBiases::All => Some(qkv("bias")),
                 },
             ),
             head_norms: match attention.qk_norm {
                 QkNorm::Absent => None,
-                QkNorm::PerHead => Some(HeadNorms {
+                QkNorm::PerHead | QkNorm::PerProjection => Some(HeadNorms {
                     query: self.take(&named("self_attn.q_norm.weight")),
                     key: self.take(&named("self_attn.k_norm.weight")),
                 }),
             },
-            output: self.linear([named("self_attn.o_proj.weight")], None),
-            ffn_norm: self.take(&named("post_attention_layernorm.weight")),
-            ffn: match spec.feed_forward {
-                FeedForward::SwiGlu { .. } => Ffn::SwiGlu(SwiGlu {
-                    gate_up: self.linear(GATE_UP.map(|name| named(&format!("mlp.{name}.weight"))), None),
-                    down: self.linear([named("mlp.down_proj.weight")], None),
-                }),
-            },
+            output: self.linear(
+                [named("self_attn.o_proj.weight")],
+                has_output_bias.then(|| [named("self_attn.o_proj.bias")]),
+            ),
+            attended_norm: norm(after, 0).map(|name| self.take(&name)),
+            ffn_norm: norm(before, 1).map(|name| self.take(&name)),
+            ffn: Ffn::SwiGlu(SwiGlu {
+                gate_up: self.linear(gate_up("weight"), has_biases.then(|| gate_up("bias"))),
+                down: self.linear(
+                    [named("mlp.down_proj.weight")],
+                    has_biases.then(|| [named("mlp.down_proj.bias")]),
+                ),
+            }),
+            fed_norm: norm(after, 1).map(|name| self.take(&name)),
         }
     }
 }

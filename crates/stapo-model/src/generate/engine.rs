@@ -139,10 +139,11 @@ impl<'a> Engine<'a> {
         if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= config.vocabulary) {
             return Err(RequestError::UnknownToken { token, vocabulary: config.vocabulary });
         }
-        if n_prompt >= config.max_positions {
-            return Err(RequestError::PromptTooLong { n_prompt, max_positions: config.max_positions });
+        let max_positions = config.position_limit();
+        if n_prompt >= max_positions {
+            return Err(RequestError::PromptTooLong { n_prompt, max_positions });
         }
-        request.max_tokens = request.max_tokens.min(config.max_positions - n_prompt);
+        request.max_tokens = request.max_tokens.min(max_positions - n_prompt);
         // The last token sampled is never run.
         let n_tokens = n_prompt + request.max_tokens - 1;
         let n_cache_tokens = self.scheduler.max_sequence_tokens();
@@ -351,6 +352,7 @@ impl<'a> Engine<'a> {
             logp: best_logp.range_mut(0..n_drawn * n),
         };
         let from = sampling::Inputs {
+            rule: self.policy.config().logits,
             hidden: workspace.arena.hidden(layout),
             head: self.policy.weights.head().matrix(),
             uniforms: uniforms.range(0..n_drawn),

@@ -6,19 +6,17 @@ use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
 
 impl Gguf {
-    /// The config of a `llama`, `qwen2` or `qwen3` file. Embeddings are tied when there is no `output.weight`.
+    /// The config of a file of a supported family. Embeddings are tied when there is no `output.weight`.
     /// With an `output.weight` the head is a matrix of its own, even if the model was trained with tied embeddings:
     /// quantisers keep a more precise copy for the head.
     pub fn config(&self) -> Result<ModelConfig> {
         let architecture =
             self.text("general.architecture")?.ok_or_else(|| self.absent("general.architecture"))?;
-        let family = Family::from_name(architecture).ok_or_else(|| {
+        let family = Family::from_gguf(architecture).ok_or_else(|| {
+            let location = format!("{}: general.architecture", self.location);
             let problem = format!("{architecture:?} is not supported");
-            Error::unsupported(
-                format!("{}: general.architecture", self.location),
-                problem,
-                "supported: qwen3, qwen2, llama",
-            )
+            let hint = "supported: qwen3, qwen2, llama, smollm3, olmo2, gemma3, gemma2, phi3, granite";
+            Error::unsupported(location, problem, hint)
         })?;
         let key = |name: &str| format!("{architecture}.{name}");
         self.refuse_what_is_not_built(&key)?;
@@ -31,10 +29,10 @@ impl Gguf {
         let ffn_width = self.same_in_all_layers(&key("feed_forward_length"))?;
         let ffn_width = ffn_width.ok_or_else(|| self.absent(&key("feed_forward_length")))?;
         let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
-        let layer = family.layer(heads, self.rope(&key, head_dim, max_positions)?, ffn_width);
+        let mut layer = family.layer(heads, self.rope(&key, head_dim, max_positions)?, ffn_width);
+        layer.attention_mut().rotary_dim = self.rotary_dim(&key, family, head_dim)?;
         let n_layers = self.required_whole(&key("block_count"))?;
-        let config = ModelConfig {
-            family,
+        let mut config = ModelConfig {
             width,
             layers: ModelConfig::repeat_layer(&self.location, layer, n_layers)?,
             vocabulary: self.vocabulary(&key)?,
@@ -43,7 +41,9 @@ impl Gguf {
             tied_embeddings: !self.tensors.contains_key("output.weight"),
             bos: self.token_id("tokenizer.ggml.bos_token_id")?,
             stops: self.stops()?,
+            ..ModelConfig::empty(family)
         };
+        self.describe(&key, &mut config)?;
         config.validate(&self.location)?;
         Ok(config)
     }
@@ -58,9 +58,6 @@ impl Gguf {
                 "mixtures of experts are not supported",
                 "use a dense model",
             );
-        }
-        if self.unsigned(&key("attention.sliding_window"))?.unwrap_or(0) > 0 {
-            return refuse(&key("attention.sliding_window"), "sliding-window attention is not supported", "");
         }
         if self.unsigned("split.count")?.unwrap_or(0) > 1 {
             return refuse(
@@ -101,12 +98,22 @@ impl Gguf {
                 ));
             }
         };
-        for other in ["attention.value_length", "rope.dimension_count"] {
-            if let Some(value) = self.whole(&key(other))?.filter(|&value| value != head_dim) {
-                return refuse(format!("{} is {value}, expected the head dimension {head_dim}", key(other)));
-            }
+        let other = key("attention.value_length");
+        if let Some(value) = self.whole(&other)?.filter(|&value| value != head_dim) {
+            return refuse(format!("{other} is {value}, expected the head dimension {head_dim}"));
         }
         Ok(head_dim)
+    }
+
+    /// Dimensions of a head that are rotated. Files whose rows are pairs rotate whole heads.
+    fn rotary_dim(&self, key: &impl Fn(&str) -> String, family: Family, head_dim: usize) -> Result<usize> {
+        let key = key("rope.dimension_count");
+        let rotary_dim = self.whole(&key)?.unwrap_or(head_dim);
+        if rotary_dim != head_dim && (rotary_dim > head_dim || family.pairs_rows_in_gguf()) {
+            let problem = format!("{key} is {rotary_dim}, expected the head dimension {head_dim}");
+            return Err(Error::unsupported(&self.location, problem, ""));
+        }
+        Ok(rotary_dim)
     }
 
     /// The number of rows of the embedding.
@@ -142,6 +149,9 @@ impl Gguf {
         let theta = self.number(&key("rope.freq_base"))?.unwrap_or(10_000.0);
         if self.tensors.contains_key("rope_freqs.weight") {
             return Ok(Rope { theta, scaling: self.llama3_from_factors(theta, head_dim)? });
+        }
+        if let Some(scaling) = self.longrope(key, max_positions)? {
+            return Ok(Rope { theta, scaling });
         }
         let factor = || -> Result<f64> {
             let factor = self.number(&key("rope.scaling.factor"))?;

@@ -1,6 +1,7 @@
 //! Maps GGUF's tensor names and row order to those of Hugging Face.
 
-use crate::config::{Family, ModelConfig};
+use super::families::{LONG_FACTORS, SHORT_FACTORS};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::weights::{RowOrder, StoredTensor};
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ pub(super) fn renamed(
     for (name, stored) in tensors {
         let mut stored = stored.clone();
         // The rope factors have become part of the config.
-        if name == "rope_freqs.weight" {
+        if ["rope_freqs.weight", SHORT_FACTORS, LONG_FACTORS].contains(&name.as_str()) {
             continue;
         }
         stored.rows = row_order(name, config);
@@ -25,7 +26,7 @@ pub(super) fn renamed(
             let problem = format!("shape {:?} does not split into {n_heads} heads of pairs", stored.shape);
             return Err(Error::malformed(format!("{location}: tensor {name}"), problem));
         }
-        let new_name = hugging_face_name(name).unwrap_or_else(|| name.clone());
+        let new_name = hugging_face_name(name, config).unwrap_or_else(|| name.clone());
         if renamed.insert(new_name, stored).is_some() {
             return Err(Error::malformed(
                 format!("{location}: tensor {name}"),
@@ -36,22 +37,18 @@ pub(super) fn renamed(
     Ok(renamed)
 }
 
-/// llama.cpp rotates neighbouring rows of Llama's q and k as pairs; the other families pair the two halves of a head.
+/// llama.cpp rotates neighbouring rows of q and k of some families as pairs; the others pair the two halves of a head.
 fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let spec = layer.and_then(|(index, part)| Some((config.layers.get(index.parse::<usize>().ok()?)?, part)));
-    match (config.family, spec) {
-        (Family::Llama, Some((layer, "attn_q.weight"))) => {
-            RowOrder::RotaryPairs { n_heads: layer.attention().heads.query }
-        }
-        (Family::Llama, Some((layer, "attn_k.weight"))) => {
-            RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv }
-        }
+    match spec.filter(|_| config.family.pairs_rows_in_gguf()) {
+        Some((layer, "attn_q.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.query },
+        Some((layer, "attn_k.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv },
         _ => RowOrder::AsNamed,
     }
 }
 
-fn hugging_face_name(name: &str) -> Option<String> {
+fn hugging_face_name(name: &str, config: &ModelConfig) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.')?;
     let whole = match stem {
         "token_embd" => "model.embed_tokens",
@@ -67,8 +64,12 @@ fn hugging_face_name(name: &str) -> Option<String> {
                 "attn_output" => "self_attn.o_proj",
                 "attn_q_norm" => "self_attn.q_norm",
                 "attn_k_norm" => "self_attn.k_norm",
-                "ffn_norm" => "post_attention_layernorm",
+                "ffn_norm" => config.layers.first()?.norms.before()?[1],
+                "post_attention_norm" => "post_attention_layernorm",
+                "post_ffw_norm" => "post_feedforward_layernorm",
+                "attn_qkv" => "self_attn.qkv_proj",
                 "ffn_gate" => "mlp.gate_proj",
+                "ffn_up" if config.family.joins_projections() => "mlp.gate_up_proj",
                 "ffn_up" => "mlp.up_proj",
                 "ffn_down" => "mlp.down_proj",
                 _ => return None,

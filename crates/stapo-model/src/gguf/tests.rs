@@ -268,6 +268,10 @@ fn tensors_that_would_change_the_model_are_refused_and_others_reported() {
 fn impossible_shapes_in_metadata_are_refused_by_key() {
     let key = |key: &str, value: Vec<u8>| llama().field(key, value);
     check_refused(&key("general.architecture", string_field("gemma")), &["gemma", "qwen3, qwen2, llama"]);
+    check_refused(&key("llama.rope.dimension_count", u32_field(7)), &["rope.dimension_count", "7"]);
+    let windowed = key("llama.attention.sliding_window", u32_field(8));
+    let config = load(&windowed.bytes()).unwrap().0;
+    assert_eq!((config.family, config.layers[0].attention().rule.window), (crate::Family::Mistral, Some(8)));
     check_refused(&key("general.architecture", u32_field(1)), &["general.architecture", "a string"]);
     check_refused(&llama().without("llama.block_count"), &["llama.block_count", "missing"]);
     check_refused(&key("llama.block_count", f32_field(1.0)), &["llama.block_count", "whole number"]);
@@ -277,7 +281,6 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
     check_refused(&key("llama.rope.dimension_count", u32_field(2)), &["rope.dimension_count"]);
     check_refused(&key("llama.rope.scaling.type", string_field("longrope")), &["longrope"]);
     check_refused(&key("llama.expert_count", u32_field(8)), &["experts"]);
-    check_refused(&key("llama.attention.sliding_window", u32_field(8)), &["sliding"]);
     check_refused(&key("split.count", u32_field(2)), &["split", "--merge"]);
     check_refused(&key("general.alignment", u32_field(0)), &["general.alignment"]);
     check_refused(&key("general.alignment", u32_field(12)), &["general.alignment"]);
@@ -286,7 +289,7 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
 
 #[test]
 fn rope_scaling_is_read_from_metadata() {
-    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope;
+    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope.clone();
     let linear = llama().field("llama.rope.scaling.type", string_field("linear"));
     let linear = linear.field("llama.rope.scaling.factor", f32_field(4.0));
     assert_eq!(rope(linear).scaling, RopeScaling::Linear { factor: 4.0 });

@@ -2,7 +2,7 @@
 
 use crate::cpu::simd::WIDTH;
 use crate::device::Backend;
-use crate::heads::Heads;
+use crate::heads::{Heads, ScoreRule};
 use crate::{Buffer, Device, Float, OutOfMemory, View};
 
 /// The shape of one layer's cache.
@@ -79,12 +79,13 @@ impl<T: Float> Cache<T> {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dims {
     /// Query tokens of all sequences.
     pub tokens: usize,
     pub sequences: usize,
     pub heads: Heads,
+    pub rule: ScoreRule,
     /// Entries per row of `tables`.
     pub table_width: usize,
 }

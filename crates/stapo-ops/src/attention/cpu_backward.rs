@@ -14,9 +14,9 @@ use super::cpu_rows::{
 use super::{Dims, Saved};
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
+use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH, tanh};
 use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::heads::Heads;
+use crate::heads::{Heads, ScoreRule};
 use crate::rmsnorm::cpu::dot;
 
 /// What backward reads: see [`Saved`].
@@ -47,7 +47,8 @@ pub(crate) fn backward<E: Float>(
         let rows = block_tokens(d.heads) * d.heads.group();
         with_scratch(BackwardScratch::<E>::len(d.heads, rows, len), |memory| {
             let scratch = BackwardScratch::split(memory, d.heads, rows, len);
-            cpu.dispatch(BackwardTask { heads: d.heads, kv_heads, start, len, inputs, scratch, d_qkv });
+            let (heads, rule) = (d.heads, d.rule);
+            cpu.dispatch(BackwardTask { heads, rule, kv_heads, start, len, inputs, scratch, d_qkv });
         });
     });
 }
@@ -109,6 +110,7 @@ impl<'a, E> BackwardScratch<'a, E> {
 
 struct BackwardTask<'a, E> {
     heads: Heads,
+    rule: ScoreRule,
     kv_heads: Range<usize>,
     start: usize,
     len: usize,
@@ -160,7 +162,8 @@ impl<E: Float> BackwardTask<'_, E> {
             if kv_head + 1 < self.kv_heads.end {
                 self.prefetch(l, position..position + tokens, kv_head + 1);
             }
-            self.block(l, QueryBlock { heads, kv_head, token: self.start + position, tokens, position });
+            let token = self.start + position;
+            self.block(l, QueryBlock { heads, rule: self.rule, kv_head, token, tokens, position });
         }
         for token in 0..self.len {
             let row = (self.start + token) * width;
@@ -179,7 +182,7 @@ impl<E: Float> BackwardTask<'_, E> {
     fn block<L: Lanes<E = E>>(&mut self, l: L, block: QueryBlock) {
         let heads = self.heads;
         let rows = block.rows();
-        let n_keys = block.n_keys();
+        let seen = block.first_key()..block.n_keys();
         let width = padded(heads.dim);
         let inputs = self.inputs;
         let s = &mut self.scratch;
@@ -198,26 +201,26 @@ impl<E: Float> BackwardTask<'_, E> {
         }
         pack_rows(l, s.a, rows, heads.dim, query);
         let keys = PackedKeys { keys: s.keys_t, values: s.keys, dim: heads.dim };
-        score_rows(l, rows, heads.dim, 0..n_keys, s.a, &keys, s.weights);
+        score_rows(l, rows, heads.dim, seen.clone(), s.a, &keys, s.weights);
         pack_rows(l, s.a, rows, heads.dim, d_out);
         let values = PackedKeys { keys: s.values_t, values: s.keys, dim: heads.dim };
-        score_rows(l, rows, heads.dim, 0..n_keys, s.a, &values, s.d_scores);
+        score_rows(l, rows, heads.dim, seen.clone(), s.a, &values, s.d_scores);
         for r in 0..rows {
             let (token, head) = block.row(r);
             let row = ScoreRow {
                 rows,
                 r,
-                n_visible: block.position + token + 1,
-                n_keys,
-                scale: E::from_f64(heads.scale()),
+                visible: block.visible(r, &seen),
+                n_keys: seen.len(),
+                rule: self.rule,
                 lse: inputs.lse[(block.token + token) * heads.query + head],
                 delta: dot(l, d_out(r), &inputs.out[out_at(r)..][..heads.dim]),
             };
             score_gradient(l, &row, s.weights, s.d_scores);
         }
-        weights_times_values(l, rows, heads.dim, 0..n_keys, s.d_scores, &keys, s.d_queries);
-        add_transposed(l, rows, heads.dim, n_keys, s.d_scores, s.queries, s.d_keys);
-        add_transposed(l, rows, heads.dim, n_keys, s.weights, s.d_out, s.d_values);
+        weights_times_values(l, rows, heads.dim, seen.clone(), s.d_scores, &keys, s.d_queries);
+        add_transposed(l, rows, heads.dim, seen.clone(), s.d_scores, s.queries, s.d_keys);
+        add_transposed(l, rows, heads.dim, seen, s.weights, s.d_out, s.d_values);
         for r in 0..rows {
             let (token, head) = block.row(r);
             let at = (block.token + token) * heads.qkv_width() + head * heads.dim;
@@ -228,66 +231,84 @@ impl<E: Float> BackwardTask<'_, E> {
     }
 }
 
-/// Row `r` of `rows` rows of scores, of which the first `n_visible` of `n_keys` keys are visible. `delta` is the sum over the
+/// Row `r` of `rows` rows of scores, of which the `visible` of `n_keys` keys are visible. `delta` is the sum over the
 /// head's columns of d_out times out, `FlashAttention`'s D.
 struct ScoreRow<E> {
     rows: usize,
     r: usize,
-    n_visible: usize,
+    visible: Range<usize>,
     n_keys: usize,
-    scale: E,
+    rule: ScoreRule,
     lse: E,
     delta: E,
 }
 
-/// Scores become weights `p = exp(scale score - lse)`, d_weights become `scale p (d_weight - delta)`; both are 0 from the
-/// first hidden key on.
+/// Scores become weights `p = exp(scale score - lse)`, d_weights become `scale p (d_weight - delta)`; both are 0 for hidden
+/// keys. With a softcap c, `p = exp(c t - lse)` with `t = tanh(scale score / c)`, and `1 - t^2` multiplies the d_weights.
 #[inline(always)]
 fn score_gradient<L: Lanes>(l: L, row: &ScoreRow<L::E>, weights: &mut [L::E], d_scores: &mut [L::E]) {
     let zero = L::E::ZERO;
-    let scale = l.splat(row.scale);
+    let scale = l.splat(L::E::from_f64(row.rule.scale));
     let lse = l.splat(row.lse);
     let delta = l.splat(row.delta);
     let at = |key: usize| (key / DEPTH * row.rows + row.r) * ROW_STRIDE + key % DEPTH;
-    for key in (0..row.n_visible).step_by(WIDTH) {
-        let mut p = l.exp(l.sub(l.mul(l.get(weights, at(key), zero), scale), lse));
-        let mut d = l.mul(l.mul(p, scale), l.sub(l.get(d_scores, at(key), zero), delta));
-        if key + WIDTH > row.n_visible {
-            p = l.first(p, row.n_visible - key, zero);
-            d = l.first(d, row.n_visible - key, zero);
+    let Range { start: first, end: n_visible } = row.visible;
+    let start = first / WIDTH * WIDTH;
+    for key in (0..start).step_by(WIDTH) {
+        l.put(weights, at(key), l.zero());
+        l.put(d_scores, at(key), l.zero());
+    }
+    for key in (start..n_visible).step_by(WIDTH) {
+        let mut score = l.mul(l.get(weights, at(key), zero), scale);
+        let mut slope = scale;
+        if let Some(cap) = row.rule.softcap {
+            let cap = L::E::from_f64(cap);
+            let t = tanh(l, l.mul(score, l.splat(L::E::ONE / cap)));
+            score = l.mul(t, l.splat(cap));
+            slope = l.mul(scale, l.sub(l.splat(L::E::ONE), l.mul(t, t)));
+        }
+        let mut p = l.exp(l.sub(score, lse));
+        let mut d = l.mul(l.mul(p, slope), l.sub(l.get(d_scores, at(key), zero), delta));
+        if key + WIDTH > n_visible {
+            p = l.first(p, n_visible - key, zero);
+            d = l.first(d, n_visible - key, zero);
         }
         l.put(weights, at(key), p);
         l.put(d_scores, at(key), d);
     }
-    for key in (row.n_visible.next_multiple_of(WIDTH)..row.n_keys).step_by(WIDTH) {
+    for hidden in start..first {
+        weights[at(hidden)] = zero;
+        d_scores[at(hidden)] = zero;
+    }
+    for key in (n_visible.next_multiple_of(WIDTH)..row.n_keys).step_by(WIDTH) {
         l.put(weights, at(key), l.zero());
         l.put(d_scores, at(key), l.zero());
     }
 }
 
-/// `sums[key] += sum over rows of a[row, key] b[row]`: one chain over the rows.
+/// `sums[key] += sum over rows of a[row, key] b[row]` for a range of keys: one chain over the rows.
 #[inline(always)]
 fn add_transposed<L: Lanes>(
     l: L,
     rows: usize,
     dim: usize,
-    n_keys: usize,
+    of: Range<usize>,
     a: &[L::E],
     b: &[L::E],
     sums: &mut [L::E],
 ) {
     let width = padded(dim);
     debug_assert!(rows <= MAX_ROWS);
-    for key in (0..n_keys).step_by(DEPTH) {
+    for at in (0..of.len()).step_by(DEPTH) {
         let tile = Tile {
-            rows: DEPTH.min(n_keys - key),
+            rows: DEPTH.min(of.len() - at),
             depth: rows,
             vectors: width / WIDTH,
             layout: Layout::RowsTransposed,
-            a: a[(key / DEPTH * rows) * ROW_STRIDE..].as_ptr(),
+            a: a[(at / DEPTH * rows) * ROW_STRIDE..].as_ptr(),
             b: b.as_ptr(),
             b_stride: width,
-            c: sums[key * width..].as_mut_ptr(),
+            c: sums[(of.start + at) * width..].as_mut_ptr(),
             c_stride: width,
             start: Start::Continue,
         };

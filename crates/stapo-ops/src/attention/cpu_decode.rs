@@ -14,7 +14,7 @@ use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, ROW_STRIDE};
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::heads::Heads;
+use crate::heads::{Heads, ScoreRule};
 
 /// The most query heads per key head for which decode is used: more of them fill a tile of matrix rows, which is faster.
 pub(super) const MAX_GROUP: usize = 4;
@@ -155,7 +155,7 @@ impl<E: Float> Units<'_, '_, E> {
         let call = self.call;
         let heads = call.heads;
         let n = unit.kv_heads.len();
-        let scale = E::from_f64(heads.scale());
+        let scale = E::from_f64(ScoreRule::plain(heads.dim).scale);
         let rows = heads.group();
         let mut sums = [[E::ONE; R]; PAIR];
         for (h, sums) in sums[..n].iter_mut().enumerate() {
@@ -167,7 +167,7 @@ impl<E: Float> Units<'_, '_, E> {
                 for first in (0..unit.n_keys).step_by(SPLIT_KEYS) {
                     let n = SPLIT_KEYS.min(unit.n_keys - first);
                     let scores = &mut scores[first / DEPTH * rows * ROW_STRIDE..];
-                    let (split_top, split_sum) = softmax_row(l, scores, rows, row + r, n, n, scale);
+                    let (split_top, split_sum) = softmax_row(l, scores, rows, row + r, 0..n, n, scale);
                     if first == 0 {
                         (top, *sum) = (split_top, split_sum);
                         continue;

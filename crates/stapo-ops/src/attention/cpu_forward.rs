@@ -9,7 +9,7 @@ use crate::cpu::gemm::{PANEL, transpose};
 use crate::cpu::simd::tile::DEPTH;
 use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
 use crate::cpu::{Cpu, Shared, with_scratch};
-use crate::heads::Heads;
+use crate::heads::{Heads, ScoreRule};
 
 pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
@@ -37,6 +37,7 @@ pub(crate) fn forward<E: Float>(
             let scratch = ForwardScratch::split(memory, d.heads, rows, len);
             cpu.dispatch(ForwardTask {
                 heads: d.heads,
+                rule: d.rule,
                 kv_heads,
                 start,
                 len,
@@ -105,6 +106,7 @@ pub(super) fn values_len(heads: Heads, len: usize) -> usize {
 
 struct ForwardTask<'a, E> {
     heads: Heads,
+    rule: ScoreRule,
     kv_heads: Range<usize>,
     start: usize,
     len: usize,
@@ -139,7 +141,8 @@ impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
                         kv_head + 1,
                     );
                 }
-                let block = QueryBlock { heads, kv_head, token: self.start + position, tokens, position };
+                let token = self.start + position;
+                let block = QueryBlock { heads, rule: self.rule, kv_head, token, tokens, position };
                 forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
             }
         }

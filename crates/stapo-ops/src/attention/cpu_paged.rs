@@ -118,7 +118,8 @@ pub(crate) fn forward<E: Float>(
         let (start, end) = (host.offsets[s] as usize, host.offsets[s + 1] as usize);
         let tokens = step.min(end - start - token);
         let position = host.contexts[s] as usize - (end - start) + token;
-        let block = QueryBlock { heads: d.heads, kv_head, token: start + token, tokens, position };
+        let block =
+            QueryBlock { heads: d.heads, rule: d.rule, kv_head, token: start + token, tokens, position };
         let keys = PagedKeys {
             dims: cache.dims,
             kv_head,
@@ -153,7 +154,7 @@ impl<'k, E: Float, P: Fn(usize) -> (QueryBlock, PagedKeys<'k, E>)> Kernel<E> for
         for task in self.range.clone() {
             if task + 1 < self.range.end {
                 let (block, keys) = (self.part)(task + 1);
-                keys.prefetch(l, block.n_keys());
+                keys.prefetch(l, block.first_key()..block.n_keys());
             }
             let (block, keys) = (self.part)(task);
             let mut scratch =
@@ -177,12 +178,12 @@ struct PagedKeys<'a, E> {
 }
 
 impl<E: Float> PagedKeys<'_, E> {
-    /// Prefetches the first of `n_keys` keys and values.
+    /// Prefetches the first of a range of keys and values.
     #[inline(always)]
-    fn prefetch<L: Lanes<E = E>>(&self, l: L, n_keys: usize) {
+    fn prefetch<L: Lanes<E = E>>(&self, l: L, of: Range<usize>) {
         let size = self.dims.block_size;
         let dim = self.dims.head_dim;
-        for key in (0..n_keys.min(MAX_PREFETCHED_KEYS)).step_by(size) {
+        for key in (of.start..of.end.min(of.start + MAX_PREFETCHED_KEYS)).step_by(size) {
             let (keys, _, _) = self.keys_at(key, dim);
             let (values, _) = self.values_at(key);
             for line in 0..PREFETCHED_LINES {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::cache::SPLIT_KEYS;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
-use crate::cpu::simd::{Lanes, Real, WIDTH};
-use crate::heads::Heads;
+use crate::cpu::simd::{Lanes, Real, WIDTH, tanh};
+use crate::heads::{Heads, ScoreRule};
 
 /// Query rows handled together: one row per token and query head of the group, token by token.
 pub(super) const MAX_ROWS: usize = 56;
@@ -58,11 +58,12 @@ impl<'a, E> ForwardScratch<'a, E> {
 #[derive(Clone, Copy)]
 pub(super) struct QueryBlock {
     pub heads: Heads,
+    pub rule: ScoreRule,
     pub kv_head: usize,
     /// First token, as a row of qkv and out.
     pub token: usize,
     pub tokens: usize,
-    /// Position of the first token in its sequence: that token sees the keys `0..=position`.
+    /// Position of the first token in its sequence: that token sees no key behind it.
     pub position: usize,
 }
 
@@ -74,6 +75,19 @@ impl QueryBlock {
     /// Keys the last token sees.
     pub(super) fn n_keys(&self) -> usize {
         self.position + self.tokens
+    }
+
+    /// A multiple of [`DEPTH`] below which no token sees a key.
+    pub(super) fn first_key(&self) -> usize {
+        self.rule.first_key(self.position) / DEPTH * DEPTH
+    }
+
+    /// The keys of `split` that row r sees, counted from the start of the split.
+    #[inline(always)]
+    pub(super) fn visible(&self, r: usize, split: &Range<usize>) -> Range<usize> {
+        let position = self.position + self.row(r).0;
+        let clamp = |key: usize| key.clamp(split.start, split.end) - split.start;
+        clamp(self.rule.first_key(position))..clamp(position + 1)
     }
 
     /// Row r's token (within the block) and query head.
@@ -97,32 +111,44 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
 ) {
     let heads = block.heads;
     let rows = block.rows();
-    let scale = L::E::from_f64(heads.scale());
+    let scale = L::E::from_f64(block.rule.scale);
     pack_rows(l, scratch.queries, rows, heads.dim, |r| {
         let (token, head) = block.row(r);
         &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
     });
     let mut sums = [(L::E::NEG_INFINITY, L::E::ZERO); MAX_ROWS];
-    for first in (0..block.n_keys()).step_by(SPLIT_KEYS) {
-        let split = first..block.n_keys().min(first + SPLIT_KEYS);
+    let first_key = block.first_key();
+    let mut first = first_key;
+    while first < block.n_keys() {
+        let split = first..block.n_keys().min((first / SPLIT_KEYS + 1) * SPLIT_KEYS);
         std::mem::swap(&mut scratch.out, &mut scratch.out_before);
         score_rows(l, rows, heads.dim, split.clone(), scratch.queries, keys, scratch.scores);
         let sums_before = sums;
         for (r, sum) in sums[..rows].iter_mut().enumerate() {
-            let (token, _) = block.row(r);
-            let n_visible = (block.position + token + 1).saturating_sub(first).min(split.len());
-            *sum = softmax_row(l, scratch.scores, rows, r, n_visible, split.len(), scale);
+            let visible = block.visible(r, &split);
+            let scale = match block.rule.softcap {
+                None => scale,
+                Some(cap) => {
+                    cap_row(l, scratch.scores, (rows, r), split.len(), scale, L::E::from_f64(cap));
+                    L::E::ONE
+                }
+            };
+            *sum = softmax_row(l, scratch.scores, rows, r, visible, split.len(), scale);
         }
-        weights_times_values(l, rows, heads.dim, split, scratch.scores, keys, scratch.out);
-        if first > 0 {
+        weights_times_values(l, rows, heads.dim, split.clone(), scratch.scores, keys, scratch.out);
+        if first > first_key {
             let width = padded(heads.dim);
             let outs = scratch.out_before.chunks_exact(width).zip(scratch.out.chunks_exact_mut(width));
             for (r, (before, next)) in outs.take(rows).enumerate() {
-                let (token, _) = block.row(r);
-                let sees = block.position + token >= first;
-                sums[r] = combine_splits(l, sums_before[r], before, sees.then_some(sums[r]), next);
+                let sees = !block.visible(r, &split).is_empty();
+                let saw = !block.visible(r, &(first_key..first)).is_empty();
+                // Without an earlier key, the result of this split is that of all.
+                if saw {
+                    sums[r] = combine_splits(l, sums_before[r], before, sees.then_some(sums[r]), next);
+                }
             }
         }
+        first = split.end;
     }
     for (r, (top, sum)) in sums[..rows].iter().enumerate() {
         let (token, head) = block.row(r);
@@ -262,24 +288,46 @@ pub(super) fn score_rows<L: Lanes, K: Keys<L::E>>(
     }
 }
 
-/// Turns row r's scores into `exp(scale score - top)` for the first `visible` keys and 0 up to `n_keys`; returns top, the
-/// largest scaled score, and the sum.
+/// Turns the first `n_keys` scores s of row r of `rows` rows into `cap tanh(scale s / cap)`.
+#[inline(always)]
+pub(super) fn cap_row<L: Lanes>(
+    l: L,
+    scores: &mut [L::E],
+    (rows, r): (usize, usize),
+    n_keys: usize,
+    scale: L::E,
+    cap: L::E,
+) {
+    for key in (0..n_keys).step_by(WIDTH) {
+        let at = (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
+        let score = l.mul(l.get(scores, at, L::E::ZERO), l.splat(scale / cap));
+        l.put(scores, at, l.mul(l.splat(cap), tanh(l, score)));
+    }
+}
+
+/// Turns row r's scores into `exp(scale score - top)` for the `visible` keys and 0 for the others of `n_keys`; returns top,
+/// the largest scaled score, and the sum.
 #[inline(always)]
 pub(super) fn softmax_row<L: Lanes>(
     l: L,
     scores: &mut [L::E],
     rows: usize,
     r: usize,
-    visible: usize,
+    visible: Range<usize>,
     n_keys: usize,
     scale: L::E,
 ) -> (L::E, L::E) {
     let low = L::E::NEG_INFINITY;
     let at = |key: usize| (key / DEPTH * rows + r) * ROW_STRIDE + key % DEPTH;
-    // Vectors of keys that are visible as a whole, then the vector that is visible in part.
+    // A vector that is hidden in front, vectors of keys that are visible as a whole, then the vector that is visible in part.
+    let visible = if visible.is_empty() { 0..0 } else { visible };
+    let start = visible.start / WIDTH * WIDTH;
+    (0..start).step_by(WIDTH).for_each(|key| l.put(scores, at(key), l.zero()));
+    scores[at(start)..][..visible.start - start].fill(low);
+    let visible = visible.end;
     let whole = visible / WIDTH * WIDTH;
     let mut top = l.splat(low);
-    for key in (0..whole).step_by(WIDTH) {
+    for key in (start..whole).step_by(WIDTH) {
         top = l.max(top, l.get(scores, at(key), low));
     }
     if whole < visible {
@@ -289,7 +337,7 @@ pub(super) fn softmax_row<L: Lanes>(
     let mut sum = l.zero();
     let wide_top = l.splat(top);
     let wide_scale = l.splat(scale);
-    for key in (0..whole).step_by(WIDTH) {
+    for key in (start..whole).step_by(WIDTH) {
         let weight = l.exp(l.sub(l.mul(l.get(scores, at(key), low), wide_scale), wide_top));
         l.put(scores, at(key), weight);
         sum = l.add(sum, weight);

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use super::{Dims, Saved};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_HOPPER,
-    ATTENTION_LONG_HOPPER, ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_BACKWARD_RULED,
+    ATTENTION_HOPPER, ATTENTION_LONG_HOPPER, ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, ATTENTION_RULED,
+    Source,
 };
-use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
-use crate::heads::Heads;
+use crate::cuda::{Cuda, ElementType, Fields, Launch, Memory, Slice, TensorMap};
+use crate::heads::{Heads, ScoreRule};
 use crate::{Float, pitch_of};
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
 const ROWS: usize = 128;
 /// Keys per step: KEYS in tiles.cu.
 pub(super) const KEYS: usize = 64;
-const MAX_DIM: usize = 128;
+pub(crate) const MAX_DIM: usize = 256;
+/// Heads wider than this have work tiles of half as many rows: see FRAGMENTS in forward.cu and K_PARTS in backward.cu.
+const WIDE_DIM: usize = 128;
 /// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
 const PIPELINED_TOKENS: usize = 512;
 /// Mean tokens of a sequence from which on `forward_pipelined` takes two consumers instead of three. Both give the same bits.
@@ -36,10 +39,44 @@ pub(super) fn source(kind: ElementType, heads: Heads, matrix: &'static Source) -
     if kind == ElementType::Bf16 { matrix } else { &ATTENTION_PLAIN }
 }
 
+/// The kernels for bf16 of a layer with this rule: `plain` take no rule, `ruled` do.
+pub(super) fn by_rule(
+    heads: Heads,
+    rule: ScoreRule,
+    plain: &'static Source,
+    ruled: &'static Source,
+) -> &'static Source {
+    if rule.is_plain(heads.dim) { plain } else { ruled }
+}
+
+/// The last argument of kernels that take the rule: those for f32, and for bf16 those of a rule that is not plain.
+pub(super) fn with_rule<'a>(
+    launch: Launch<'a>,
+    kind: ElementType,
+    heads: Heads,
+    rule: ScoreRule,
+) -> Launch<'a> {
+    let is_plain = rule.is_plain(heads.dim);
+    if kind == ElementType::Bf16 && is_plain {
+        return launch;
+    }
+    // The plain scale has the bits of a division in f32.
+    let scale = if is_plain { 1.0 / (heads.dim as f32).sqrt() } else { rule.scale as f32 };
+    let softcap = rule.softcap.unwrap_or(0.0) as f32;
+    let fields = Fields::default().four_bytes(scale).four_bytes(softcap);
+    launch.fields(&fields.four_bytes(rule.window.unwrap_or(0)))
+}
+
+/// Query rows of a work tile of the matrix kernels without Hopper's instruction.
+fn tile_rows(heads: Heads) -> usize {
+    if heads.dim > WIDE_DIM { ROWS / 2 } else { ROWS }
+}
+
 /// Whether the kernels with Hopper's matrix instruction are used. The choice must be the same in training and generation, so
 /// that their bits agree.
-pub(super) fn is_hopper(cuda: &Cuda, kind: ElementType, heads: Heads) -> bool {
-    cuda.is_hopper() && kind == ElementType::Bf16 && [64, 128].contains(&heads.dim)
+pub(super) fn is_hopper(cuda: &Cuda, kind: ElementType, heads: Heads, rule: ScoreRule) -> bool {
+    let suits = kind == ElementType::Bf16 && [64, 128].contains(&heads.dim) && rule.is_plain(heads.dim);
+    suits && cuda.is_hopper()
 }
 
 /// Bytes of swizzled tiles of `rows` rows together, with room to align their start to 1024.
@@ -56,26 +93,29 @@ pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out
     let op = "attention::forward";
     let heads = d.heads;
     let kind = qkv.kind;
-    let is_hopper = is_hopper(cuda, kind, heads);
+    let is_hopper = is_hopper(cuda, kind, heads, d.rule);
     let is_pipelined = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
     if is_hopper && is_pipelined && TensorMap::fits(qkv, heads.qkv_width()) {
         return forward_pipelined(cuda, d, qkv, offsets, out.same(qkv, op), lse.f32(op));
     }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
     let name = format!("attention_forward_{suffix}");
-    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION });
+    let matrix = by_rule(heads, d.rule, &ATTENTION, &ATTENTION_RULED);
+    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { matrix });
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     let launch = launch.arg(lse.f32(op)).arg(d.sequences).arg(heads.query).arg(heads.kv);
-    let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, ROWS)];
+    let launch = with_rule(launch, kind, heads, d.rule);
+    let rows = if is_hopper { ROWS } else { tile_rows(heads) };
+    let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, rows)];
     if !is_bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {
         launch.run(grid, 256, swizzled_bytes(heads, ROWS + 4 * KEYS));
     } else {
-        launch.run(grid, 128, tile_bytes(heads, ROWS + 4 * KEYS));
+        launch.run(grid, 128, tile_bytes(heads, rows + 4 * KEYS));
     }
 }
 
@@ -123,7 +163,8 @@ pub(super) fn backward<T: Float>(
     let out = saved.out.cuda();
     let lse = saved.lse.cuda();
     let kind = d_qkv.same(qkv, op).same(out, op).same(d_out, op).kind;
-    let source = source(kind, heads, &ATTENTION_BACKWARD);
+    let matrix = by_rule(heads, d.rule, &ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED);
+    let source = source(kind, heads, matrix);
     let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
     let delta = delta_memory.slice();
     let name = format!("attention_delta_{}", kind.name());
@@ -134,7 +175,7 @@ pub(super) fn backward<T: Float>(
     launch.run([d.tokens, 1], 128, 0);
     let inputs = BackwardInputs { qkv, d_out, offsets, lse: lse.f32(op), delta };
     let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && TensorMap::fits(d_out, heads.out_width());
-    if is_hopper(cuda, kind, heads) && has_maps {
+    if is_hopper(cuda, kind, heads, d.rule) && has_maps {
         return backward_pipelined(cuda, d, &inputs, d_qkv);
     }
     let queries = format!("attention_backward_queries_{}", kind.name());
@@ -142,12 +183,16 @@ pub(super) fn backward<T: Float>(
     let launch = |name| {
         let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
         let launch = launch.arg(inputs.lse).arg(delta).arg(d_qkv);
-        launch.arg(d.sequences).arg(heads.query).arg(heads.kv)
+        let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
+        with_rule(launch, kind, heads, d.rule)
     };
     if kind == ElementType::Bf16 {
-        let n_tiles = n_work_tiles(d.tokens, 1, d.sequences, ROWS);
-        launch(&queries).run([heads.query, n_tiles], 128, tile_bytes(heads, 2 * ROWS + 4 * 32));
-        launch(&keys).run([heads.kv, n_tiles], 256, tile_bytes(heads, 2 * ROWS + 4 * 64) + 4 * 4 * 64);
+        let rows = tile_rows(heads);
+        let n_tiles = n_work_tiles(d.tokens, 1, d.sequences, rows);
+        launch(&queries).run([heads.query, n_tiles], 128, tile_bytes(heads, 2 * rows + 4 * 32));
+        // Of wide heads, keys and values have a block each.
+        let shared = tile_bytes(heads, 2 * rows + 4 * 64) + 4 * 4 * 64;
+        launch(&keys).run([heads.kv * (ROWS / rows), n_tiles], 2 * rows, shared);
     } else {
         launch(&queries).run([d.tokens, heads.query], 32, 0);
         launch(&keys).run([d.tokens, heads.kv], 32, 0);

@@ -25,7 +25,7 @@ pub(crate) fn fits(cuda: &Cuda, call: &PagedCall, qkv: Slice) -> bool {
     let heads = call.dims.heads;
     let (keys, values) = call.cache;
     call.groups.is_some_and(|groups| groups.max_members * heads.group() <= GROUPED_ROWS)
-        && is_hopper(cuda, qkv.kind, heads)
+        && is_hopper(cuda, qkv.kind, heads, call.dims.rule)
         && TensorMap::fits(keys, heads.dim)
         && TensorMap::fits(values, heads.dim)
 }

@@ -1,8 +1,10 @@
 //! Attention over a paged cache on a GPU.
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
-use super::cuda::{KEYS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
-use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ELEMENTWISE};
+use super::cuda::{
+    KEYS, by_rule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes, with_rule,
+};
+use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE};
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
@@ -100,14 +102,15 @@ impl PagedCall {
         let (keys, values) = self.cache;
         let heads = d.heads;
         let kind = qkv.kind;
-        let is_hopper = is_hopper(cuda, kind, heads);
+        let is_hopper = is_hopper(cuda, kind, heads, d.rule);
         let suffix = if is_hopper { "hopper_bf16" } else { self.out.same(qkv, op).same(keys, op).name() };
         let name = format!("attention_paged_{suffix}");
         let is_bf16 = kind == ElementType::Bf16;
         // The bf16 kernels take the logarithm of the block size, the f32 kernels the block size.
         let block_size = self.cache_dims.block_size;
         let shift = if is_bf16 { block_size.ilog2() as usize } else { block_size };
-        let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { &ATTENTION_PAGED });
+        let matrix = by_rule(heads, d.rule, &ATTENTION_PAGED, &ATTENTION_PAGED_RULED);
+        let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { matrix });
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
         let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
@@ -117,6 +120,7 @@ impl PagedCall {
         } else {
             numbers.into_iter().fold(launch, Launch::arg)
         };
+        let launch = with_rule(launch, kind, heads, d.rule);
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
         let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];

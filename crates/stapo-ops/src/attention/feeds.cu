@@ -20,7 +20,7 @@ template <class Tile, int THREADS> struct PackedFeed {
         Tile::template load<KEYS, THREADS>(values + at, n, Strided{t.v + (size_t)first * t.width, t.width});
         cp_async_commit();
     }
-    __device__ __forceinline__ void begin() const { load(0); }
+    __device__ __forceinline__ void begin(int first = 0) const { load(first); }
 
     __device__ __forceinline__ const bf16* keys_of(int step) const { return keys + step % 2 * SIZE; }
     __device__ __forceinline__ const bf16* values_of(int step) const { return values + step % 2 * SIZE; }
@@ -124,9 +124,9 @@ template <class Tile, int THREADS> struct PagedFeed {
         if (n > 0) Tile::template load<KEYS, THREADS>(tile, n, Pages{from, table, first, shift, kv, kv_head});
         cp_async_commit();
     }
-    __device__ __forceinline__ void begin() const {
-        load(0, keys, k);
-        load(0, values, v);
+    __device__ __forceinline__ void begin(int first = 0) const {
+        load(first, keys, k);
+        load(first, values, v);
     }
 
     __device__ __forceinline__ const bf16* keys_of(int) const { return keys; }

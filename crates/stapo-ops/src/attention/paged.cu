@@ -64,7 +64,7 @@ __device__ __forceinline__ void share_weights(float (&s)[2][4], WarpState& rows,
         const float (&tops)[4][ROWS] = shared.tops;
         float top = fmaxf(fmaxf(tops[0][row], tops[1][row]), fmaxf(tops[2][row], tops[3][row]));
         scale[h] = rise_to(top, rows.reference[h], factor);
-        float shift = rows.reference[h] * factor;
+        float shift = shift_of(rows.reference[h], factor);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -130,7 +130,8 @@ __device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& 
 // and values [64].
 KERNEL __launch_bounds__(THREADS)
 attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, const u32* offsets, const u32* contexts,
-                     const u32* tables, bf16* out, const __grid_constant__ PagedShape shape) {
+                     const u32* tables, bf16* out, const __grid_constant__ PagedShape shape RULE_PARAMETER) {
+    RULE_CONSTANT
     extern __shared__ uint4 memory[];
     __shared__ u32 table[TABLE];
     __shared__ Exchange shared;
@@ -142,18 +143,20 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
     PagedFeed<PaddedTile, THREADS> feed(t, queries + ROWS * STRIDE, keys, values, shape.block_shift, shape.kv);
     feed.stage_table(table);
     PaddedTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries(qkv));
-    feed.begin();
+    int first_step = rule.first_key(t.last_key(0)) / KEYS;
+    feed.begin(first_step);
 
-    float factor = score_factor();
+    float factor = rule.factor();
     int last_key[2] = {t.last_key(fragment_row(0)), t.last_key(fragment_row(2))};
     WarpState rows;
     SavedRows<2 * FRAGMENTS> saved;
     clear(rows);
-    for (int step = 0; step < feed.n_steps; ++step) {
+    for (int step = first_step; step < feed.n_steps; ++step) {
         float s[2][4] = {}, scale[2];
-        begin_step(step, rows, saved, last_key, factor);
+        begin_step(step, first_step, rows, saved, last_key, rule);
         feed.wait_keys();
         multiply_qk(s, queries, feed.keys_of(step), warp);
+        apply_rule(s, step * KEYS + warp * 16, last_key, rule);
         mask_hidden_keys(s, step * KEYS + warp * 16, last_key);
         share_tops(s, shared, warp);
         // The feed's barriers are those of the exchange too.
@@ -164,6 +167,6 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
         multiply_pv(rows, shared.weights, feed.values_of(step), warp, scale);
         feed.values_are_read(step);
     }
-    end_steps(feed.n_steps, rows, saved, last_key, factor);
+    end_steps(feed.n_steps, first_step, rows, saved, last_key, rule);
     store_rows(t, rows, warp, shape.out_pitch, out);
 }

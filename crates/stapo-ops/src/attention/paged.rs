@@ -97,7 +97,11 @@ pub fn forward<T: Float>(
         tables: sequences.tables.host(),
     };
     host.check(op, dims, cache.dims);
-    if dims.heads.group() <= cpu_decode::MAX_GROUP && host.is_decode(dims, cache.dims, slots.host()) {
+    let is_plain = dims.rule.is_plain(dims.heads.dim);
+    if is_plain
+        && dims.heads.group() <= cpu_decode::MAX_GROUP
+        && host.is_decode(dims, cache.dims, slots.host())
+    {
         let decode = Decode {
             heads: dims.heads,
             dims: cache.dims,
@@ -126,6 +130,7 @@ pub(crate) fn check_shapes<T: Float>(
     out: &ViewMut<'_, T>,
 ) {
     cache.dims.check(op, dims.heads);
+    dims.rule.check(op);
     check(op, name, len, dims.tokens * dims.heads.qkv_width());
     pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "contexts", sequences.contexts.len(), dims.sequences);

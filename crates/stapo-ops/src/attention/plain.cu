@@ -17,18 +17,36 @@ __device__ __forceinline__ float warp_max(float x) {
 // Keys per split: see softmax.cu.
 #define SPLIT 1024
 
-// One query against keys 0..n: `key(j)`, `value(j)` are addresses.
+// How scores are made: see ScoreRule in rule.cu. `softcap` 0: none; `window` 0: all keys.
+struct Rule {
+    float scale, softcap;
+    int window;
+
+    __device__ __forceinline__ float score(float product) const {
+        float scaled = product * scale;
+        return softcap != 0.0f ? softcap * tanhf(scaled / softcap) : scaled;
+    }
+    __device__ __forceinline__ float slope(float score) const {
+        float t = softcap != 0.0f ? score / softcap : 0.0f;
+        return scale * (1.0f - t * t);
+    }
+    // The first of the last `n` keys that is seen.
+    __device__ __forceinline__ int first_key(int n) const { return window > 0 ? max(0, n - window) : 0; }
+};
+
+// One query against the last keys of 0..n: `key(j)`, `value(j)` are addresses.
 template <class Key, class Value>
-__device__ __forceinline__ void attend(const float* q, int n, Key key, Value value, float* out, float* lse) {
-    int lane = threadIdx.x % 32;
-    float scale = 1.0f / sqrtf((float)HEAD_DIM), top = MINUS_INFINITY, sum = 0.0f, o[COLUMNS] = {};
-    for (int first = 0; first < n; first += SPLIT) {
-        int end = min(n, first + SPLIT);
+__device__ __forceinline__ void attend(const float* q, int n, Key key, Value value, float* out, float* lse,
+                                       const Rule& rule) {
+    int lane = threadIdx.x % 32, begin = rule.first_key(n);
+    float top = MINUS_INFINITY, sum = 0.0f, o[COLUMNS] = {};
+    for (int split = begin / SPLIT * SPLIT; split < n; split += SPLIT) {
+        int first = max(begin, split), end = min(n, split + SPLIT);
         float split_top = MINUS_INFINITY, split_sum = 0.0f, split_o[COLUMNS] = {};
-        for (int j = first + lane; j < end; j += 32) split_top = fmaxf(split_top, dot(q, key(j)) * scale);
+        for (int j = first + lane; j < end; j += 32) split_top = fmaxf(split_top, rule.score(dot(q, key(j))));
         split_top = warp_max(split_top);
         for (int from = first; from < end; from += 32) {
-            float p = from + lane < end ? expf(dot(q, key(from + lane)) * scale - split_top) : 0.0f;
+            float p = from + lane < end ? expf(rule.score(dot(q, key(from + lane))) - split_top) : 0.0f;
             split_sum += p;
             for (int j = 0; j < min(32, end - from); ++j) {
                 float weight = __shfl_sync(0xffffffffu, p, j);
@@ -57,7 +75,7 @@ __device__ __forceinline__ int sequence_of(const u32* offsets, int sequences, u3
 
 // Grid: (tokens, query heads), one warp.
 KERNEL attention_forward_float(const float* qkv, const u32* offsets, float* out, float* lse, int sequences, int query,
-                               int kv) {
+                               int kv, const __grid_constant__ Rule rule) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int head = blockIdx.y, kv_head = head / (query / kv);
     size_t start = offsets[sequence_of(offsets, sequences, token)];
@@ -65,7 +83,7 @@ KERNEL attention_forward_float(const float* qkv, const u32* offsets, float* out,
     attend(
         qkv + token * width + head * HEAD_DIM, token - start + 1, [&](int j) { return k + j * width; },
         [&](int j) { return k + j * width + kv * HEAD_DIM; }, out + (token * query + head) * HEAD_DIM,
-        lse + token * query + head);
+        lse + token * query + head, rule);
 }
 
 KERNEL attention_store_float(const float* qkv, const u32* slots, float* keys, float* values, int query, int kv,
@@ -83,7 +101,8 @@ KERNEL attention_store_float(const float* qkv, const u32* slots, float* keys, fl
 
 KERNEL attention_paged_float(const float* qkv, const float* keys, const float* values, const u32* offsets,
                              const u32* contexts, const u32* tables, float* out, int sequences, int table_width,
-                             int query, int kv, int block_size) {
+                             int query, int kv, int block_size,
+                             const __grid_constant__ Rule rule) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int head = blockIdx.y, kv_head = head / (query / kv), s = sequence_of(offsets, sequences, token);
     const u32* table = tables + (size_t)s * table_width;
@@ -93,7 +112,7 @@ KERNEL attention_paged_float(const float* qkv, const float* keys, const float* v
     };
     attend(
         qkv + token * width + head * HEAD_DIM, n, [&](int j) { return keys + place(j); },
-        [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0);
+        [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0, rule);
 }
 
 KERNEL attention_delta_float(const float* out, const float* d_out, float* delta, int query) {
@@ -105,20 +124,21 @@ KERNEL attention_delta_float(const float* out, const float* d_out, float* delta,
 
 // Grid: (tokens, query heads), one warp.
 KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                        const float* delta, float* d_qkv, int sequences, int query, int kv) {
+                                        const float* delta, float* d_qkv, int sequences, int query, int kv,
+                                        const __grid_constant__ Rule rule) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
     size_t start = offsets[sequence_of(offsets, sequences, token)], at = token * query + head;
     const float *q = qkv + token * width + head * HEAD_DIM, *k = qkv + start * width + (query + kv_head) * HEAD_DIM;
     const float *v = k + kv * HEAD_DIM, *d = d_out + at * HEAD_DIM;
-    float scale = 1.0f / sqrtf((float)HEAD_DIM), sums[COLUMNS] = {};
+    float sums[COLUMNS] = {};
     int n = token - start + 1;
-    for (int from = 0; from < n; from += 32) {
+    for (int from = rule.first_key(n); from < n; from += 32) {
         size_t j = from + lane;
         float d_score = 0.0f;
         if (j < n) {
-            float p = expf(dot(q, k + j * width) * scale - lse[at]);
-            d_score = p * (dot(d, v + j * width) - delta[at]) * scale;
+            float score = rule.score(dot(q, k + j * width)), p = expf(score - lse[at]);
+            d_score = p * (dot(d, v + j * width) - delta[at]) * rule.slope(score);
         }
         for (int i = 0; i < min(32, n - from); ++i) {
             float weight = __shfl_sync(0xffffffffu, d_score, i);
@@ -132,19 +152,22 @@ KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, co
 
 // Grid: (tokens, kv heads), one warp.
 KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                     const float* delta, float* d_qkv, int sequences, int query, int kv) {
+                                     const float* delta, float* d_qkv, int sequences, int query, int kv,
+                                     const __grid_constant__ Rule rule) {
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
     int kv_head = blockIdx.y, group = query / kv, lane = threadIdx.x % 32;
     size_t end = offsets[sequence_of(offsets, sequences, token) + 1];
     const float *k = qkv + token * width + (query + kv_head) * HEAD_DIM, *v = k + kv * HEAD_DIM;
-    float scale = 1.0f / sqrtf((float)HEAD_DIM), d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
+    float d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
+    if (rule.window > 0) end = min(end, token + rule.window);
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
         for (size_t from = token; from < end; from += 32) {
             size_t t = from + lane, at = t * query + head;
             float p = 0.0f, d_score = 0.0f;
             if (t < end) {
-                p = expf(dot(qkv + t * width + head * HEAD_DIM, k) * scale - lse[at]);
-                d_score = p * (dot(d_out + at * HEAD_DIM, v) - delta[at]) * scale;
+                float score = rule.score(dot(qkv + t * width + head * HEAD_DIM, k));
+                p = expf(score - lse[at]);
+                d_score = p * (dot(d_out + at * HEAD_DIM, v) - delta[at]) * rule.slope(score);
             }
             for (int i = 0; i < min((size_t)32, end - from); ++i) {
                 float weight = __shfl_sync(0xffffffffu, p, i), d_weight = __shfl_sync(0xffffffffu, d_score, i);

@@ -168,6 +168,15 @@ __device__ __forceinline__ float rise_to(float top, float& reference, float fact
     return scale;
 }
 
+// What the exponents of a step are less. A row that has seen no key yet, as in front of its window, has no reference.
+__device__ __forceinline__ float shift_of(float reference, float factor) {
+#ifdef SCORE_RULE
+    return reference == MINUS_INFINITY ? 0.0f : reference * factor;
+#else
+    return reference * factor;
+#endif
+}
+
 // The largest of a lane's scores from fragment `first` on in row `h`, of one step.
 template <int N> __device__ __forceinline__ float largest(const float (&s)[N][4], int first, int h) {
     float m[KEYS / 8];
@@ -203,7 +212,7 @@ __device__ __forceinline__ void softmax_weights(float (&s)[KEYS / 8][4], RowStat
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float shift = rows.reference[h] * factor;
+        float shift = shift_of(rows.reference[h], factor);
 #pragma unroll
         for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll

@@ -84,6 +84,12 @@ template <class Tile, int STEP, int THREADS> struct QueryStream {
         deltas = lse_log2 + 2 * STEP;
     }
 
+    // Leaves out the queries from position `end` on.
+    __device__ __forceinline__ void end_at(int end) {
+        n_tiles = (end - t.first + STEP - 1) / STEP;
+        n_steps = n_tiles * heads;
+    }
+
     // Position of a step's first query.
     __device__ __forceinline__ int first_of(int step) const { return t.first + step % n_tiles * STEP; }
 
@@ -148,10 +154,18 @@ __device__ __forceinline__ void store_key_rows(const KeyTile& t, bf16* d_qkv, in
     }
 }
 
+// Writes the gradients of the two keys, or of the two values, from `row` on, times `scale`.
+__device__ __forceinline__ void store_key_part(const KeyTile& t, bf16* d_qkv, int row, int head,
+                                               const float (&d)[DIM / 8][4], float scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        if (row + h * 8 < t.n_keys) store_row(d_qkv + (t.token + row + h * 8) * t.width + head * HEAD_DIM, d, h, scale);
+}
+
 // Writes the gradients of the two queries from `row` on.
 __device__ __forceinline__ void store_query_rows(const QueryTile& t, bf16* d_qkv, int row,
-                                                 const float (&d_q)[DIM / 8][4]) {
-    float scale = rsqrtf((float)HEAD_DIM);
+                                                 const float (&d_q)[DIM / 8][4],
+                                                 float scale = rsqrtf((float)HEAD_DIM)) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (row + h * 8 < t.n_rows)

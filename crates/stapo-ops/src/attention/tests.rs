@@ -3,6 +3,8 @@ use super::*;
 use crate::Buffer;
 use crate::testing::*;
 
+mod rules;
+
 const HEADS: [Heads; 4] = [
     Heads { query: 2, kv: 2, dim: 5 },
     Heads { query: 4, kv: 2, dim: 16 },
@@ -11,7 +13,7 @@ const HEADS: [Heads; 4] = [
 ];
 
 fn dims(heads: Heads, lens: &[usize]) -> Dims {
-    Dims { tokens: lens.iter().sum(), sequences: lens.len(), heads }
+    Dims { tokens: lens.iter().sum(), sequences: lens.len(), heads, rule: ScoreRule::plain(heads.dim) }
 }
 
 fn offsets(lens: &[usize]) -> Vec<u32> {
@@ -182,7 +184,13 @@ fn paged_of<T: Float>(
                 );
             }
         }
-        let d = paged::Dims { tokens: slots.len(), sequences: lens.len(), heads, table_width: width };
+        let d = paged::Dims {
+            tokens: slots.len(),
+            sequences: lens.len(),
+            heads,
+            rule: ScoreRule::plain(heads.dim),
+            table_width: width,
+        };
         let rows = upload(device, &rows);
         let slots = upload(device, &slots);
         let mut part = device.zeros(d.tokens * heads.out_width()).unwrap();
@@ -300,7 +308,13 @@ fn decoded_of<T: Float>(
             tables: tables.view(),
             groups: None,
         };
-        let d = paged::Dims { tokens: running.len(), sequences: running.len(), heads, table_width: width };
+        let d = paged::Dims {
+            tokens: running.len(),
+            sequences: running.len(),
+            heads,
+            rule: ScoreRule::plain(heads.dim),
+            table_width: width,
+        };
         let mut part = device.zeros(running.len() * heads.out_width()).unwrap();
         let rows = upload(device, &rows);
         paged::forward(device, d, rows.view(), slots.view(), &mut cache, sequences, part.view_mut());
@@ -367,7 +381,7 @@ fn sequences_may_share_the_blocks_of_a_common_prefix() {
     let [offsets, contexts, tables] =
         [&[0, 1, 2][..], &[33, 33], &[2, 0, 1, 2, 0, 3]].map(|x| upload(&device, x));
     let sequences = lists(&offsets, &contexts, &tables);
-    let d = paged::Dims { tokens: 2, sequences: 2, heads, table_width: 3 };
+    let d = paged::Dims { tokens: 2, sequences: 2, heads, rule: ScoreRule::plain(heads.dim), table_width: 3 };
     let mut out = device.zeros(2 * heads.out_width()).unwrap();
     let last = all.range(32 * width..34 * width);
     paged::forward(&device, d, last, slots.range(32..34), &mut cache, sequences, out.view_mut());
@@ -386,7 +400,7 @@ fn a_block_outside_the_cache_is_named() {
     let mut cache = Cache::<f32>::zeros(&device, cache_dims).unwrap();
     let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[7]].map(|x| upload(&device, x));
     let sequences = lists(&offsets, &contexts, &tables);
-    let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
+    let d = paged::Dims { tokens: 1, sequences: 1, heads, rule: ScoreRule::plain(heads.dim), table_width: 1 };
     let qkv = upload(&device, &[0f32; 6]);
     let mut out = device.zeros(2).unwrap();
     let slots = upload(&device, &[0]);
@@ -404,7 +418,8 @@ fn of_two_tokens_in_one_slot_the_later_stays() {
         paged::store(device, 2, heads, qkv.view(), slots.view(), &mut cache);
         let [offsets, contexts, tables] = [&[0, 1][..], &[1], &[0]].map(|x| upload(device, x));
         let sequences = lists(&offsets, &contexts, &tables);
-        let d = paged::Dims { tokens: 1, sequences: 1, heads, table_width: 1 };
+        let d =
+            paged::Dims { tokens: 1, sequences: 1, heads, rule: ScoreRule::plain(heads.dim), table_width: 1 };
         let mut out = device.zeros(heads.out_width()).unwrap();
         let last = qkv.range(heads.qkv_width()..2 * heads.qkv_width());
         paged::forward(device, d, last, slots.range(1..2), &mut cache, sequences, out.view_mut());

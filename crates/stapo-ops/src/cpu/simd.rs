@@ -20,7 +20,7 @@ mod x86_tile;
 mod x86_token;
 
 pub use level::{Simd, SimdError};
-pub(crate) use math::{ln_f32, silu_parts};
+pub(crate) use math::{gelu_parts, ln_f32, silu_parts, tanh};
 
 use tile::{Ahead, Fetch, Tile};
 

@@ -26,6 +26,30 @@ template <class S> __device__ __forceinline__ void add(S* x, const S* addend, u6
 KERNEL residual_add_float(float* x, const float* addend, u64 n) { add(x, addend, n); }
 KERNEL residual_add_bf16(bf16* x, const bf16* addend, u64 n) { add(x, addend, n); }
 
+template <class S> __device__ __forceinline__ void scale(S* x, float factor, u64 n) {
+    u64 at = 8 * element();
+    if (at >= n) return;
+    float a[8];
+    bool whole = at + 8 <= n && (u64)x % 16 == 0;
+    int left = (int)min((u64)8, n - at);
+    load8(x + at, 0, left, whole, a);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] *= factor;
+    store8(x + at, 0, left, whole, a);
+}
+
+KERNEL residual_scale_float(float* x, float factor, u64 n) { scale(x, factor, n); }
+KERNEL residual_scale_bf16(bf16* x, float factor, u64 n) { scale(x, factor, n); }
+
+// A block of threads copies a row of x [rows, width]; rows of `out` are `pitch` apart.
+template <class S> __device__ __forceinline__ void copy_row(const S* x, S* out, int width, int pitch) {
+    for (int i = threadIdx.x; i < width; i += blockDim.x)
+        out[(size_t)blockIdx.x * pitch + i] = x[(size_t)blockIdx.x * width + i];
+}
+
+KERNEL residual_copy_rows_float(const float* x, float* out, int width, int pitch) { copy_row(x, out, width, pitch); }
+KERNEL residual_copy_rows_bf16(const bf16* x, bf16* out, int width, int pitch) { copy_row(x, out, width, pitch); }
+
 // The last step of split-K: y [n] = the sum of parts [n_parts, n], in order; n is a multiple of 8.
 KERNEL sum_of_parts_bf16(const float* parts, bf16* y, u64 n, int n_parts) {
     u64 at = 8 * element();

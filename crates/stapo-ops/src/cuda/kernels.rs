@@ -22,6 +22,8 @@ pub enum Scope {
     Once,
     /// Once for each width of a head.
     HeadDim,
+    /// Once for each width of a head, when a layer first needs it.
+    HeadDimOnDemand,
     /// Once for each of the widths 64 and 128, for `sm_90a` only.
     Hopper,
     /// Once, for `sm_90a` only.
@@ -31,7 +33,7 @@ pub enum Scope {
 impl Scope {
     /// Whether a source is compiled for each width of a head.
     pub(super) fn has_width(self) -> bool {
-        matches!(self, Scope::HeadDim | Scope::Hopper)
+        matches!(self, Scope::HeadDim | Scope::HeadDimOnDemand | Scope::Hopper)
     }
 }
 
@@ -43,6 +45,9 @@ const TILES: &str = include_str!("../attention/tiles.cu");
 const SOFTMAX: &str = include_str!("../attention/softmax.cu");
 const STREAMS: &str = include_str!("../attention/streams.cu");
 const FEEDS: &str = include_str!("../attention/feeds.cu");
+const RULE: &str = include_str!("../attention/rule.cu");
+/// Makes the kernels of a source take the rule of scores.
+const TAKES_RULE: &str = "#define SCORE_RULE\n";
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
@@ -66,14 +71,21 @@ sources! {
     QUANTISED = "quantised", Once, [include_str!("../quantised/unpack.cu")];
     RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    ROPE_PARTS = "rope_parts", Once, [include_str!("../rope/parts.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
-    ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/forward.cu")];
-    ATTENTION_PAGED = "attention_paged", HeadDim, [TILES, SOFTMAX, MMA, FEEDS, include_str!("../attention/paged.cu")];
+    ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
+    ATTENTION_PAGED = "attention_paged", HeadDim, [TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/paged.cu")];
     ATTENTION_BACKWARD = "attention_backward", HeadDim,
-        [TILES, SOFTMAX, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
+        [TILES, SOFTMAX, RULE, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
+    ATTENTION_RULED = "attention_ruled", HeadDimOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
+    ATTENTION_PAGED_RULED = "attention_paged_ruled", HeadDimOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/paged.cu")];
+    ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
         [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,

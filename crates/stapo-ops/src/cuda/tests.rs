@@ -62,11 +62,14 @@ fn every_kernel_compiles_for_every_architecture() {
     std::thread::scope(|scope| {
         for source in super::kernels::SOURCES {
             scope.spawn(move || {
-                for (arch, head_dims) in [("sm_80", &[128][..]), ("sm_89", &[64]), ("sm_90a", &[10, 64, 128])]
+                for (arch, head_dims) in
+                    [("sm_80", &[128][..]), ("sm_89", &[64]), ("sm_90a", &[10, 64, 128, 256])]
                 {
                     let head_dims = match source.scope {
                         Scope::Once => &[0],
                         Scope::HeadDim => head_dims,
+                        Scope::HeadDimOnDemand if arch == "sm_90a" => &[10, 64, 128, 256],
+                        Scope::HeadDimOnDemand => head_dims,
                         Scope::Hopper if arch == "sm_90a" => &[64, 128],
                         Scope::HopperOnce if arch == "sm_90a" => &[0],
                         Scope::Hopper | Scope::HopperOnce => &[],

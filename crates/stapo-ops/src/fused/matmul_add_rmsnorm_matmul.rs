@@ -60,7 +60,7 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, normed: Norme
     match next {
         Next::Product { weight, y } => matmul::forward(device, tokens, rows.view(), weight, None, y),
         Next::Swiglu { weight, gate_up, out } => {
-            let dims = swiglu::Dims { tokens, width: outputs / 2 };
+            let dims = swiglu::Dims { tokens, width: outputs / 2, gate: swiglu::Gate::Silu };
             matmul_swiglu::forward(device, dims, rows.view(), weight, gate_up, out);
         }
     }

@@ -116,6 +116,7 @@ pub fn forward_swiglu<T: Float>(
     if let Backend::Cuda(cuda) = device.backend()
         && product.bias.is_none()
         && kept == GateUp::Dropped
+        && dims.gate == swiglu::Gate::Silu
         && product.overlapped_layer(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
     {
         return product.overlapped_layer(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
@@ -207,8 +208,10 @@ pub fn backward_input<T: Float>(
 }
 
 /// Whether [`backward_swiglu`] makes the gradient of the adapter's first factor.
-pub fn makes_first_factor<T: Float>(device: &Device, adapter: &Adapter<'_, T>) -> bool {
-    matches!(device.backend(), Backend::Cuda(cuda) if lora::cuda_backward::makes_first_factor(cuda, adapter))
+pub fn makes_first_factor<T: Float>(device: &Device, gate: swiglu::Gate, adapter: &Adapter<'_, T>) -> bool {
+    let is_silu = gate == swiglu::Gate::Silu;
+    is_silu
+        && matches!(device.backend(), Backend::Cuda(cuda) if lora::cuda_backward::makes_first_factor(cuda, adapter))
 }
 
 /// What [`backward_swiglu`] reads of down. Shapes: d_hidden `[T, pitch]`; d_activated `[T, width]`, the gradient without the
@@ -238,7 +241,7 @@ pub fn backward_swiglu<T: Float>(
     check(op, "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
     pitch_of(op, "d_gate_up", d_gate_up.len(), dims.tokens, 2 * dims.width);
     if let Some((d_a, _)) = &d_a {
-        assert!(makes_first_factor(device, adapter), "{op}: the gradient of a first factor");
+        assert!(makes_first_factor(device, dims.gate, adapter), "{op}: the gradient of a first factor");
         check(op, "d_a", d_a.len(), adapter.a.shape().len());
     }
     if dims.tokens == 0 {
@@ -246,6 +249,7 @@ pub fn backward_swiglu<T: Float>(
     }
     if let Backend::Cuda(cuda) = device.backend()
         && lora::cuda::fits(cuda, adapter)
+        && dims.gate == swiglu::Gate::Silu
     {
         check(op, "d_hidden", d_hidden.len(), dims.tokens * adapter.pitch());
         let of_down = (d_hidden.cuda(), d_activated.cuda());

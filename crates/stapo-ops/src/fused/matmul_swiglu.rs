@@ -22,6 +22,7 @@ pub fn forward<T: Float>(
     let is_packed = pitch_of(op, "out", out.len(), dims.tokens, dims.width) == dims.width;
     if let Backend::Cuda(cuda) = device.backend()
         && is_packed
+        && dims.gate == swiglu::Gate::Silu
     {
         let product = matmul::Dims { tokens: dims.tokens, inputs, outputs };
         let weight = weight.view().cuda();

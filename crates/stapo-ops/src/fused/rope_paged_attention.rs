@@ -37,7 +37,7 @@ pub fn forward<T: Float>(
         check(op, "positions", positions.len(), dims.tokens);
         check(op, "slots", slots.len(), dims.tokens);
         let call = PagedCall::new(dims, slots, cache, sequences, &out);
-        if fits(cuda, &call, raw.cuda()) {
+        if fits(cuda, &call, raw.cuda()) && rotates_heads(table, norm) {
             return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
         }
     }
@@ -45,6 +45,12 @@ pub fn forward<T: Float>(
     let norm = norm.map(|norm| (norm, inv_rms));
     rope::forward(device, rope_dims, table, positions, norm, raw, qkv.reborrow());
     paged::forward(device, dims, qkv.into_view(), slots, cache, sequences, out);
+}
+
+/// Whether the kernel's rotation is that of the table and the norm: of whole heads, each normed alone.
+fn rotates_heads<T: Float>(table: &rope::Table<T>, norm: Option<rope::HeadNorm<'_, T>>) -> bool {
+    let is_per_head = norm.is_none_or(|norm| norm.extent == rope::NormExtent::Head);
+    is_per_head && table.rotary_dim() == table.head_dim()
 }
 
 fn fits(cuda: &Cuda, call: &PagedCall, raw: Slice) -> bool {

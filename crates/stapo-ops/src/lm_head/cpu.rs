@@ -1,4 +1,4 @@
-use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads, row};
+use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads, row};
 use crate::cpu::simd::{Kernel, Lanes};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::{Float, ViewMut, Weight, Write, matmul};
@@ -13,7 +13,7 @@ const MAX_CHUNK: usize = 504;
 /// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each.
 pub(crate) fn for_chunks<E: Float>(
     cpu: &Cpu,
-    tokens: usize,
+    (tokens, rule): (usize, LogitRule),
     hidden: &[E],
     weight: &Weight<E>,
     mut body: impl FnMut(usize, usize, &mut [E]),
@@ -27,6 +27,14 @@ pub(crate) fn for_chunks<E: Float>(
             let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
             let rows = &hidden[start * width..(start + n) * width];
             matmul::cpu::forward(cpu, dims, rows, weight.panels().host(), None, logits);
+            if !rule.is_plain() {
+                let shared = Shared::new(&mut *logits);
+                cpu.rows(n, 4 * vocab, |rows| {
+                    // SAFETY: each task has its own rows.
+                    let logits = unsafe { shared.range(rows.start * vocab..rows.end * vocab) };
+                    cpu.dispatch(Rule { rule, logits });
+                });
+            }
             body(start, n, logits);
         }
     });
@@ -48,7 +56,7 @@ pub(crate) fn forward<E: Float>(
     let mut slopes = slopes.map(ViewMut::into_host);
     let has_slopes = slopes.is_some();
     let best = alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
-    for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
+    for_chunks(cpu, (dims.tokens, dims.rule), hidden, weight, |start, n, logits| {
         let shared = Shared::new(logits);
         cpu.rows(n, 4 * vocab, |rows| {
             for r in rows {
@@ -68,7 +76,7 @@ pub(crate) fn forward<E: Float>(
                 cpu.dispatch(Score { logits, inv_temperature, target, numbers, best });
                 if has_slopes {
                     let (saved, d) = ((*lse, *entropy), (E::from_f64(1.0), E::ZERO));
-                    cpu.dispatch(Gradient { logits, inv_temperature, target, saved, d });
+                    cpu.dispatch(Gradient { logits, rule: dims.rule, inv_temperature, target, saved, d });
                 }
             }
         });
@@ -93,6 +101,19 @@ pub(crate) fn scale_rows<E: Float>(cpu: &Cpu, by: &[E], rows: &mut [E]) {
             }
         }
     });
+}
+
+/// Turns products into logits.
+struct Rule<'a, E> {
+    rule: LogitRule,
+    logits: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for Rule<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        row::apply(l, self.logits, self.rule);
+    }
 }
 
 /// Computes the numbers of one token.
@@ -137,7 +158,7 @@ pub(crate) fn backward<E: Float>(
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
     let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());
     let (d_logp, d_entropy) = (grads.d_logp.host(), grads.d_entropy.host());
-    for_chunks(cpu, dims.tokens, hidden, weight, |start, n, logits| {
+    for_chunks(cpu, (dims.tokens, dims.rule), hidden, weight, |start, n, logits| {
         let shared = Shared::new(logits);
         cpu.rows(n, 4 * vocab, |rows| {
             for r in rows {
@@ -145,7 +166,8 @@ pub(crate) fn backward<E: Float>(
                 // SAFETY: each task has its own rows.
                 let logits = unsafe { shared.range(r * vocab..(r + 1) * vocab) };
                 let (saved, d) = ((lse[t], entropy[t]), (d_logp[t], d_entropy[t]));
-                cpu.dispatch(Gradient { logits, inv_temperature, target: targets[t] as usize, saved, d });
+                let (rule, target) = (dims.rule, targets[t] as usize);
+                cpu.dispatch(Gradient { logits, rule, inv_temperature, target, saved, d });
             }
         });
         let rows = start * width..(start + n) * width;
@@ -158,9 +180,10 @@ pub(crate) fn backward<E: Float>(
     });
 }
 
-/// Turns the logits of one token into their gradient.
+/// Turns the logits of one token into the gradient of the products that they were made from.
 struct Gradient<'a, E> {
     logits: &'a mut [E],
+    rule: LogitRule,
     inv_temperature: E,
     target: usize,
     /// lse, entropy.
@@ -172,6 +195,7 @@ struct Gradient<'a, E> {
 impl<E: Float> Kernel<E> for Gradient<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        row::gradient(l, self.logits, self.inv_temperature, self.target, self.saved, self.d);
+        let of_products = (self.rule, self.inv_temperature);
+        row::gradient(l, self.logits, of_products, self.target, self.saved, self.d);
     }
 }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{Alternatives, Dims, HeadGrads, HeadScores, ScoreGrads};
+use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
 use crate::cuda::{Cuda, ElementType, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
@@ -25,7 +25,7 @@ pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
 /// room for the f32 logits of a chunk; its length determines the number of rows of a chunk.
 pub(crate) fn for_chunks<T: Float>(
     cuda: &Arc<Cuda>,
-    tokens: usize,
+    (tokens, rule): (usize, LogitRule),
     hidden: Slice,
     weight: &Weight<T>,
     memory: Slice,
@@ -39,15 +39,15 @@ pub(crate) fn for_chunks<T: Float>(
     assert!(rows > 0, "logits: memory for {} of a vocabulary of {vocab}", memory.len);
     for start in (0..tokens).step_by(rows) {
         let n = rows.min(tokens - start);
-        body(start, n, logits(cuda, start, n, hidden, weight, memory));
+        body(start, n, logits(cuda, (start, n), rule, hidden, weight, memory));
     }
 }
 
 /// Computes the logits of `n` tokens from `start` on, at the beginning of `memory`.
 fn logits<T: Float>(
     cuda: &Arc<Cuda>,
-    start: usize,
-    n: usize,
+    (start, n): (usize, usize),
+    rule: LogitRule,
     hidden: Slice,
     weight: &Weight<T>,
     memory: Slice,
@@ -57,6 +57,11 @@ fn logits<T: Float>(
     let to = memory.part(0, n * vocab);
     let rows = hidden.part(start * width, n * width);
     matmul::cuda::forward(cuda, dims, rows, weight.view().cuda(), None, to);
+    if !rule.is_plain() {
+        let launch = cuda.kernel(&LM_HEAD, "lm_head_apply_rule").arg(to);
+        let launch = launch.arg(rule.softcap.unwrap_or(0.0) as f32).arg((1.0 / rule.divisor) as f32);
+        launch.arg(vocab).run([vocab.div_ceil(8 * 256), n], 256, 0);
+    }
     to
 }
 
@@ -77,7 +82,7 @@ pub(super) fn forward<T: Float>(
     let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
     let slopes = scores.slopes.as_ref();
     let slopes = slopes.map(|slopes| (slopes.cuda(), Memory::scratch(cuda, n_logits, hidden.kind)));
-    for_chunks(cuda, dims.tokens, hidden, weight, memory.slice(), |start, n, logits| {
+    for_chunks(cuda, (dims.tokens, dims.rule), hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
         let n_best = best.map_or(0, |best| best.n);
@@ -124,6 +129,12 @@ fn backward_chunk<T: Float>(
     let launch = numbers.iter().fold(launch, |launch, x| launch.arg(*x));
     let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
     launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
+    if !dims.rule.is_plain() {
+        let name = format!("lm_head_rule_slope_{}", d_logits.name());
+        let (softcap, factor) = (dims.rule.softcap.unwrap_or(0.0) as f32, (1.0 / dims.rule.divisor) as f32);
+        let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(d_logits).arg(softcap).arg(factor);
+        launch.arg(vocab).run([vocab.div_ceil(8 * 256), n], 256, 0);
+    }
     let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
     let to = d_hidden.part(start * width, n * width);
     matmul::cuda::backward_input(cuda, chunk, d_logits, weight.view().cuda(), Write::Set, to);
@@ -169,7 +180,7 @@ pub(super) fn backward<T: Float>(
         let logits = if std::mem::take(&mut has_logits) {
             memory.slice().part(0, n * vocab)
         } else {
-            logits(cuda, start, n, hidden, weight, memory.slice())
+            logits(cuda, (start, n), dims.rule, hidden, weight, memory.slice())
         };
         let numbers = numbers.map(|x| Some(x.part(start, n)));
         let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };

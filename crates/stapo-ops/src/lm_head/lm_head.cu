@@ -68,3 +68,43 @@ template <class S> __device__ __forceinline__ void scale_row(const float* by, S*
 
 KERNEL lm_head_scale_rows_float(const float* by, float* x, int width) { scale_row(by, x, width); }
 KERNEL lm_head_scale_rows_bf16(const float* by, bf16* x, int width) { scale_row(by, x, width); }
+
+// Products become logits: times `factor`, then capped where `softcap` is not 0. Eight elements a thread; grid: (columns, rows).
+KERNEL lm_head_apply_rule(float* logits, float softcap, float factor, int vocab) {
+    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= vocab) return;
+    float* row = logits + (size_t)blockIdx.y * vocab;
+    bool whole = vocab % 8 == 0;
+    float x[8];
+    load8(row, at, vocab, whole, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        x[i] *= factor;
+        if (softcap != 0.0f) x[i] = softcap * tanhf(x[i] / softcap);
+    }
+    store8(row, at, vocab, whole, x);
+}
+
+// The gradient of logits becomes that of the products.
+template <class S> __device__ __forceinline__ void rule_slope(const float* logits, S* d_logits, float softcap, float factor, int vocab) {
+    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= vocab) return;
+    size_t row = (size_t)blockIdx.y * vocab;
+    bool whole = vocab % 8 == 0;
+    float x[8], d[8];
+    load8(logits + row, at, vocab, whole, x);
+    load8(d_logits + row, at, vocab, whole, d);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        float t = softcap != 0.0f ? x[i] / softcap : 0.0f;
+        d[i] *= factor * (1.0f - t * t);
+    }
+    store8(d_logits + row, at, vocab, whole, d);
+}
+
+KERNEL lm_head_rule_slope_float(const float* logits, float* d_logits, float softcap, float factor, int vocab) {
+    rule_slope(logits, d_logits, softcap, factor, vocab);
+}
+KERNEL lm_head_rule_slope_bf16(const float* logits, bf16* d_logits, float softcap, float factor, int vocab) {
+    rule_slope(logits, d_logits, softcap, factor, vocab);
+}

@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-use crate::cpu::simd::{Lanes, Real, WIDTH};
+use super::LogitRule;
+use crate::cpu::simd::{Lanes, Real, WIDTH, tanh};
 
 /// In place of `ln 0` where the logarithm is multiplied by a probability of 0: 0 times minus infinity would be NaN.
 const FLOOR: f64 = -1e30;
@@ -89,17 +90,42 @@ pub(crate) fn best<E: Real>(
     }
 }
 
-/// Turns logits into their gradient: with `p` the probabilities and `H` the entropy,
+/// Turns products into logits.
+#[inline(always)]
+pub(crate) fn apply<L: Lanes>(l: L, logits: &mut [L::E], rule: LogitRule) {
+    let factor = l.splat(L::E::from_f64(1.0 / rule.divisor));
+    let cap = rule.softcap.map(|cap| (l.splat(L::E::from_f64(cap)), l.splat(L::E::from_f64(1.0 / cap))));
+    for at in (0..logits.len()).step_by(WIDTH) {
+        let mut x = l.mul(l.get(logits, at, L::E::ZERO), factor);
+        if let Some((cap, inverse)) = cap {
+            x = l.mul(cap, tanh(l, l.mul(x, inverse)));
+        }
+        l.put(logits, at, x);
+    }
+}
+
+/// The slopes of logits by the products that they were made from.
+#[inline(always)]
+fn rule_slope<L: Lanes>(l: L, logits: L::V, rule: LogitRule) -> L::V {
+    let factor = l.splat(L::E::from_f64(1.0 / rule.divisor));
+    let Some(cap) = rule.softcap else { return factor };
+    let share = l.mul(logits, l.splat(L::E::from_f64(1.0 / cap)));
+    l.mul(factor, l.sub(l.splat(L::E::ONE), l.mul(share, share)))
+}
+
+/// Turns logits into the gradient of the products that they were made from: that of the logits, times the rule's slope, is with `p` the probabilities and `H` the entropy,
 /// `d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature`.
 #[inline(always)]
 pub(crate) fn gradient<L: Lanes>(
     l: L,
     logits: &mut [L::E],
-    inv_temperature: L::E,
+    (rule, inv_temperature): (LogitRule, L::E),
     target: usize,
     (lse, entropy): (L::E, L::E),
     (d_logp, d_entropy): (L::E, L::E),
 ) {
+    let target_slope =
+        if rule.is_plain() { L::E::ONE } else { l.to_array(rule_slope(l, l.splat(logits[target]), rule))[0] };
     let floor = l.splat(L::E::from_f64(FLOOR));
     let (scale, wide_lse) = (l.splat(inv_temperature), l.splat(lse));
     // -p (d_logp + d_entropy H + d_entropy ln p) / temperature
@@ -108,8 +134,11 @@ pub(crate) fn gradient<L: Lanes>(
     for at in (0..logits.len()).step_by(WIDTH) {
         let logp = l.sub(l.mul(l.get(logits, at, L::E::ZERO), scale), wide_lse);
         let p = l.exp(logp);
-        let d = l.mul(p, l.fma(slope, l.max(floor, logp), constant));
+        let mut d = l.mul(p, l.fma(slope, l.max(floor, logp), constant));
+        if !rule.is_plain() {
+            d = l.mul(d, rule_slope(l, l.get(logits, at, L::E::ZERO), rule));
+        }
         l.put(logits, at, d);
     }
-    logits[target] += d_logp * inv_temperature;
+    logits[target] += d_logp * inv_temperature * target_slope;
 }

@@ -7,19 +7,24 @@ struct Case {
     width: usize,
     vocab: usize,
     temperature: f64,
+    rule: LogitRule,
 }
 
-const CASES: [Case; 4] = [
-    Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0 },
-    Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7 },
-    Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3 },
+const PLAIN: LogitRule = LogitRule { divisor: 1.0, softcap: None };
+const CAPPED: LogitRule = LogitRule { divisor: 1.4, softcap: Some(0.9) };
+
+const CASES: [Case; 5] = [
+    Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0, rule: PLAIN },
+    Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7, rule: PLAIN },
+    Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3, rule: PLAIN },
+    Case { tokens: 6, width: 19, vocab: 65, temperature: 0.8, rule: CAPPED },
     // More tokens than a chunk holds.
-    Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0 },
+    Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0, rule: PLAIN },
 ];
 
 impl Case {
     fn dims(self) -> Dims {
-        Dims { tokens: self.tokens, temperature: self.temperature }
+        Dims { tokens: self.tokens, temperature: self.temperature, rule: self.rule }
     }
 
     fn inputs<T: Float>(self) -> (Vec<T>, Vec<T>, Vec<u32>) {
@@ -113,7 +118,9 @@ fn numbers_are_those_of_the_softmax() {
         let got = case.forward(&device(), &hidden, &w);
         for t in 0..case.tokens {
             let logits = w.chunks(case.width).map(|w| {
-                w.iter().zip(&hidden[t * case.width..]).map(|(w, h)| w * h).sum::<f64>() / case.temperature
+                let product: f64 = w.iter().zip(&hidden[t * case.width..]).map(|(w, h)| w * h).sum();
+                let divided = product / case.rule.divisor;
+                case.rule.softcap.map_or(divided, |cap| cap * (divided / cap).tanh()) / case.temperature
             });
             let e: Vec<f64> = logits.map(f64::exp).collect();
             let sum: f64 = e.iter().sum();
@@ -129,7 +136,7 @@ fn numbers_are_those_of_the_softmax() {
 
 #[test]
 fn gradients_are_finite_differences() {
-    for case in [CASES[1], Case { tokens: 9, ..CASES[2] }] {
+    for case in [CASES[1], Case { tokens: 9, ..CASES[2] }, CASES[3]] {
         let device = device();
         let (hidden, w, _) = case.inputs::<f64>();
         let outputs = vec![vec![0.0; case.tokens]; 2];

@@ -1,10 +1,10 @@
-use super::{Dims, HeadNorm, HeadNormGrad, HeadNormSums, Table};
+use super::{Dims, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Table};
 use crate::Float;
 use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
-use crate::cpu::{Cpu, Shared};
+use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::rmsnorm::cpu::{backward_row_in_place, inverse_rms, scale_row};
 
-/// The rotation of one token: cos and sin of its position, `[head_dim / 2]` each.
+/// The rotation of one token: cos and sin of its position, `[rotary_dim / 2]` each.
 #[derive(Clone, Copy)]
 struct Rotation<'a, E> {
     cos: &'a [E],
@@ -23,7 +23,7 @@ struct Rotations<'a, E> {
 impl<'a, E: Float> Rotations<'a, E> {
     fn new(table: &'a Table<E>, positions: &'a [u32]) -> Self {
         let (cos, sin) = (table.cos.view().host(), table.sin.view().host());
-        Rotations { cos, sin, half: table.head_dim() / 2, positions }
+        Rotations { cos, sin, half: table.rotary_dim() / 2, positions }
     }
 
     #[inline(always)]
@@ -80,14 +80,44 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
             match &mut self.norm {
                 None => rotate(l, self.rotation, raw, out),
                 Some((norm, inv_rms)) => {
-                    let weight = if head < heads.query { norm.query_weight } else { norm.key_weight };
-                    inv_rms[head] = inverse_rms(l, raw, E::from_f64(norm.eps));
-                    scale_row(l, raw, inv_rms[head], weight.host(), out);
+                    let is_shared =
+                        norm.extent == NormExtent::Projection && ![0, heads.query].contains(&head);
+                    inv_rms[head] = if is_shared {
+                        inv_rms[head - 1]
+                    } else {
+                        inverse_rms(l, mean_of(self.d, *norm, self.raw, head), E::from_f64(norm.eps))
+                    };
+                    scale_row(l, raw, inv_rms[head], weight_of(self.d, *norm, head), out);
                     rotate_in_place(l, self.rotation, out);
                 }
             }
         }
         self.out[rotated..].copy_from_slice(&self.raw[rotated..]);
+    }
+}
+
+/// The part of a raw row whose mean of squares norms the head.
+#[inline(always)]
+fn mean_of<'a, E: Float>(d: Dims, norm: HeadNorm<'_, E>, raw: &'a [E], head: usize) -> &'a [E] {
+    let n_query = d.heads.query * d.heads.dim;
+    match norm.extent {
+        NormExtent::Head => &raw[head * d.heads.dim..][..d.heads.dim],
+        NormExtent::Projection if head < d.heads.query => &raw[..n_query],
+        NormExtent::Projection => &raw[n_query..][..d.heads.kv * d.heads.dim],
+    }
+}
+
+/// The norm's weight of a head, `[head_dim]`.
+#[inline(always)]
+fn weight_of<'a, E: Float>(d: Dims, norm: HeadNorm<'a, E>, head: usize) -> &'a [E] {
+    let (weight, idx) = if head < d.heads.query {
+        (norm.query_weight.host(), head)
+    } else {
+        (norm.key_weight.host(), head - d.heads.query)
+    };
+    match norm.extent {
+        NormExtent::Head => weight,
+        NormExtent::Projection => &weight[idx * d.heads.dim..][..d.heads.dim],
     }
 }
 
@@ -100,8 +130,10 @@ fn rotate_pair<L: Lanes>(l: L, cos: L::V, sin: L::V, a: L::V, b: L::V) -> (L::V,
 #[inline(always)]
 fn rotate<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &[L::E], out: &mut [L::E]) {
     let zero = L::E::ZERO;
-    let (x_low, x_high) = x.split_at(x.len() / 2);
-    let (low, high) = out.split_at_mut(x.len() / 2);
+    let rotary_dim = 2 * rotation.cos.len();
+    out[rotary_dim..].copy_from_slice(&x[rotary_dim..]);
+    let (x_low, x_high) = x[..rotary_dim].split_at(rotary_dim / 2);
+    let (low, high) = out[..rotary_dim].split_at_mut(rotary_dim / 2);
     for at in (0..low.len()).step_by(WIDTH) {
         let (cos, sin) = (l.get(rotation.cos, at, zero), l.get(rotation.sin, at, zero));
         let (a, b) = rotate_pair(l, cos, sin, l.get(x_low, at, zero), l.get(x_high, at, zero));
@@ -113,7 +145,7 @@ fn rotate<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &[L::E], out: &mut [L
 #[inline(always)]
 fn rotate_in_place<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &mut [L::E]) {
     let zero = L::E::ZERO;
-    let (low, high) = x.split_at_mut(x.len() / 2);
+    let (low, high) = x[..2 * rotation.cos.len()].split_at_mut(rotation.cos.len());
     for at in (0..low.len()).step_by(WIDTH) {
         let (cos, sin) = (l.get(rotation.cos, at, zero), l.get(rotation.sin, at, zero));
         let (a, b) = rotate_pair(l, cos, sin, l.get(low, at, zero), l.get(high, at, zero));
@@ -125,7 +157,9 @@ fn rotate_in_place<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, x: &mut [L::E])
 /// The transpose of [`rotate`]: the rotation by the negative angle.
 #[inline(always)]
 fn rotate_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], out: &mut [L::E]) {
-    let (low, high) = out.split_at_mut(d.len() / 2);
+    let rotary_dim = 2 * rotation.cos.len();
+    out[rotary_dim..].copy_from_slice(&d[rotary_dim..]);
+    let (low, high) = out[..rotary_dim].split_at_mut(rotary_dim / 2);
     for at in (0..low.len()).step_by(WIDTH) {
         let (a, b) = rotate_pair_back(l, rotation, d, at);
         l.put(low, at, a);
@@ -136,7 +170,7 @@ fn rotate_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], out: &m
 #[inline(always)]
 fn rotate_pair_back<L: Lanes>(l: L, rotation: Rotation<'_, L::E>, d: &[L::E], at: usize) -> (L::V, L::V) {
     let zero = L::E::ZERO;
-    let (d_low, d_high) = d.split_at(d.len() / 2);
+    let (d_low, d_high) = d[..2 * rotation.cos.len()].split_at(rotation.cos.len());
     let cos = l.get(rotation.cos, at, zero);
     let sin = l.sub(l.zero(), l.get(rotation.sin, at, zero));
     rotate_pair(l, cos, sin, l.get(d_low, at, zero), l.get(d_high, at, zero))
@@ -167,8 +201,13 @@ pub(crate) fn backward<E: Float>(
             cpu.dispatch(Backward { d, rotation: rotations.at(token), norm, d_out: &d_out[row], d_raw });
         }
     });
-    if let Some(HeadNormGrad { raw, inv_rms, to: Some(to), .. }) = norm {
-        backward_weight(cpu, d, rotations, (raw.host(), inv_rms.host()), to, d_out);
+    if let Some(HeadNormGrad { raw, inv_rms, to: Some(to), norm }) = norm {
+        let saved = (raw.host(), inv_rms.host());
+        if norm.extent == NormExtent::Head && 2 * rotations.half == d.heads.dim {
+            backward_weight(cpu, d, rotations, saved, to, d_out);
+        } else {
+            backward_weight_by_head(cpu, d, rotations, (saved, norm.extent), to, d_out);
+        }
     }
 }
 
@@ -190,11 +229,17 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
         let rows = self.d_out[..rotated].chunks_exact(heads.dim).zip(self.d_raw.chunks_exact_mut(heads.dim));
         for (head, (d_out, d_raw)) in rows.enumerate() {
             rotate_back(l, self.rotation, d_out, d_raw);
-            if let Some((norm, raw, inv_rms)) = self.norm {
-                let weight = if head < heads.query { norm.query_weight } else { norm.key_weight };
+            if let Some((norm, raw, inv_rms)) = self.norm.filter(|(norm, ..)| norm.extent == NormExtent::Head)
+            {
                 let raw = &raw[head * heads.dim..(head + 1) * heads.dim];
-                backward_row_in_place(l, raw, weight.host(), inv_rms[head], d_raw);
+                backward_row_in_place(l, raw, weight_of(self.d, norm, head), inv_rms[head], d_raw);
             }
+        }
+        if let Some((norm, raw, inv_rms)) = self.norm.filter(|(norm, ..)| norm.extent != NormExtent::Head) {
+            let (query, key) = self.d_raw[..rotated].split_at_mut(heads.query * heads.dim);
+            let (raw_query, raw_key) = raw[..rotated].split_at(query.len());
+            backward_row_in_place(l, raw_query, norm.query_weight.host(), inv_rms[0], query);
+            backward_row_in_place(l, raw_key, norm.key_weight.host(), inv_rms[heads.query], key);
         }
         self.d_raw[rotated..].copy_from_slice(&self.d_out[rotated..]);
     }
@@ -223,6 +268,69 @@ fn backward_weight<E: Float>(
         let heads = if is_key == 0 { 0..d.heads.query } else { d.heads.query..d.heads.query + d.heads.kv };
         cpu.dispatch(BackwardWeight { d, rotations, heads, at, raw, inv_rms, d_out, low, high });
     });
+}
+
+/// The same by whole heads: a task has the heads that share a weight.
+fn backward_weight_by_head<E: Float>(
+    cpu: &Cpu,
+    d: Dims,
+    rotations: Rotations<'_, E>,
+    ((raw, inv_rms), extent): ((&[E], &[E]), NormExtent),
+    to: HeadNormSums<'_, E>,
+    d_out: &[E],
+) {
+    let dim = d.heads.dim;
+    let (d_query, d_key) = (to.d_query_weight.into_host(), to.d_key_weight.into_host());
+    let d_weights = [Shared::new(d_query), Shared::new(d_key)];
+    let n_tasks = d_weights.len()
+        * match extent {
+            NormExtent::Head => 1,
+            NormExtent::Projection => d.heads.query.max(d.heads.kv),
+        };
+    cpu.tasks(n_tasks, |task| {
+        let (is_key, idx) = (task % 2, task / 2);
+        let (first, n_heads) = if is_key == 0 { (0, d.heads.query) } else { (d.heads.query, d.heads.kv) };
+        let heads = match extent {
+            NormExtent::Head => first..first + n_heads,
+            NormExtent::Projection if idx < n_heads => first + idx..first + idx + 1,
+            NormExtent::Projection => return,
+        };
+        // SAFETY: each task has its own weight.
+        let sums = unsafe { d_weights[is_key].range(idx * dim..(idx + 1) * dim) };
+        with_scratch(dim, |memory| {
+            cpu.dispatch(BackwardWeightByHead { d, rotations, heads, raw, inv_rms, d_out, sums, memory });
+        });
+    });
+}
+
+struct BackwardWeightByHead<'a, E> {
+    d: Dims,
+    rotations: Rotations<'a, E>,
+    heads: std::ops::Range<usize>,
+    raw: &'a [E],
+    inv_rms: &'a [E],
+    d_out: &'a [E],
+    sums: &'a mut [E],
+    /// `[head_dim]`
+    memory: &'a mut [E],
+}
+
+impl<E: Float> Kernel<E> for BackwardWeightByHead<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes<E = E>>(self, l: L) {
+        let Dims { tokens, heads } = self.d;
+        let zero = E::ZERO;
+        for (token, head) in (0..tokens).flat_map(|token| self.heads.clone().map(move |head| (token, head))) {
+            let start = token * heads.qkv_width() + head * heads.dim;
+            let (d_out, x) = (&self.d_out[start..start + heads.dim], &self.raw[start..start + heads.dim]);
+            rotate_back(l, self.rotations.at(token), d_out, self.memory);
+            let inv = l.splat(self.inv_rms[token * (heads.query + heads.kv) + head]);
+            for at in (0..heads.dim).step_by(WIDTH) {
+                let normed = l.mul(l.get(x, at, zero), inv);
+                l.put(self.sums, at, l.fma(l.get(self.memory, at, zero), normed, l.get(self.sums, at, zero)));
+            }
+        }
+    }
 }
 
 struct BackwardWeight<'a, E> {

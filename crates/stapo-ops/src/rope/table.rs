@@ -1,9 +1,10 @@
 use std::f64::consts::TAU;
+use std::sync::Arc;
 
 use crate::{Buffer, Device, Float, OutOfMemory};
 
 /// How the base frequencies are stretched to longer contexts.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Scaling {
     None,
     /// Every frequency divided by `factor`.
@@ -31,23 +32,46 @@ pub enum Scaling {
         attention_factor: f64,
         truncate: bool,
     },
+    /// Ding et al., 2024. Every frequency divided by its entry of the list in use. cos and sin are multiplied by
+    /// `attention_factor`.
+    Long {
+        short: Arc<[f64]>,
+        long: Arc<[f64]>,
+        used: LongFactors,
+        original_positions: usize,
+        attention_factor: f64,
+    },
 }
 
-/// The rotary frequencies of a model.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The list of factors that `LongRoPE` divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LongFactors {
+    /// For sequences of at most `original_positions`.
+    Short,
+    Long,
+}
+
+/// The rotary frequencies of a layer.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {
     pub head_dim: usize,
+    /// The first dimensions of a head, which are rotated; 0 where positions are not encoded.
+    pub rotary_dim: usize,
     pub theta: f64,
     pub scaling: Scaling,
 }
 
 impl Frequencies {
-    /// Radians per position of each of the `head_dim / 2` pairs.
+    /// Radians per position of each of the `rotary_dim / 2` pairs.
     pub fn per_pair(&self) -> Vec<f64> {
-        let dim = self.head_dim as f64;
-        let base = (0..self.head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / dim));
+        let dim = self.rotary_dim as f64;
+        let base = (0..self.rotary_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / dim));
         match self.scaling {
             Scaling::None => base.collect(),
+            Scaling::Long { ref short, ref long, used, .. } => {
+                let factors = if used == LongFactors::Long { long } else { short };
+                base.zip(factors.iter()).map(|(freq, factor)| freq / factor).collect()
+            }
             Scaling::Linear { factor } => base.map(|freq| freq / factor).collect(),
             Scaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => base
                 .map(|freq| {
@@ -85,7 +109,9 @@ impl Frequencies {
     /// The factor of cos and sin.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
-            Scaling::Yarn { attention_factor, .. } => attention_factor,
+            Scaling::Yarn { attention_factor, .. } | Scaling::Long { attention_factor, .. } => {
+                attention_factor
+            }
             _ => 1.0,
         }
     }
@@ -95,8 +121,9 @@ impl Frequencies {
 #[derive(Debug)]
 pub struct Table<T: Float> {
     head_dim: usize,
+    rotary_dim: usize,
     positions: usize,
-    /// `[positions, head_dim / 2]`.
+    /// `[positions, rotary_dim / 2]`.
     pub(crate) cos: Buffer<T>,
     pub(crate) sin: Buffer<T>,
 }
@@ -105,8 +132,13 @@ impl<T: Float> Table<T> {
     pub fn new(device: &Device, frequencies: &Frequencies, positions: usize) -> Result<Self, OutOfMemory> {
         let head_dim = frequencies.head_dim;
         assert!(head_dim.is_multiple_of(2), "rope::Table: head_dim {head_dim} is odd");
-        let per_pair = frequencies.per_pair();
-        let factor = frequencies.attention_factor();
+        // Without positions, the whole head is rotated by the angle 0.
+        let (rotary_dim, per_pair, factor) = match frequencies.rotary_dim {
+            0 => (head_dim, vec![0.0; head_dim / 2], 1.0),
+            rotary_dim => (rotary_dim, frequencies.per_pair(), frequencies.attention_factor()),
+        };
+        let fits = rotary_dim.is_multiple_of(2) && rotary_dim <= head_dim;
+        assert!(fits, "rope::Table: {rotary_dim} rotated dimensions of heads of {head_dim}");
         let mut cos = Vec::with_capacity(positions * per_pair.len());
         let mut sin = Vec::with_capacity(positions * per_pair.len());
         for position in 0..positions {
@@ -116,11 +148,16 @@ impl<T: Float> Table<T> {
                 sin.push(T::from_f64(angle.sin() * factor));
             }
         }
-        Ok(Table { head_dim, positions, cos: device.upload(&cos)?, sin: device.upload(&sin)? })
+        Ok(Table { head_dim, rotary_dim, positions, cos: device.upload(&cos)?, sin: device.upload(&sin)? })
     }
 
     pub fn head_dim(&self) -> usize {
         self.head_dim
+    }
+
+    /// The first dimensions of a head, which are rotated; the others pass through.
+    pub(crate) fn rotary_dim(&self) -> usize {
+        self.rotary_dim
     }
 
     /// The number of positions.

@@ -1,15 +1,17 @@
 use super::*;
 use crate::testing::*;
 
+mod parts;
+
 const HEADS: Heads = Heads { query: 6, kv: 2, dim: 10 };
-const PLAIN: Frequencies = Frequencies { head_dim: 10, theta: 100.0, scaling: Scaling::None };
+const PLAIN: Frequencies = Frequencies { head_dim: 10, rotary_dim: 10, theta: 100.0, scaling: Scaling::None };
 
 fn dims(tokens: usize, heads: Heads) -> Dims {
     Dims { tokens, heads }
 }
 
 fn table<T: Float>(device: &Device, heads: Heads) -> Table<T> {
-    Table::new(device, &Frequencies { head_dim: heads.dim, ..PLAIN }, 50).unwrap()
+    Table::new(device, &Frequencies { head_dim: heads.dim, rotary_dim: heads.dim, ..PLAIN }, 50).unwrap()
 }
 
 /// out, inv_rms.
@@ -20,7 +22,10 @@ fn forward_of<T: Float>(device: &Device, d: Dims, raw: &[T], norm: Option<[&[T];
     let mut inv_rms = device.zeros(d.tokens * (d.heads.query + d.heads.kv)).unwrap();
     let weights = norm.map(|w| w.map(|w| upload(device, w)));
     let norm = weights.as_ref().map(|[q, k]| {
-        (HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-3 }, inv_rms.view_mut())
+        (
+            HeadNorm { extent: NormExtent::Head, query_weight: q.view(), key_weight: k.view(), eps: 1e-3 },
+            inv_rms.view_mut(),
+        )
     });
     forward(device, d, &table(device, d.heads), positions.view(), norm, raw.view(), out.view_mut());
     vec![out.view().to_vec(), inv_rms.view().to_vec()]
@@ -41,7 +46,7 @@ fn backward_of<T: Float>(
     let [mut d_q, mut d_k] = [(); 2].map(|()| device.zeros(d.heads.dim).unwrap());
     let weights = norm.map(|w| w.map(|w| upload(device, w)));
     let grad = weights.as_ref().map(|[q, k]| HeadNormGrad {
-        norm: HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-3 },
+        norm: HeadNorm { extent: NormExtent::Head, query_weight: q.view(), key_weight: k.view(), eps: 1e-3 },
         raw: raw.view(),
         inv_rms: inv_rms.view(),
         to: Some(HeadNormSums { d_query_weight: d_q.view_mut(), d_key_weight: d_k.view_mut() }),
@@ -96,8 +101,12 @@ fn rotation_pairs_a_dimension_with_the_one_half_a_head_on() {
     let device = device();
     let heads = Heads { query: 1, kv: 1, dim: 4 };
     let d = dims(1, heads);
-    let table =
-        Table::new(&device, &Frequencies { head_dim: 4, theta: 16.0, scaling: Scaling::None }, 8).unwrap();
+    let table = Table::new(
+        &device,
+        &Frequencies { head_dim: 4, rotary_dim: 4, theta: 16.0, scaling: Scaling::None },
+        8,
+    )
+    .unwrap();
     let raw: Vec<f64> = (1..=12).map(f64::from).collect();
     let raw_on = upload(&device, &raw);
     let positions = upload(&device, &[3]);
@@ -116,8 +125,8 @@ fn rotation_pairs_a_dimension_with_the_one_half_a_head_on() {
     assert_eq!(out[8..], raw[8..], "values pass through");
 }
 
-fn assert_frequencies(scaling: Scaling, dim: usize, theta: f64, expected: &[f64], factor: f64) {
-    let frequencies = Frequencies { head_dim: dim, theta, scaling };
+fn assert_frequencies(scaling: &Scaling, dim: usize, theta: f64, expected: &[f64], factor: f64) {
+    let frequencies = Frequencies { head_dim: dim, rotary_dim: dim, theta, scaling: scaling.clone() };
     for (got, expected) in frequencies.per_pair().iter().zip(expected) {
         assert!((got / expected - 1.0).abs() < 1e-6, "{scaling:?}: {got} {expected}");
     }
@@ -129,7 +138,7 @@ fn assert_frequencies(scaling: Scaling, dim: usize, theta: f64, expected: &[f64]
 #[test]
 fn scalings_match_transformers() {
     let linear = [0.25, 0.07905694, 0.025, 0.0079056947, 0.0025, 0.00079056947, 0.00025, 7.9056947e-5];
-    assert_frequencies(Scaling::Linear { factor: 4.0 }, 16, 1e4, &linear, 1.0);
+    assert_frequencies(&Scaling::Linear { factor: 4.0 }, 16, 1e4, &linear, 1.0);
     let llama = Scaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -146,7 +155,7 @@ fn scalings_match_transformers() {
         6.64786967e-6,
         1.28917316e-6,
     ];
-    assert_frequencies(llama, 16, 5e5, &expected, 1.0);
+    assert_frequencies(&llama, 16, 5e5, &expected, 1.0);
     let yarn = |original_positions, attention_factor, truncate| Scaling::Yarn {
         factor: 4.0,
         beta_fast: 32.0,
@@ -165,10 +174,10 @@ fn scalings_match_transformers() {
         7.90569356e-6,
         1.40585337e-6,
     ];
-    assert_frequencies(yarn(32768, 1.25, true), 16, 1e6, &expected, 1.25);
+    assert_frequencies(&yarn(32768, 1.25, true), 16, 1e6, &expected, 1.25);
     let expected =
         [1.0, 0.316227764, 0.1, 0.0286136102, 0.006556971, 0.00128563191, 0.000250000012, 7.90569466e-5];
-    assert_frequencies(yarn(4096, 1.5, false), 16, 1e4, &expected, 1.5);
+    assert_frequencies(&yarn(4096, 1.5, false), 16, 1e4, &expected, 1.5);
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, 
     let numbers = [drawn.logp, drawn.entropy].map(|x| Shared::new(x.into_host()));
     let best =
         drawn.alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
-    for_chunks(cpu, tokens, from.hidden.host(), from.head, |start, n, logits| {
+    for_chunks(cpu, (tokens, from.rule), from.hidden.host(), from.head, |start, n, logits| {
         let logits = Shared::new(logits);
         cpu.rows(n, 8 * vocab, |rows| {
             with_scratch(vocab, |weights| {

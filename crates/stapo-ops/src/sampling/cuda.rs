@@ -47,7 +47,7 @@ pub(super) fn forward<T: Float>(
     let best = drawn.alternatives.as_ref();
     let n_best = best.map_or(0, |best| best.n);
     let is_plain = greedy == 0 && filter == Filter::NONE && n_best == 0;
-    for_chunks(cuda, ids.len, hidden, from.head, logits, |start, n, logits| {
+    for_chunks(cuda, (ids.len, from.rule), hidden, from.head, logits, |start, n, logits| {
         if is_plain && fits_clusters(cuda, n, vocab) {
             let launch =
                 cuda.kernel(&SAMPLING, "sampling_draw_cluster").arg(logits).arg(uniforms.part(start, n));

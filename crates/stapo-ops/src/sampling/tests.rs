@@ -25,7 +25,8 @@ fn draws(
     let uniforms = upload(device, uniforms);
     let head = identity(device, vocab);
     let mut logits = Logits::new(device, vocab, tokens).unwrap();
-    let from = Inputs { hidden: hidden.view(), head: &head, uniforms: uniforms.view() };
+    let from =
+        Inputs { hidden: hidden.view(), rule: LogitRule::default(), head: &head, uniforms: uniforms.view() };
     forward(device, rule, from, drawn, &mut logits);
     (ids.view().to_vec(), logp.view().to_vec(), entropy.view().to_vec())
 }
@@ -95,7 +96,8 @@ fn numbers_are_those_of_training_bit_for_bit() {
         };
         let uniforms = upload(&device, &uniforms(tokens as u32));
         let mut logits = Logits::new(&device, w.shape().outputs, tokens).unwrap();
-        let from = Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+        let from =
+            Inputs { hidden: hidden.view(), rule: LogitRule::default(), head: &w, uniforms: uniforms.view() };
         forward(&device, rule, from, drawn, &mut logits);
         let [mut t_logp, mut t_entropy, mut collision, mut lse] =
             [(); 4].map(|()| device.zeros(tokens).unwrap());
@@ -106,7 +108,7 @@ fn numbers_are_those_of_training_bit_for_bit() {
             lse: lse.view_mut(),
             slopes: None,
         };
-        let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
+        let dims = lm_head::Dims { tokens, temperature: rule.temperature(), rule: LogitRule::default() };
         lm_head::forward(&device, dims, hidden.view(), &w, ids.view(), scores, None);
         assert_eq!(bits(&logp.view().to_vec()), bits(&t_logp.view().to_vec()));
         assert_eq!(bits(&entropy.view().to_vec()), bits(&t_entropy.view().to_vec()));

@@ -1,6 +1,6 @@
-use super::Dims;
+use super::{Dims, Gate};
 use crate::Float;
-use crate::cpu::simd::{Kernel, Lanes, WIDTH, silu_parts};
+use crate::cpu::simd::{Kernel, Lanes, WIDTH, gelu_parts, silu_parts};
 use crate::cpu::{Cpu, Shared};
 
 pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]) {
@@ -9,7 +9,7 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], out: &mut [E]
         // SAFETY: each task has its own rows.
         let out = unsafe { out.range(rows.start * d.width..rows.end * d.width) };
         let gate_up = &gate_up[2 * rows.start * d.width..2 * rows.end * d.width];
-        cpu.dispatch(Forward { width: d.width, gate_up, out });
+        cpu.dispatch(Forward { width: d.width, gate: d.gate, gate_up, out });
     });
 }
 
@@ -20,12 +20,13 @@ pub(crate) fn backward<E: Float>(cpu: &Cpu, d: Dims, gate_up: &[E], d_out: &[E],
         let d_out = &d_out[rows.start * d.width..rows.end * d.width];
         // SAFETY: each task has its own rows.
         let d_gate_up = unsafe { d_gate_up.range(wide.clone()) };
-        cpu.dispatch(Backward { width: d.width, gate_up: &gate_up[wide], d_out, d_gate_up });
+        cpu.dispatch(Backward { width: d.width, gate: d.gate, gate_up: &gate_up[wide], d_out, d_gate_up });
     });
 }
 
 struct Forward<'a, E> {
     width: usize,
+    gate: Gate,
     gate_up: &'a [E],
     out: &'a mut [E],
 }
@@ -40,8 +41,12 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
                 // Prefetches the next row: the hardware prefetcher does not follow three streams from row to row.
                 l.prefetch(gate.as_ptr().wrapping_add(2 * self.width + at));
                 l.prefetch(up.as_ptr().wrapping_add(2 * self.width + at));
-                let (_, silu) = silu_parts(l, l.get(gate, at, E::ZERO));
-                l.put(out, at, l.mul(silu, l.get(up, at, E::ZERO)));
+                let x = l.get(gate, at, E::ZERO);
+                let activated = match self.gate {
+                    Gate::Silu => silu_parts(l, x).1,
+                    Gate::GeluTanh => gelu_parts(l, x).1,
+                };
+                l.put(out, at, l.mul(activated, l.get(up, at, E::ZERO)));
             }
         }
     }
@@ -49,6 +54,7 @@ impl<E: Float> Kernel<E> for Forward<'_, E> {
 
 struct Backward<'a, E> {
     width: usize,
+    gate: Gate,
     gate_up: &'a [E],
     d_out: &'a [E],
     d_gate_up: &'a mut [E],
@@ -69,10 +75,15 @@ impl<E: Float> Kernel<E> for Backward<'_, E> {
                 l.prefetch(d_out.as_ptr().wrapping_add(self.width + at));
                 let g = l.get(gate, at, E::ZERO);
                 let d = l.get(d_out, at, E::ZERO);
-                let (sigmoid, silu) = silu_parts(l, g);
-                // d silu / d g = sigmoid + silu (1 - sigmoid)
-                let slope = l.fma(silu, l.sub(one, sigmoid), sigmoid);
-                l.put(d_up, at, l.mul(d, silu));
+                let (slope, activated) = match self.gate {
+                    Gate::Silu => {
+                        let (sigmoid, silu) = silu_parts(l, g);
+                        // d silu / d g = sigmoid + silu (1 - sigmoid)
+                        (l.fma(silu, l.sub(one, sigmoid), sigmoid), silu)
+                    }
+                    Gate::GeluTanh => gelu_parts(l, g),
+                };
+                l.put(d_up, at, l.mul(d, activated));
                 l.put(d_gate, at, l.mul(l.mul(d, l.get(up, at, E::ZERO)), slope));
             }
         }

@@ -1,7 +1,14 @@
 // Eight elements a thread. Grid: (a row's columns in blocks of 8 * blockDim.x, rows).
 
+// The tanh form of GELU is x sigmoid(z) with z = 2 sqrt(2 / pi) (x + 0.044715 x^3): z and its slope.
+__device__ __forceinline__ float gelu_argument(float x) { return x * fmaf(0.07135481282731f, x * x, 1.59576912160573f); }
+__device__ __forceinline__ float gelu_argument_slope(float x) {
+    return fmaf(0.21406443848193f, x * x, 1.59576912160573f);
+}
+
 // Rows of `out` are `pitch` apart.
-template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
+template <class S, bool GELU>
+__device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
     launch_dependents();
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
@@ -11,12 +18,12 @@ template <class S> __device__ __forceinline__ void forward(const S* gate_up, S* 
     load8(gate_up + 2 * row * width, at, width, whole, g);
     load8(gate_up + (2 * row + 1) * width, at, width, whole, u);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) u[i] = g[i] * sigmoid(g[i]) * u[i];
+    for (int i = 0; i < 8; ++i) u[i] = g[i] * sigmoid(GELU ? gelu_argument(g[i]) : g[i]) * u[i];
     store8(out + row * pitch, at, width, whole, u);
 }
 
 // Rows of `d_gate_up` are `pitch` apart.
-template <class S>
+template <class S, bool GELU>
 __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_gate_up, int width, int pitch) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= width) return;
@@ -28,22 +35,25 @@ __device__ __forceinline__ void backward(const S* gate_up, const S* d_out, S* d_
     load8(d_out + row * width, at, width, whole, d);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float s = sigmoid(g[i]), silu = g[i] * s;
-        // d silu / d g = sigmoid + silu (1 - sigmoid)
-        g[i] = d[i] * u[i] * fmaf(silu, 1.0f - s, s);
-        u[i] = d[i] * silu;
+        float s = sigmoid(GELU ? gelu_argument(g[i]) : g[i]), activated = g[i] * s;
+        // d silu / d g = sigmoid + silu (1 - sigmoid), and with the slope of the argument for GELU
+        float rest = GELU ? (1.0f - s) * gelu_argument_slope(g[i]) : 1.0f - s;
+        g[i] = d[i] * u[i] * fmaf(activated, rest, s);
+        u[i] = d[i] * activated;
     }
     store8(d_gate_up + row * pitch, at, width, whole, g);
     store8(d_gate_up + row * pitch + width, at, width, whole, u);
 }
 
-#define SWIGLU(S)                                                                                                      \
-    KERNEL swiglu_forward_##S(const S* gate_up, S* out, int width, int pitch) {                                        \
-        forward<S>(gate_up, out, width, pitch);                                                                        \
+#define GATED(name, S, GELU)                                                                                           \
+    KERNEL name##_forward_##S(const S* gate_up, S* out, int width, int pitch) {                                        \
+        forward<S, GELU>(gate_up, out, width, pitch);                                                                  \
     }                                                                                                                  \
-    KERNEL swiglu_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width, int pitch) {                 \
-        backward<S>(gate_up, d_out, d_gate_up, width, pitch);                                                          \
+    KERNEL name##_backward_##S(const S* gate_up, const S* d_out, S* d_gate_up, int width, int pitch) {                 \
+        backward<S, GELU>(gate_up, d_out, d_gate_up, width, pitch);                                                    \
     }
 
-SWIGLU(float)
-SWIGLU(bf16)
+GATED(swiglu, float, false)
+GATED(swiglu, bf16, false)
+GATED(geglu, float, true)
+GATED(geglu, bf16, true)

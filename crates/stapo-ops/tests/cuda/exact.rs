@@ -47,7 +47,13 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                 let width = heads.qkv_width();
                 let qkv = compute(device, &all[start * width..(start + asked) * width]);
                 let slots = upload(device, &slots);
-                let call = paged::Dims { tokens: asked, sequences: 1, heads, table_width: n_blocks };
+                let call = paged::Dims {
+                    tokens: asked,
+                    sequences: 1,
+                    heads,
+                    rule: attention::ScoreRule::plain(heads.dim),
+                    table_width: n_blocks,
+                };
                 let mut out = empty(device, asked * heads.out_width());
                 let offsets = upload(device, &[0, asked as u32]);
                 let contexts = upload(device, &[(start + asked) as u32]);
@@ -164,7 +170,12 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let offsets = upload(device, &[0, len as u32]);
             let mut out = empty(device, len * heads.out_width());
             let mut lse = device.zeros(len * heads.query).unwrap();
-            let packed = attention::Dims { tokens: len, sequences: 1, heads };
+            let packed = attention::Dims {
+                tokens: len,
+                sequences: 1,
+                heads,
+                rule: attention::ScoreRule::plain(heads.dim),
+            };
             let to = out.view_mut();
             attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
             expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
@@ -190,7 +201,13 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     partials: Some(&partials),
                 }),
             };
-            let call = paged::Dims { tokens: members, sequences: members, heads, table_width: per_sequence };
+            let call = paged::Dims {
+                tokens: members,
+                sequences: members,
+                heads,
+                rule: attention::ScoreRule::plain(heads.dim),
+                table_width: per_sequence,
+            };
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
@@ -212,11 +229,12 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let width = heads.qkv_width();
         let n = contexts.len();
         let per_sequence = (SPLIT_KEYS + 128) / block_size;
-        let frequencies = Frequencies { head_dim: dim, theta: 1e4, scaling: Scaling::None };
+        let frequencies = Frequencies { head_dim: dim, rotary_dim: dim, theta: 1e4, scaling: Scaling::None };
         let table = Table::new(device, &frequencies, SPLIT_KEYS + 128).unwrap();
         let (query_weight, key_weight) =
             (compute(device, &numbers(3, dim)), compute(device, &numbers(4, dim)));
         let norm = is_normed.then(|| HeadNorm {
+            extent: crate::rope::NormExtent::Head,
             query_weight: query_weight.view(),
             key_weight: key_weight.view(),
             eps: 1e-6,
@@ -256,7 +274,13 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             };
             let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
             let sequences = paged::Sequences { offsets, contexts, tables, groups };
-            let call = paged::Dims { tokens: n, sequences: n, heads, table_width: per_sequence };
+            let call = paged::Dims {
+                tokens: n,
+                sequences: n,
+                heads,
+                rule: attention::ScoreRule::plain(heads.dim),
+                table_width: per_sequence,
+            };
             rope_paged_attention::forward(
                 device,
                 call,
@@ -291,7 +315,7 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
         let x = compute(device, &numbers(1, rows * inputs));
         let project = |n: usize| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
-            let dims = swiglu::Dims { tokens: n, width };
+            let dims = swiglu::Dims { tokens: n, width, gate: swiglu::Gate::Silu };
             let x = x.range(0..n * inputs);
             matmul_swiglu::forward(device, dims, x, &w, gate_up.view_mut(), out.view_mut());
             out.view().to_vec()
@@ -391,7 +415,7 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
     let hidden = compute(device, &numbers(1, tokens * width));
     let targets = upload(device, &(0..tokens as u32).map(|t| t % vocab as u32).collect::<Vec<_>>());
     let [d_logp, d_entropy] = [3, 4].map(|seed| upload(device, &numbers(seed, tokens)));
-    let dims = lm_head::Dims { tokens, temperature: 0.7 };
+    let dims = lm_head::Dims { tokens, temperature: 0.7, rule: lm_head::LogitRule::default() };
     let run = |keeps: bool| {
         let [mut logp, mut entropy, mut collision, mut lse] =
             [(); 4].map(|()| device.zeros::<f32>(tokens).unwrap());

@@ -49,7 +49,7 @@ fn two_products(
         let residual = rmsnorm::Residual { stream: stream.view(), addend: addend.into_view() };
         rmsnorm::forward_add(device, dims, residual, norm.view(), sum.view_mut(), out);
         if is_swiglu {
-            let dims = swiglu::Dims { tokens, width: outputs / 2 };
+            let dims = swiglu::Dims { tokens, width: outputs / 2, gate: swiglu::Gate::Silu };
             let (gate_up, out) = (gate_up.view_mut(), activated.view_mut());
             matmul_swiglu::forward(device, dims, normed.view(), &second, gate_up, out);
         } else {
@@ -108,7 +108,12 @@ fn draws_by_a_cluster_on_cuda_give_the_bits_of_draws_by_a_block() {
                 alternatives: (n_best > 0).then_some(alternatives),
             };
             let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();
-            let from = sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+            let from = sampling::Inputs {
+                hidden: hidden.view(),
+                rule: lm_head::LogitRule::default(),
+                head: &w,
+                uniforms: uniforms.view(),
+            };
             let rule = sampling::SamplingRule::Draw { temperature: 0.8, filter: sampling::Filter::NONE };
             sampling::forward(device, rule, from, to, &mut logits);
             (ids.view().to_vec(), bits(&logp.view().to_vec()), bits(&entropy.view().to_vec()))

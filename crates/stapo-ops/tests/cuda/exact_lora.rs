@@ -161,14 +161,19 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
         let mut memory = case.memory(device, &base, rows);
         let mut activate = |n: usize, kept| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
-            let dims = swiglu::Dims { tokens: n, width };
+            let dims = swiglu::Dims { tokens: n, width, gate: swiglu::Gate::Silu };
             let product = Product { input: memory.input(n, rows), weight: &base, bias: None, adapter };
             matmul_lora::forward_swiglu(device, dims, product, gate_up.view_mut(), kept, out.view_mut());
             (gate_up.view().to_vec(), out.view().to_vec())
         };
         let y = compute(device, &case.by_the_law(device, &base, &factors, rows));
         let mut out = empty(device, rows * width);
-        swiglu::forward(device, swiglu::Dims { tokens: rows, width }, y.view(), out.view_mut());
+        swiglu::forward(
+            device,
+            swiglu::Dims { tokens: rows, width, gate: swiglu::Gate::Silu },
+            y.view(),
+            out.view_mut(),
+        );
         let (gate_up, out) = (y.view().to_vec(), out.view().to_vec());
         for n in [1, 9, 64, 65, 300, 512, 600] {
             for kept in [GateUp::Kept, GateUp::Dropped] {
@@ -230,7 +235,7 @@ fn the_backward_of_down_and_swiglu_on_cuda_gives_the_bits_of_one_by_one() {
         let case = Case::new(width, &[outputs], &[0], rank);
         let factors = case.factors(device);
         let adapter = &factors.adapter();
-        let dims = swiglu::Dims { tokens, width };
+        let dims = swiglu::Dims { tokens, width, gate: swiglu::Gate::Silu };
         let d_y = compute(device, &numbers(3, tokens * outputs));
         let gate_up = compute(device, &numbers(4, 2 * tokens * width));
         let mut d_hidden = empty(device, tokens * case.pitch());
@@ -257,10 +262,10 @@ fn the_gradient_of_a_factor_beside_swiglu_on_cuda_agrees_with_its_own_product() 
         let case = Case::new(width, &[outputs], &[0], rank);
         let factors = case.factors(device);
         let adapter = &factors.adapter();
-        if !matmul_lora::makes_first_factor(device, adapter) {
+        if !matmul_lora::makes_first_factor(device, swiglu::Gate::Silu, adapter) {
             return println!("skipped: this GPU makes gradients of factors by themselves");
         }
-        let dims = swiglu::Dims { tokens, width };
+        let dims = swiglu::Dims { tokens, width, gate: swiglu::Gate::Silu };
         let gates = compute(device, &numbers(4, 2 * tokens * width));
         let d_hidden = compute(device, &numbers(1, tokens * case.pitch()));
         for write in [Write::Add, Write::Set] {

@@ -142,12 +142,22 @@ fn rope_on_cuda_agrees_with_the_cpu() {
             check(&format!("rope {heads:?}"), |device| {
                 let tokens = 37;
                 let width = heads.qkv_width();
-                let frequencies = Frequencies { head_dim: heads.dim, theta: 1e4, scaling: Scaling::None };
+                let frequencies = Frequencies {
+                    head_dim: heads.dim,
+                    rotary_dim: heads.dim,
+                    theta: 1e4,
+                    scaling: Scaling::None,
+                };
                 let table = Table::new(device, &frequencies, 64).unwrap();
                 let positions = upload(device, &ids(9, tokens, 64));
                 let (q, k) =
                     (compute(device, &numbers(2, heads.dim)), compute(device, &numbers(3, heads.dim)));
-                let norm = HeadNorm { query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+                let norm = HeadNorm {
+                    extent: rope::NormExtent::Head,
+                    query_weight: q.view(),
+                    key_weight: k.view(),
+                    eps: 1e-6,
+                };
                 let (raw, d_out) = (
                     compute(device, &numbers(1, tokens * width)),
                     compute(device, &numbers(4, tokens * width)),
@@ -182,7 +192,7 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
             let n = tokens * width;
             let (gate_up, d_out) = (compute(device, &numbers(1, 2 * n)), compute(device, &numbers(2, n)));
             let (mut out, mut d_gate_up) = (empty(device, n), empty(device, 2 * n));
-            let dims = swiglu::Dims { tokens, width };
+            let dims = swiglu::Dims { tokens, width, gate: swiglu::Gate::Silu };
             swiglu::forward(device, dims, gate_up.view(), out.view_mut());
             swiglu::backward(device, dims, gate_up.view(), d_out.view(), d_gate_up.view_mut());
             [out, d_gate_up].iter().map(|b| b.view().to_vec()).collect()
@@ -244,6 +254,15 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
 }
 
 pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -> Tensors<f32> {
+    ruled_attention_case(device, (heads, attention::ScoreRule::plain(heads.dim)), lengths)
+}
+
+/// out, lse and d_qkv of packed sequences.
+pub(super) fn ruled_attention_case(
+    device: &Device,
+    (heads, rule): (Heads, attention::ScoreRule),
+    lengths: &[usize],
+) -> Tensors<f32> {
     let tokens = lengths.iter().sum();
     let offsets: Vec<u32> = std::iter::once(0)
         .chain(lengths.iter().scan(0, |end, n| {
@@ -251,7 +270,7 @@ pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -
             Some(*end)
         }))
         .collect();
-    let dims = attention::Dims { tokens, sequences: lengths.len(), heads };
+    let dims = attention::Dims { tokens, sequences: lengths.len(), heads, rule };
     let qkv = compute(device, &numbers(1, tokens * heads.qkv_width()));
     let offsets = upload(device, &offsets);
     let mut out = empty(device, tokens * heads.out_width());
@@ -275,14 +294,20 @@ fn attention_on_cuda_agrees_with_the_cpu() {
     }
 }
 
-fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperature: f64) -> Tensors<f32> {
+/// Log-probs, entropies and all gradients of a head; sizes are tokens, width and vocabulary.
+pub(super) fn scores(
+    device: &Device,
+    (tokens, width, vocab): (usize, usize, usize),
+    temperature: f64,
+    rule: lm_head::LogitRule,
+) -> Tensors<f32> {
     let hidden = compute(device, &numbers(1, tokens * width));
     let w: Vec<f32> = numbers(2, vocab * width).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.3))).collect();
     let w = weight(device, vocab, width, &w);
     let targets = upload(device, &ids(3, tokens, vocab));
     let mut out: Vec<Buffer<f32>> = (0..4).map(|_| device.zeros(tokens).unwrap()).collect();
     let n = 3;
-    let dims = lm_head::Dims { tokens, temperature };
+    let dims = lm_head::Dims { tokens, temperature, rule };
     let (mut best_ids, mut best) =
         (device.zeros::<u32>(tokens * n).unwrap(), device.zeros(tokens * n).unwrap());
     let [logp, entropy, collision, lse] = &mut out[..] else { unreachable!() };
@@ -331,7 +356,7 @@ fn scores(device: &Device, tokens: usize, width: usize, vocab: usize, temperatur
 fn lm_head_on_cuda_agrees_with_the_cpu() {
     for (tokens, width, vocab) in [(1, 8, 5), (33, 40, 257), (300, 64, 3001), (7, 128, 520), (9, 2048, 512)] {
         check(&format!("lm_head {tokens} {width} {vocab}"), |device| {
-            scores(device, tokens, width, vocab, 0.9)
+            scores(device, (tokens, width, vocab), 0.9, lm_head::LogitRule::default())
         });
     }
 }
@@ -356,7 +381,12 @@ fn draw(
     };
     let uniforms = upload(device, &uniforms);
     let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();
-    let from = sampling::Inputs { hidden: hidden.view(), head: &w, uniforms: uniforms.view() };
+    let from = sampling::Inputs {
+        hidden: hidden.view(),
+        rule: lm_head::LogitRule::default(),
+        head: &w,
+        uniforms: uniforms.view(),
+    };
     sampling::forward(device, rule, from, to, &mut logits);
     let drawn_ids = drawn.view().to_vec();
     // The numbers of the drawn tokens as training computes them.
@@ -369,7 +399,7 @@ fn draw(
         lse: d.view_mut(),
         slopes: None,
     };
-    let dims = lm_head::Dims { tokens, temperature: rule.temperature() };
+    let dims = lm_head::Dims { tokens, temperature: rule.temperature(), rule: lm_head::LogitRule::default() };
     lm_head::forward(device, dims, hidden.view(), &w, drawn.view(), scored, None);
     assert_eq!(
         bits(&out[0].view().to_vec()),

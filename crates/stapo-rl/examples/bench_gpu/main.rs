@@ -400,7 +400,7 @@ fn shape(options: &Options) -> Result<ModelConfig, Failure> {
     let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b"];
     let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 2")?;
     let mut config = ModelConfig::known(name).ok_or("a known shape")?;
-    let layer = config.layers[0];
+    let layer = config.layers[0].clone();
     config.layers.resize(options.get("layers", config.layers.len()), layer);
     config.validate("shape")?;
     Ok(config)

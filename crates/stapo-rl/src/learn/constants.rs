@@ -42,7 +42,8 @@ impl Reference {
             return Ok(Some(Self::WithoutAdapters));
         }
         let source = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
-        let policy = LoadedModel::open(source, &device.read_only())?.policy;
+        let mut policy = LoadedModel::open(source, &device.read_only())?.policy;
+        policy.fit_longest(plan.longest_sequence());
         let n_model = model.policy.config().vocabulary;
         let n_reference = policy.config().vocabulary;
         if n_model != n_reference {

@@ -81,7 +81,7 @@ impl Pretrainer {
             let plan = config.evaluation_plan()?;
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
-        let max_tokens = config.update.microbatch_tokens.min(model.policy.config().max_positions);
+        let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
         let texts = Texts::open(&config.data, &model, max_tokens)?;
         warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;

@@ -29,7 +29,8 @@ impl Teacher {
             return Ok(Some(Teacher::Solution(Box::new(Template::new(template)?))));
         }
         let Some(source) = source.model() else { return Ok(None) };
-        let teacher = LoadedModel::open(&source, &device.read_only())?;
+        let mut teacher = LoadedModel::open(&source, &device.read_only())?;
+        teacher.policy.fit_longest(plan.longest_sequence());
         check_vocabulary(model, &teacher)?;
         Ok(Some(Teacher::Model(Box::new(teacher.policy))))
     }
@@ -57,7 +58,7 @@ impl Teacher {
             let prompt = solved_prompt(template, model, task, plan, &group.problem)?;
             let rollouts = || group.members.iter().map(|member| &member.rollout);
             let longest = rollouts().map(|rollout| rollout.response().len()).max().unwrap_or(0);
-            let limit = model.policy.config().max_positions.min(plan.config.update.microbatch_tokens);
+            let limit = model.policy.config().position_limit().min(plan.config.update.microbatch_tokens);
             if prompt.len() + longest > limit {
                 return Err(Error::TeacherPrompt {
                     problem_id: group.problem.id.clone(),

@@ -85,6 +85,7 @@ impl LoadedModel {
         let adapters = Adapters::for_model(&found.pinned.to_string(), found.lora.as_ref(), adapting)?;
         let lora = adapters.spec.as_ref();
         adapters.check(&found.shape()?)?;
+        found.shape()?.check_device(device)?;
         // The CPU holds all weights in f32.
         let storage = if device.is_async() { storage } else { BaseStorage::default() };
         if let (Some(lora), BaseStorage::Quantised) = (lora, storage) {
@@ -179,10 +180,9 @@ impl LoadedModel {
 
     /// Checks that the model can do what a plan asks for.
     pub fn check(&self, plan: &Plan) -> Result<()> {
-        let rollout = &plan.config.rollout;
         let refuse = |key, problem, remedy| Err(Error::Misfit { key, problem, remedy });
-        let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
-        let limit = self.policy.config().max_positions;
+        let longest = plan.longest_sequence();
+        let limit = self.policy.config().position_limit();
         if longest > limit {
             let problem = format!(
                 "with the longest prompt that makes {longest} tokens, the model has {limit} positions"

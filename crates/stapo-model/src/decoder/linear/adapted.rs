@@ -7,6 +7,7 @@ use crate::decoder::lora::weight_of_first_factor;
 use crate::decoder::parameter::Parameter;
 use crate::decoder::weights::Adapter;
 use stapo_ops::fused::matmul_lora;
+use stapo_ops::swiglu::Gate;
 use stapo_ops::{Device, Float, View, ViewMut, Write, lora};
 
 /// What a product reads beside the weight.
@@ -84,9 +85,11 @@ impl<T: Float> Linear<Parameter<T>> {
     pub(super) fn without_first_factor<'a>(
         &self,
         device: &Device,
+        gate: Gate,
         hidden: Option<HiddenBackward<'a, T>>,
     ) -> Option<HiddenBackward<'a, T>> {
-        let makes_first = |adapter: &Adapter<_>| matmul_lora::makes_first_factor(device, &adapter.factors());
+        let makes_first =
+            |adapter: &Adapter<_>| matmul_lora::makes_first_factor(device, gate, &adapter.factors());
         let is_made = self.adapter.as_ref().is_some_and(makes_first);
         let factors = if is_made { Factors::Second } else { Factors::Both };
         hidden.map(|hidden| HiddenBackward { factors, ..hidden })
@@ -120,11 +123,12 @@ impl<T: Float> Linear<Parameter<T>> {
 /// Where the op that makes the gradient of SwiGLU adds that of the first factor; `None` where it does not make it.
 pub(super) fn first_factor_gradient<'a, T: Float>(
     device: &Device,
+    gate: Gate,
     adapter: &lora::Adapter<'_, T>,
     gradient: &'a mut Linear<Option<Gradient<T>>>,
 ) -> Option<(ViewMut<'a, T>, Write)> {
     let d_a = gradient.adapter.as_mut().and_then(|adapter| adapter.a.as_mut());
-    d_a.filter(|_| matmul_lora::makes_first_factor(device, adapter)).map(Gradient::writable)
+    d_a.filter(|_| matmul_lora::makes_first_factor(device, gate, adapter)).map(Gradient::writable)
 }
 
 fn adapter_memory<T: Float>(hidden: Option<HiddenBackward<'_, T>>) -> HiddenBackward<'_, T> {

@@ -123,7 +123,7 @@ mod tests {
         for tied_embeddings in [false, true] {
             let mut config = ModelConfig { tied_embeddings, ..tiny_config(Family::Qwen3) };
             if tied_embeddings {
-                config.layers[1] = tiny_config(Family::Llama).layers[0];
+                config.layers[1] = tiny_config(Family::Llama).layers[0].clone();
             }
             let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
             let policy = Policy::random(&device, &config, 7, 0.1).unwrap();

@@ -103,7 +103,7 @@ fn policy(tied_embeddings: bool) -> Policy {
         ..tiny_config(Family::Qwen3)
     };
     if !tied_embeddings {
-        wide.layers[3] = tiny_layers(Family::Qwen2, Heads { query: 4, kv: 2, dim: 10 }, 300, 1)[0];
+        wide.layers[3] = tiny_layers(Family::Qwen2, Heads { query: 4, kv: 2, dim: 10 }, 300, 1)[0].clone();
     }
     let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
     Policy::random(&device, &wide, 3, 0.2).unwrap()

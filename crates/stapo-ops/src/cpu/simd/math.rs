@@ -52,6 +52,27 @@ pub(crate) fn silu_parts<L: Lanes>(l: L, x: L::V) -> (L::V, L::V) {
     (sigmoid, l.mul(x, sigmoid))
 }
 
+/// `tanh(x)`, as `2 sigmoid(2 x) - 1`.
+#[inline(always)]
+pub(crate) fn tanh<L: Lanes>(l: L, x: L::V) -> L::V {
+    let (sigmoid, _) = silu_parts(l, l.add(x, x));
+    l.sub(l.add(sigmoid, sigmoid), l.splat(L::E::ONE))
+}
+
+/// Of the tanh form of GELU, `x / 2 (1 + tanh(u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x sigmoid(2 u)`: its
+/// slope and its value.
+#[inline(always)]
+pub(crate) fn gelu_parts<L: Lanes>(l: L, x: L::V) -> (L::V, L::V) {
+    let twice = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+    let (one, linear) = (l.splat(L::E::ONE), l.splat(L::E::from_f64(twice)));
+    let cubic = 0.044_715 * twice;
+    let square = l.mul(x, x);
+    let (sigmoid, _) = silu_parts(l, l.mul(x, l.fma(l.splat(L::E::from_f64(cubic)), square, linear)));
+    let inner = l.fma(l.splat(L::E::from_f64(3.0 * cubic)), square, linear);
+    let value = l.mul(x, sigmoid);
+    (l.fma(l.mul(value, l.sub(one, sigmoid)), inner, sigmoid), value)
+}
+
 /// `ln(1 + f) = f - f^2/2 + f^3 q(f)` for `1 + f` in `[sqrt 1/2, sqrt 2)`; fitted as [`EXP_Q`], error 8e-10.
 const LN_Q: [f32; 9] = [
     0.333_333_13,

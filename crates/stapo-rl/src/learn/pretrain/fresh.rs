@@ -57,15 +57,14 @@ pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result
     let rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
     let layer = Family::Qwen3.layer(heads, rope, shape.ffn_width);
     let config = ModelConfig {
-        family: Family::Qwen3,
         width: shape.width,
         layers: ModelConfig::repeat_layer("config.start", layer, shape.n_layers)?,
         vocabulary: (n_characters + 1).next_multiple_of(16),
         norm_eps: 1e-6,
         max_positions: shape.max_positions,
         tied_embeddings: true,
-        bos: None,
         stops: vec![n_characters as u32],
+        ..ModelConfig::empty(Family::Qwen3)
     };
     config.validate("config.start")?;
     let policy: Policy = Policy::random(device, &config, seed, shape.deviation)?;

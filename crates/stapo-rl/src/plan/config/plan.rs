@@ -78,6 +78,11 @@ impl Plan {
         )
     }
 
+    /// Tokens of the longest prompt and the longest response together.
+    pub fn longest_sequence(&self) -> usize {
+        self.config.rollout.max_prompt_tokens + self.config.rollout.max_response_tokens
+    }
+
     /// Whether the reference of a KL penalty is the model in training without its adapters.
     pub fn has_free_reference(&self) -> bool {
         self.config.reference.is_none() && self.config.lora.is_some()

@@ -3,6 +3,7 @@
 
 use super::machine::{Machine, Processor, at_length};
 use crate::plan::config::States;
+use stapo_model::config::NormPlacement;
 use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{LayerSpec, ModelConfig};
@@ -119,7 +120,7 @@ impl Costs<'_> {
         operations / (self.machine.products.per_second * self.machine.shares.training)
     }
 
-    /// Causal attention, forward: each token sees half of its sequence.
+    /// Causal attention, forward: each token sees half of its sequence, in layers with a window less.
     pub fn attention_forward(&self, tokens: Tokens) -> f64 {
         self.attention_operations(tokens) / at_length(&self.machine.attention_forward, tokens.length)
     }
@@ -131,7 +132,18 @@ impl Costs<'_> {
     }
 
     fn attention_operations(&self, tokens: Tokens) -> f64 {
-        let query_widths = self.sum_layers(|layer| layer.attention().heads.out_width());
+        // The mean number of keys that a token sees, relative to half of its sequence.
+        let share = |window: Option<usize>| match window.map(|window| window as f64) {
+            Some(window) if window < tokens.length => {
+                (window - window * window / (2.0 * tokens.length)) / (tokens.length / 2.0)
+            }
+            _ => 1.0,
+        };
+        let seen = |layer: &LayerSpec| {
+            let attention = layer.attention();
+            attention.heads.out_width() as f64 * share(attention.rule.window)
+        };
+        let query_widths: f64 = self.model.layers.iter().map(seen).sum();
         4.0 * tokens.all * (tokens.length / 2.0) * query_widths
     }
 
@@ -147,14 +159,16 @@ impl Costs<'_> {
     /// Numbers that norms, rope and swiglu of all layers read and write for a token.
     fn forward_numbers(&self) -> f64 {
         self.sum_layers(|layer| {
-            8 * self.model.width + 2 * layer.attention().heads.qkv_width() + 3 * layer.ffn_width()
+            let norms = if layer.norms == NormPlacement::Both { 4 } else { 0 };
+            (8 + norms) * self.model.width + 2 * layer.attention().heads.qkv_width() + 3 * layer.ffn_width()
         })
     }
 
     /// The same of a backward pass, with what it recomputes.
     pub fn elementwise_backward(&self, n_tokens: f64, recompute: Recompute) -> f64 {
         let backward = self.sum_layers(|layer| {
-            8 * self.model.width + 3 * layer.attention().heads.qkv_width() + 5 * layer.ffn_width()
+            let norms = if layer.norms == NormPlacement::Both { 4 } else { 0 };
+            (8 + norms) * self.model.width + 3 * layer.attention().heads.qkv_width() + 5 * layer.ffn_width()
         });
         let again = match recompute {
             Recompute::Nothing => 0.0,
@@ -353,7 +367,7 @@ mod tests {
     fn small() -> ModelConfig {
         let known = ModelConfig::known("qwen3-0.6b").unwrap();
         let heads = Heads { query: 8, kv: 4, dim: 32 };
-        let layer = known.family.layer(heads, known.layers[0].attention().rope, 768);
+        let layer = known.family.layer(heads, known.layers[0].attention().rope.clone(), 768);
         ModelConfig { width: 256, layers: vec![layer; 6], vocabulary: 256, ..known }
     }
 

@@ -1,0 +1,39 @@
+//! `SmolLM3`: Llama with layers without positions.
+
+use super::{FamilyRow, ObjectReader, llama, set_biases, write_biases, write_no_padding};
+use crate::config::ModelConfig;
+use crate::error::Result;
+use serde_json::{Value, json};
+
+pub(super) const ROW: FamilyRow = FamilyRow {
+    name: "smollm3",
+    architecture: "SmolLM3ForCausalLM",
+    gguf: "smollm3",
+    theta: 2_000_000.0,
+    max_positions: 32_768,
+    tied_embeddings: true,
+    describe,
+    write: |config, keys| {
+        write_biases(config, keys);
+        write_no_padding(keys);
+        let has_rope: Vec<u8> =
+            config.layers.iter().map(|layer| u8::from(layer.attention().rotary_dim > 0)).collect();
+        keys.insert("no_rope_layers".into(), json!(has_rope));
+    },
+    ..llama::ROW
+};
+
+fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
+    set_biases(keys, config)?;
+    let interval = keys.optional_whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
+    // Despite its name, the list has 1 for layers with rope.
+    let listed = keys.list("no_rope_layers", config.layers.len())?;
+    for (index, layer) in config.layers.iter_mut().enumerate() {
+        let has_rope =
+            listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != Value::from(0));
+        if !has_rope {
+            layer.attention_mut().rotary_dim = 0;
+        }
+    }
+    super::qwen2::set_windows_in_use(keys, config)
+}

@@ -1,0 +1,136 @@
+//! The parts of a model beyond those of Llama, for people to read, and which of them a GPU computes.
+
+use super::{AttentionBiases, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement, QkNorm, RopeScaling};
+use crate::error::{Error, Result};
+use stapo_ops::Device;
+use stapo_ops::attention::ScoreRule;
+use stapo_ops::swiglu::Gate;
+use std::fmt;
+
+/// A part that some families have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    HeadNorms,
+    ProjectionNorms,
+    NormsAfter,
+    NormsAround,
+    QueryKeyValueBiases,
+    Biases,
+    /// Keys of the window, and layers that have it.
+    Window {
+        keys: usize,
+        n_layers: usize,
+    },
+    ScoreScale,
+    ScoreSoftcap,
+    /// Layers without positions.
+    NoRope {
+        n_layers: usize,
+    },
+    PartialRope {
+        dims: usize,
+    },
+    LongRope,
+    TanhGelu,
+    EmbeddingScale,
+    ResidualScale,
+    LogitDivisor,
+    LogitSoftcap,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HeadNorms => f.write_str("norm of each query and key head"),
+            Self::ProjectionNorms => f.write_str("norm of all query heads and of all key heads"),
+            Self::NormsAfter => f.write_str("norms after attention and feed-forward"),
+            Self::NormsAround => f.write_str("norms before and after attention and feed-forward"),
+            Self::QueryKeyValueBiases => f.write_str("biases on q, k and v"),
+            Self::Biases => f.write_str("biases on all attention projections"),
+            Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {n_layers} layers"),
+            Self::ScoreScale => f.write_str("scale of attention scores"),
+            Self::ScoreSoftcap => f.write_str("softcap of attention scores"),
+            Self::NoRope { n_layers } => write!(f, "no positions in {n_layers} layers"),
+            Self::PartialRope { dims } => write!(f, "rope on {dims} dimensions of a head"),
+            Self::LongRope => f.write_str("LongRoPE"),
+            Self::TanhGelu => f.write_str("tanh-GELU"),
+            Self::EmbeddingScale => f.write_str("scaled embeddings"),
+            Self::ResidualScale => f.write_str("scaled results of attention and feed-forward"),
+            Self::LogitDivisor => f.write_str("divided logits"),
+            Self::LogitSoftcap => f.write_str("softcap of logits"),
+        }
+    }
+}
+
+impl Part {
+    /// Whether a GPU computes the part.
+    fn is_on_gpu(self) -> bool {
+        !matches!(
+            self,
+            Self::ProjectionNorms
+                | Self::Window { .. }
+                | Self::ScoreScale
+                | Self::ScoreSoftcap
+                | Self::PartialRope { .. }
+        )
+    }
+}
+
+impl ModelConfig {
+    /// The parts that the model has beyond those of Llama.
+    pub fn parts(&self) -> Vec<Part> {
+        let count = |has: &dyn Fn(&LayerSpec) -> bool| self.layers.iter().filter(|layer| has(layer)).count();
+        let any = |has: &dyn Fn(&LayerSpec) -> bool| count(has) > 0;
+        let n_without_rope = count(&|layer| layer.attention().rotary_dim == 0);
+        let window = self.layers.iter().find_map(|layer| layer.attention().rule.window);
+        let n_windows = count(&|layer| layer.attention().rule.window.is_some());
+        let partial = self
+            .layers
+            .iter()
+            .map(LayerSpec::attention)
+            .find(|attention| attention.rotary_dim > 0 && attention.rotary_dim < attention.heads.dim);
+        let plain_scale = |layer: &LayerSpec| {
+            layer.attention().rule.scale == ScoreRule::plain(layer.attention().heads.dim).scale
+        };
+        let is_long = |layer: &LayerSpec| matches!(layer.attention().rope.scaling, RopeScaling::Long { .. });
+        let found = [
+            any(&|layer| layer.attention().qk_norm == QkNorm::PerHead).then_some(Part::HeadNorms),
+            any(&|layer| layer.attention().qk_norm == QkNorm::PerProjection).then_some(Part::ProjectionNorms),
+            any(&|layer| layer.norms == NormPlacement::After).then_some(Part::NormsAfter),
+            any(&|layer| layer.norms == NormPlacement::Both).then_some(Part::NormsAround),
+            any(&|layer| layer.attention().biases == AttentionBiases::QueryKeyValue)
+                .then_some(Part::QueryKeyValueBiases),
+            any(&|layer| layer.attention().biases == AttentionBiases::All).then_some(Part::Biases),
+            window.map(|keys| Part::Window { keys, n_layers: n_windows }),
+            any(&|layer| !plain_scale(layer)).then_some(Part::ScoreScale),
+            any(&|layer| layer.attention().rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
+            (n_without_rope > 0).then_some(Part::NoRope { n_layers: n_without_rope }),
+            partial.map(|attention| Part::PartialRope { dims: attention.rotary_dim }),
+            any(&is_long).then_some(Part::LongRope),
+            any(&|layer| layer.gate() == Gate::GeluTanh).then_some(Part::TanhGelu),
+            (self.embedding_scale != EmbeddingScale::One).then_some(Part::EmbeddingScale),
+            any(&|layer| layer.residual_scale != 1.0).then_some(Part::ResidualScale),
+            (self.logits.divisor != 1.0).then_some(Part::LogitDivisor),
+            self.logits.softcap.map(|_| Part::LogitSoftcap),
+        ];
+        found.into_iter().flatten().collect()
+    }
+
+    /// Refuses a model with a part or a size of heads that the device does not compute, before any weight is read.
+    pub fn check_device(&self, device: &Device) -> Result<()> {
+        if !device.is_async() {
+            return Ok(());
+        }
+        let hint = "use --device cpu";
+        if let Some(part) = self.parts().into_iter().find(|part| !part.is_on_gpu()) {
+            let problem = format!("a GPU does not compute this part yet: {part}");
+            return Err(Error::unsupported(self.family.architecture(), problem, hint));
+        }
+        let dim = self.layers.iter().map(|layer| layer.attention().heads.dim).max().unwrap_or(0);
+        if dim > Device::MAX_GPU_HEAD_DIM {
+            let problem = format!("a GPU computes heads of at most {}, not {dim}", Device::MAX_GPU_HEAD_DIM);
+            return Err(Error::unsupported(self.family.architecture(), problem, hint));
+        }
+        Ok(())
+    }
+}

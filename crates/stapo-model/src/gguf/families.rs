@@ -1,0 +1,141 @@
+//! What GGUF metadata says of each family beyond the keys that all families have.
+
+use super::Gguf;
+use crate::config::{EmbeddingScale, Family, ModelConfig, RopeScaling};
+use crate::error::Result;
+use crate::weights::{Encoding, decode};
+use stapo_ops::rope::LongFactors;
+
+/// Layers of Gemma 2 27B and Gemma 3 27B, whose scale of scores is that of the width per head.
+const GEMMA_27B_LAYERS: [(Family, usize); 2] = [(Family::Gemma2, 46), (Family::Gemma3, 62)];
+
+impl Gguf {
+    /// Changes the layers and the model to what the keys of the family say. As llama.cpp does, constants that the files of a
+    /// family do not hold are taken from the family.
+    pub(super) fn describe(&self, key: &impl Fn(&str) -> String, config: &mut ModelConfig) -> Result<()> {
+        let n_layers = config.layers.len();
+        let all = vec![true; n_layers];
+        let every = |period: usize| (1..=n_layers).map(|n| !n.is_multiple_of(period)).collect::<Vec<_>>();
+        match config.family {
+            Family::Qwen3 | Family::Qwen2 | Family::Phi3 => self.set_windows(key, config, &all)?,
+            Family::Llama | Family::Mistral => {
+                self.set_windows(key, config, &all)?;
+                if config.layers.iter().any(|layer| layer.attention().rule.window.is_some()) {
+                    config.family = Family::Mistral;
+                }
+            }
+            Family::SmolLm3 => {
+                for (layer, has_rope) in config.layers.iter_mut().zip(every(4)) {
+                    layer.attention_mut().rotary_dim *= usize::from(has_rope);
+                }
+            }
+            Family::Olmo2 | Family::Olmo3 => {
+                self.set_windows(key, config, &every(4))?;
+                let is_third = config.layers.iter().any(|layer| layer.attention().rule.window.is_some());
+                config.family = if is_third { Family::Olmo3 } else { Family::Olmo2 };
+                self.set_sliding_theta(key, config, None)?;
+            }
+            Family::Gemma2 => {
+                self.describe_gemma(key, config)?;
+                self.set_windows(key, config, &every(2))?;
+            }
+            Family::Gemma3 => {
+                self.describe_gemma(key, config)?;
+                self.set_windows(key, config, &every(6))?;
+                self.set_sliding_theta(key, config, Some(10_000.0))?;
+            }
+            Family::Granite => self.describe_granite(key, config)?,
+        }
+        Ok(())
+    }
+
+    /// Gives the layers that `sliding` says the window of the file, where it has one.
+    fn set_windows(
+        &self,
+        key: &impl Fn(&str) -> String,
+        config: &mut ModelConfig,
+        sliding: &[bool],
+    ) -> Result<()> {
+        let window = self.whole(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+        for (layer, is_sliding) in config.layers.iter_mut().zip(sliding) {
+            layer.attention_mut().rule.window = window.filter(|_| *is_sliding);
+        }
+        Ok(())
+    }
+
+    /// Gives layers with a window the plain rope of `rope.freq_base_swa`, or of `theta`, or of the other layers.
+    fn set_sliding_theta(
+        &self,
+        key: &impl Fn(&str) -> String,
+        config: &mut ModelConfig,
+        theta: Option<f64>,
+    ) -> Result<()> {
+        let theta = self.number(&key("rope.freq_base_swa"))?.or(theta);
+        for layer in &mut config.layers {
+            let attention = layer.attention_mut();
+            if attention.rule.window.is_some() {
+                attention.rope.theta = theta.unwrap_or(attention.rope.theta);
+                attention.rope.scaling = RopeScaling::None;
+            }
+        }
+        Ok(())
+    }
+
+    fn describe_gemma(&self, key: &impl Fn(&str) -> String, config: &mut ModelConfig) -> Result<()> {
+        config.embedding_scale = EmbeddingScale::SqrtWidth;
+        config.logits.softcap = self.number(&key("final_logit_softcapping"))?;
+        let softcap = self.number(&key("attn_logit_softcapping"))?;
+        let is_27b = GEMMA_27B_LAYERS.contains(&(config.family, config.layers.len()));
+        for layer in &mut config.layers {
+            let attention = layer.attention_mut();
+            attention.rule.softcap = softcap;
+            if is_27b {
+                attention.rule.scale = 1.0 / ((config.width / attention.heads.query) as f64).sqrt();
+            }
+        }
+        Ok(())
+    }
+
+    fn describe_granite(&self, key: &impl Fn(&str) -> String, config: &mut ModelConfig) -> Result<()> {
+        let scale = self.number(&key("attention.scale"))?;
+        let residual_scale = self.number(&key("residual_scale"))?.unwrap_or(1.0);
+        for layer in &mut config.layers {
+            let rule = &mut layer.attention_mut().rule;
+            rule.scale = scale.unwrap_or(rule.scale);
+            layer.residual_scale = residual_scale;
+        }
+        let factor = self.number(&key("embedding_scale"))?.unwrap_or(1.0);
+        config.embedding_scale = EmbeddingScale::Factor(factor);
+        config.logits.divisor = self.number(&key("logit_scale"))?.unwrap_or(1.0);
+        Ok(())
+    }
+
+    /// `LongRoPE` from the tensors that list its factors; `None` without them.
+    pub(super) fn longrope(
+        &self,
+        key: &impl Fn(&str) -> String,
+        max_positions: usize,
+    ) -> Result<Option<RopeScaling>> {
+        let factors = |name: &str| {
+            let stored = self.tensors.get(name).filter(|stored| stored.encoding == Encoding::F32)?;
+            let mut factors = vec![0.0; stored.shape.iter().product()];
+            decode(stored.encoding, &self.file[stored.bytes.clone()], &mut factors);
+            Some(factors.into_iter().map(f64::from).collect::<Vec<f64>>())
+        };
+        let (Some(short), Some(long)) = (factors(SHORT_FACTORS), factors(LONG_FACTORS)) else {
+            return Ok(None);
+        };
+        let original = self.whole(&key("rope.scaling.original_context_length"))?.unwrap_or(max_positions);
+        let attention_factor = self.number(&key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+        Ok(Some(RopeScaling::Long {
+            short: short.into(),
+            long: long.into(),
+            used: LongFactors::Short,
+            original_positions: original,
+            attention_factor,
+        }))
+    }
+}
+
+pub(super) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";

@@ -1,0 +1,154 @@
+//! The parts that some families of models have, on the GPU against the CPU, and generation against training bit for bit. Without
+//! a GPU these tests print that they are skipped, and pass.
+
+use super::parity::{check, compute, empty, gpu, numbers, ruled_attention_case, scores};
+use crate::attention::paged::{self, SPLIT_KEYS};
+use crate::attention::{Heads, ScoreRule};
+use crate::cuda::Precision;
+use crate::lm_head::LogitRule;
+use crate::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
+use crate::testing::{Tensors, bits, ids, upload};
+use crate::{Device, residual, rope, swiglu};
+
+const HEADS: [Heads; 5] = [
+    Heads { query: 7, kv: 1, dim: 10 },
+    Heads { query: 4, kv: 2, dim: 64 },
+    Heads { query: 3, kv: 1, dim: 96 },
+    Heads { query: 4, kv: 2, dim: 128 },
+    Heads { query: 4, kv: 1, dim: 256 },
+];
+
+fn rules(dim: usize) -> [ScoreRule; 5] {
+    let plain = ScoreRule::plain(dim);
+    [
+        plain,
+        ScoreRule { window: Some(1), ..plain },
+        ScoreRule { window: Some(100), ..plain },
+        ScoreRule { softcap: Some(1.5), scale: 0.7 * plain.scale, window: None },
+        ScoreRule { softcap: Some(2.0), scale: plain.scale, window: Some(700) },
+    ]
+}
+
+#[test]
+fn attention_under_every_rule_on_cuda_agrees_with_the_cpu() {
+    for (heads, rule) in HEADS.into_iter().flat_map(|heads| rules(heads.dim).map(|rule| (heads, rule))) {
+        for lengths in [&[33][..], &[1, 130, 5, 64, 127, 128, 129, 2], &[2100, 1]] {
+            check(&format!("attention {heads:?} {rule:?} {lengths:?}"), |device| {
+                ruled_attention_case(device, (heads, rule), lengths)
+            });
+        }
+    }
+}
+
+/// One sequence through the cache in chunks and single tokens, on both sides of the borders of splits.
+fn paged_case(device: &Device, heads: Heads, rule: ScoreRule, chunks: &[usize]) -> Vec<f32> {
+    let (len, width, block_size): (usize, _, _) = (chunks.iter().sum(), heads.qkv_width(), 32);
+    let all = numbers(1, len * width);
+    let n_blocks = len.div_ceil(block_size);
+    let dims = paged::CacheDims { blocks: n_blocks, block_size, kv_heads: heads.kv, head_dim: heads.dim };
+    let mut cache = paged::Cache::zeros(device, dims).unwrap();
+    let tables = upload(device, &(0..n_blocks as u32).rev().collect::<Vec<_>>());
+    let (mut start, mut outputs) = (0, Vec::new());
+    for &asked in chunks {
+        let slot = |p: usize| ((n_blocks - 1 - p / block_size) * block_size + p % block_size) as u32;
+        let slots = upload(device, &(start..start + asked).map(slot).collect::<Vec<_>>());
+        let qkv = compute(device, &all[start * width..(start + asked) * width]);
+        let (offsets, contexts) =
+            (upload(device, &[0, asked as u32]), upload(device, &[(start + asked) as u32]));
+        let call = paged::Dims { tokens: asked, sequences: 1, heads, rule, table_width: n_blocks };
+        let mut out = empty(device, asked * heads.out_width());
+        let sequences = paged::Sequences {
+            offsets: offsets.view(),
+            contexts: contexts.view(),
+            tables: tables.view(),
+            groups: None,
+        };
+        paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, out.view_mut());
+        outputs.extend(out.view().to_vec());
+        start += asked;
+    }
+    outputs
+}
+
+#[test]
+fn paged_attention_under_every_rule_is_packed_attention_bit_for_bit() {
+    let chunks =
+        [&[1, 2, 100, 60, 1, 3, SPLIT_KEYS - 170][..], &[1; 6], &[SPLIT_KEYS - 70, 50, 3], &[1; 24]].concat();
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(device) = gpu(precision) else { return };
+        for (heads, rule) in HEADS.into_iter().flat_map(|heads| rules(heads.dim).map(|rule| (heads, rule))) {
+            let packed = ruled_attention_case(&device, (heads, rule), &[chunks.iter().sum()]);
+            let paged = paged_case(&device, heads, rule, &chunks);
+            assert!(bits(&packed[0]) == bits(&paged), "{precision:?} {heads:?} {rule:?}");
+        }
+    }
+}
+
+fn rope_case(device: &Device, heads: Heads, rotary_dim: usize, has_norm: bool) -> Tensors<f32> {
+    let (tokens, width) = (37, heads.qkv_width());
+    let frequencies = Frequencies { head_dim: heads.dim, rotary_dim, theta: 1e4, scaling: Scaling::None };
+    let table = Table::new(device, &frequencies, 64).unwrap();
+    let positions = upload(device, &ids(9, tokens, 64));
+    let [n_query, n_key] = [heads.query * heads.dim, heads.kv * heads.dim];
+    let (query, key) = (compute(device, &numbers(2, n_query)), compute(device, &numbers(3, n_key)));
+    let norm = HeadNorm {
+        extent: NormExtent::Projection,
+        query_weight: query.view(),
+        key_weight: key.view(),
+        eps: 1e-6,
+    };
+    let [raw, d_out] = [1, 4].map(|seed| compute(device, &numbers(seed, tokens * width)));
+    let [mut out, mut d_raw] = [(); 2].map(|()| empty(device, tokens * width));
+    let mut inv = device.zeros(tokens * (heads.query + heads.kv)).unwrap();
+    let dims = rope::Dims { tokens, heads };
+    let with = has_norm.then(|| (norm, inv.view_mut()));
+    rope::forward(device, dims, &table, positions.view(), with, raw.view(), out.view_mut());
+    let (mut d_query, mut d_key) = (upload(device, &numbers(5, n_query)), upload(device, &numbers(6, n_key)));
+    let to = Some(HeadNormSums { d_query_weight: d_query.view_mut(), d_key_weight: d_key.view_mut() });
+    let grad = has_norm.then(|| HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), to });
+    rope::backward(device, dims, &table, positions.view(), grad, d_out.view(), d_raw.view_mut());
+    [out, inv, d_raw, d_query, d_key].iter().map(|b| b.view().to_vec()).collect()
+}
+
+#[test]
+fn norms_of_projections_and_partial_rotations_on_cuda_agree_with_the_cpu() {
+    for heads in HEADS {
+        check(&format!("norm of projections {heads:?}"), |device| rope_case(device, heads, heads.dim, true));
+        check(&format!("no positions {heads:?}"), |device| rope_case(device, heads, 0, true));
+        check(&format!("partial rope {heads:?}"), |device| {
+            rope_case(device, heads, heads.dim / 4 * 2, false)
+        });
+    }
+}
+
+#[test]
+fn gelu_gates_on_cuda_agree_with_the_cpu() {
+    for (tokens, width) in [(1, 8), (33, 257), (100, 512)] {
+        check(&format!("geglu {tokens} {width}"), |device| {
+            let dims = swiglu::Dims { tokens, width, gate: swiglu::Gate::GeluTanh };
+            let gate_up = compute(device, &numbers(1, 2 * tokens * width));
+            let d_out = compute(device, &numbers(2, tokens * width));
+            let (mut out, mut d) = (empty(device, tokens * width), empty(device, 2 * tokens * width));
+            swiglu::forward(device, dims, gate_up.view(), out.view_mut());
+            swiglu::backward(device, dims, gate_up.view(), d_out.view(), d.view_mut());
+            vec![out.view().to_vec(), d.view().to_vec()]
+        });
+    }
+}
+
+#[test]
+fn factors_on_cuda_agree_with_the_cpu() {
+    check("scale and copy", |device| {
+        let mut x = compute(device, &numbers(1, 7 * 1003));
+        residual::scale(device, x.view_mut(), 25.25);
+        let mut copy = empty(device, 7 * 1003);
+        residual::copy_rows(device, 7, x.view(), copy.view_mut());
+        vec![x.view().to_vec(), copy.view().to_vec()]
+    });
+    let rule = LogitRule { divisor: 1.5, softcap: Some(3.0) };
+    for (tokens, width, vocab) in [(5, 33, 257), (300, 64, 1003)] {
+        check(&format!("capped logits {tokens} {vocab}"), |device| {
+            scores(device, (tokens, width, vocab), 0.8, rule)
+        });
+    }
+}
