@@ -103,7 +103,7 @@ fn samples_of_all_steps_are_found_by_what_they_are() {
     let n_tokens = |r: &Value| r["tokens"]["id"].as_array().unwrap().len();
     assert_eq!(n_found("&tokens_to=20"), n_where(&|r| n_tokens(r) <= 20));
     let problem = all[0]["problem_id"].as_str().unwrap();
-    let encoded: String = problem.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let encoded = problem.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02x}"));
     let history = server.json(&format!("/api/samples?run=a&problem={encoded}"));
     assert_eq!(history["n_found"], n_where(&|r| r["problem_id"] == problem));
     assert_eq!(history["responses"][0]["step"], all[0]["step"]);

@@ -287,8 +287,8 @@ impl Known {
     /// Sets the evaluations that name this run; true where they changed.
     fn take_evaluations(&mut self, evaluations: &BTreeMap<PathBuf, Option<PathBuf>>) -> bool {
         let folder = std::path::absolute(&self.found.folder).unwrap_or_default();
-        let names_this = |named: &&PathBuf| folder.ends_with(named);
-        let mine = evaluations.iter().filter(|(_, named)| named.as_ref().filter(names_this).is_some());
+        let names_this = |named: &PathBuf| folder.ends_with(named);
+        let mine = evaluations.iter().filter(|(_, named)| named.as_ref().is_some_and(names_this));
         let mine: Vec<PathBuf> = mine.map(|(path, _)| path.clone()).collect();
         let is_evaluated = !mine.is_empty() || self.found.folder.join("eval").is_dir();
         let is_changed = mine != self.evaluations || is_evaluated != self.row.is_evaluated;
