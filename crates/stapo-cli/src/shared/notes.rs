@@ -42,7 +42,7 @@ impl Notes {
 
     /// The note on a run; an empty one where there is none, and where the file cannot be read.
     pub fn on_run(folder: &Path) -> RunNote {
-        let Ok((parent, name)) = place(folder) else { return RunNote::default() };
+        let Ok((parent, name)) = folder_and_name(folder) else { return RunNote::default() };
         Self::read(&parent).unwrap_or_default().runs.remove(&name).unwrap_or_default()
     }
 
@@ -51,7 +51,7 @@ impl Notes {
         if !crate::shared::discover::is_run(run) {
             bail!("run {}: no run folder\nhint: `stapo runs` lists the runs here", run.display());
         }
-        let (parent, name) = place(run)?;
+        let (parent, name) = folder_and_name(run)?;
         let mut notes = Self::read(&parent)?;
         change(notes.runs.entry(name).or_default());
         notes.runs.retain(|_, note| *note != RunNote::default());
@@ -61,7 +61,7 @@ impl Notes {
 }
 
 /// The folder that holds a run, and the run's name in it.
-fn place(run: &Path) -> Result<(PathBuf, String)> {
+fn folder_and_name(run: &Path) -> Result<(PathBuf, String)> {
     let path = run.canonicalize().with_context(|| format!("run {}", run.display()))?;
     let parent = path.parent().context("a run lies in a folder")?.to_owned();
     let name = path.file_name().context("a run has a name")?.to_string_lossy().into_owned();

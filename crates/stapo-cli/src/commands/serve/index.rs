@@ -1,7 +1,7 @@
 //! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
 
 use super::lines::open_plain;
-use super::sampled::{evaluated_steps, sampled};
+use super::sampled::{N_SPARKS, evaluated_steps, sampled};
 use super::status::{Facts, Status, StatusKind, status};
 use crate::shared::discover::{Below, Found, below};
 use crate::shared::notes::{self, Notes, RunNote};
@@ -17,8 +17,6 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
-/// Points of a sparkline.
-pub const N_SPARKS: usize = 24;
 /// The numbers that the list shows, each as a sparkline.
 pub const LISTED: [Metric; 5] = [
     catalogue::EVAL_ACCURACY,
@@ -211,9 +209,10 @@ impl Index {
 
     /// Takes the evaluations below the folder, and those of `evals` beside it, where `stapo eval` writes by default.
     fn read_evaluations(&mut self, mut found: Vec<PathBuf>) {
-        let beside = std::path::absolute(&self.root).ok();
-        let beside = beside.and_then(|root| Some(root.parent()?.join("evals"))).filter(|path| path.is_dir());
-        found.extend(beside.into_iter().flat_map(|folder| below(&folder).evaluations));
+        let root = std::path::absolute(&self.root).ok();
+        let default_folder = root.and_then(|root| Some(root.parent()?.join("evals")));
+        let default_folder = default_folder.filter(|path| path.is_dir());
+        found.extend(default_folder.into_iter().flat_map(|folder| below(&folder).evaluations));
         self.evaluations.retain(|path, _| found.contains(path));
         for path in found {
             self.evaluations.entry(path.clone()).or_insert_with(|| evaluated_run(&path));
