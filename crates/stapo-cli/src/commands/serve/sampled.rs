@@ -48,13 +48,12 @@ pub fn sampled(path: &Path) -> io::Result<Vec<Vec<(String, f64)>>> {
 pub fn evaluated_steps(path: &Path, every: u64, last_step: u64) -> io::Result<Vec<f64>> {
     let mut file = open_plain(path)?;
     let len = file.metadata()?.len();
-    let mut parts = vec![(0, len.min(WHOLE))];
+    let mut parts = vec![(0, if len > WHOLE { SAMPLE } else { len })];
     if len > WHOLE && every > 0 && last_step > 0 {
         let n = (last_step / every).min(N_SPARKS as u64).max(1);
         let steps = (1..=n).map(|idx| last_step / every * idx / n * every);
         let middle = |step: u64| len * step / last_step;
-        parts = vec![(0, SAMPLE)];
-        parts.extend(steps.map(|step| (middle(step).saturating_sub(2 * SAMPLE), 4 * SAMPLE)));
+        parts.extend(steps.map(|step| (middle(step).saturating_sub(SAMPLE), 2 * SAMPLE)));
     }
     let mut found: BTreeMap<u64, f64> = BTreeMap::new();
     for (from, n) in parts {
