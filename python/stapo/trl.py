@@ -86,9 +86,7 @@ class _WindowMixin:
             )
         return batches
 
-    def _score(
-        self, batch: dict[str, Any], model: Any = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(self, batch: dict[str, Any], model: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of a micro-batch, by the calls that TRL's loss makes; of `model` with gradients."""
         input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)

@@ -263,7 +263,9 @@ def objectives(folder):
     theirs = train(folder, RecordedPlain, {}, loss_type="dapo", steps_per_generation=2)
     ours = train(folder, RecordedObjective, {"objective": stapo.Objective("dapo", set=clip)}, steps_per_generation=2)
     same_derivatives("objective dapo", theirs, ours)
-    theirs = train(folder, RecordedPlain, {}, loss_type="grpo", beta=0.04, use_bias_correction_kl=False, steps_per_generation=4)
+    theirs = train(
+        folder, RecordedPlain, {}, loss_type="grpo", beta=0.04, use_bias_correction_kl=False, steps_per_generation=4
+    )
     ours = train(folder, RecordedObjective, {"objective": "grpo"}, beta=0.04, steps_per_generation=4)
     same_derivatives("objective grpo with its KL", theirs, ours)
     theirs = train(folder, RecordedS2T, {"s2t": S2T(tau_p=TAU_P)}, loss_type="dapo", steps_per_generation=4)

@@ -66,7 +66,13 @@ assert n_exact >= 15 and {"stapo", "kl-cov"} <= set(refused), (n_exact, refused)
 
 # verl's own losses beside ours, with verl's own config.
 actor = FSDPActorConfig(
-    strategy="fsdp", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0, optim=FSDPOptimizerConfig(lr=1e-6)
+    strategy="fsdp",
+    rollout_n=2,
+    ppo_micro_batch_size_per_gpu=1,
+    clip_ratio_low=0.2,
+    clip_ratio_high=0.28,
+    clip_ratio_c=3.0,
+    optim=FSDPOptimizerConfig(lr=1e-6),
 )
 clip = {"surrogate.low": 0.2, "surrogate.high": 0.28, "surrogate.dual": 3.0}
 stapo.verl_losses.register("own/vanilla", stapo.Objective("justrl", set=clip))
@@ -90,4 +96,6 @@ for kind, theirs in (("group_z_score", "grpo"), ("leave_one_out", "rloo"), ("len
     ours, _ = core_algos.get_adv_estimator_fn(f"stapo/{kind}")(**given)
     expected, _ = core_algos.get_adv_estimator_fn(theirs)(**given)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0.0, msg=kind)
-print(f"verl losses: {n_exact} presets are exact under cuts, {len(refused)} refused; vanilla, gspo and three advantages equal verl's")
+print(
+    f"verl losses: {n_exact} presets are exact under cuts, {len(refused)} refused; vanilla, gspo and three advantages equal verl's"
+)

@@ -174,6 +174,12 @@ mod tests {
     }
 
     #[test]
+    fn help_begins_with_what_the_program_does() {
+        let help = with_groups(crate::Cli::command()).render_help().to_string();
+        assert!(help.starts_with("Trains language models by reinforcement learning"), "{help}");
+    }
+
+    #[test]
     fn help_fits_eighty_columns() {
         fn check(command: &mut Command) {
             for line in command.render_long_help().to_string().lines() {

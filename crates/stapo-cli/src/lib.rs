@@ -38,7 +38,7 @@ use std::sync::Once;
 
 /// Trains language models by reinforcement learning on your problems, evaluates them, and shows what every token learned.
 #[derive(Parser)]
-#[command(name = "stapo", version, about, propagate_version = true)]
+#[command(name = "stapo", version, propagate_version = true)]
 struct Cli {
     /// Prints errors and the result only: no progress, notes or warnings.
     #[arg(short, long, global = true)]

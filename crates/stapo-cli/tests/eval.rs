@@ -125,7 +125,7 @@ fn a_run_is_asked_as_it_was_trained_unless_the_command_line_says_otherwise() {
     let (said, plan) = eval("as-trained", &[]);
     let shown = "asked as in the run run: chat template, with {\"shout\":true}, system message \"1+1\", responses end at [\"=\"], up to 24 tokens";
     let (above, _) = said.split_once("benchmark ").unwrap();
-    assert!(above.replace("\n", " ").contains(shown), "{said}");
+    assert!(above.replace('\n', " ").contains(shown), "{said}");
     assert_eq!((&plan["chat"], &plan["max_tokens"]), (&true.into(), &24.into()));
     assert_eq!((&plan["system"], &plan["chat_arguments"]["shout"]), (&"1+1".into(), &true.into()));
     assert_eq!((&plan["stop"], &plan["prompting_of"]), (&serde_json::json!(["="]), &"run".into()));

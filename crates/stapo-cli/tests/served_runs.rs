@@ -39,6 +39,15 @@ fn notes_stand_beside_the_runs_and_never_inside() {
     ok(&stapo(at, &["runs", "note", "runs/a"]));
     let seen = server.json("/api/runs");
     assert!(row(&seen, "b")["is_archived"].is_null() && row(&seen, "a")["note"].is_null(), "{seen}");
+    // A receipt of an experiment is about every file inside, so notes on its runs stand beside it.
+    std::fs::create_dir_all(at.join("runs/exp/arm")).unwrap();
+    let experiment = json!({"schema": 1, "name": "exp", "method": "arm", "arms": []});
+    std::fs::write(at.join("runs/exp/experiment.json"), experiment.to_string()).unwrap();
+    train(&at.join("runs/exp/arm"), "seed-0", STAPO, 1);
+    ok(&stapo(at, &["runs", "tag", "runs/exp/arm/seed-0", "odd"]));
+    assert_eq!(json(&at.join("runs/notes.json"))["runs"]["exp/arm/seed-0"]["tags"], json!(["odd"]));
+    assert!(ok(&stapo(at, &["runs"])).contains("done #odd"));
+    assert_eq!(row(&server.json("/api/runs"), "exp/arm/seed-0")["tags"], json!(["odd"]));
     assert!(complaint(at, &["runs", "tag", "runs", "x"]).contains("run runs: no run folder\nhint: "));
 }
 
@@ -103,7 +112,7 @@ fn samples_of_all_steps_are_found_by_what_they_are() {
     let n_tokens = |r: &Value| r["tokens"]["id"].as_array().unwrap().len();
     assert_eq!(n_found("&tokens_to=20"), n_where(&|r| n_tokens(r) <= 20));
     let problem = all[0]["problem_id"].as_str().unwrap();
-    let encoded: String = problem.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let encoded = problem.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02x}"));
     let history = server.json(&format!("/api/samples?run=a&problem={encoded}"));
     assert_eq!(history["n_found"], n_where(&|r| r["problem_id"] == problem));
     assert_eq!(history["responses"][0]["step"], all[0]["step"]);

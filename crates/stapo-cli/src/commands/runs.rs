@@ -201,7 +201,7 @@ fn row(run: &ListedRun, width: usize) -> String {
     };
     let numbers = format!(" {steps:>9} {accuracy:>8} {held_out:>8}  ");
     let indent = width + numbers.chars().count();
-    let tags = run.note.tags.iter().map(|tag| format!(" #{tag}")).collect::<String>();
+    let tags = run.note.tags.iter().fold(String::new(), |tags, tag| tags + " #" + tag);
     let note = Some(&run.note.note).filter(|note| !note.is_empty()).map(|note| format!("; {note}"));
     let status = format!("{}{tags}{}", run.status, note.unwrap_or_default());
     format!("{}{numbers}{}", first_cell(&run.run, width), wrapped(&status, indent, COLUMNS))

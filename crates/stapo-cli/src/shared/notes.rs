@@ -1,5 +1,5 @@
 //! What people write about runs: a note, tags, and whether a run is archived. They stand in `notes.json` beside the run
-//! folders and never inside them, so that receipts stay as they are.
+//! folders and never inside them or inside an experiment, so that receipts stay as they are.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 /// The file of a folder of runs.
 pub const FILE: &str = "notes.json";
+
+/// How far above a run its experiment may lie.
+const MAX_DEPTH: usize = 4;
 
 /// What is known about one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +25,7 @@ pub struct RunNote {
     pub is_archived: bool,
 }
 
-/// The notes on the runs of one folder, by the names of their folders.
+/// The notes on the runs of one folder, by the paths of their folders.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notes {
     #[serde(default)]
@@ -42,7 +45,7 @@ impl Notes {
 
     /// The note on a run; an empty one where there is none, and where the file cannot be read.
     pub fn on_run(folder: &Path) -> RunNote {
-        let Ok((parent, name)) = place(folder) else { return RunNote::default() };
+        let Ok((parent, name)) = folder_and_name(folder) else { return RunNote::default() };
         Self::read(&parent).unwrap_or_default().runs.remove(&name).unwrap_or_default()
     }
 
@@ -51,7 +54,7 @@ impl Notes {
         if !crate::shared::discover::is_run(run) {
             bail!("run {}: no run folder\nhint: `stapo runs` lists the runs here", run.display());
         }
-        let (parent, name) = place(run)?;
+        let (parent, name) = folder_and_name(run)?;
         let mut notes = Self::read(&parent)?;
         change(notes.runs.entry(name).or_default());
         notes.runs.retain(|_, note| *note != RunNote::default());
@@ -60,10 +63,18 @@ impl Notes {
     }
 }
 
-/// The folder that holds a run, and the run's name in it.
-fn place(run: &Path) -> Result<(PathBuf, String)> {
-    let path = run.canonicalize().with_context(|| format!("run {}", run.display()))?;
-    let parent = path.parent().context("a run lies in a folder")?.to_owned();
-    let name = path.file_name().context("a run has a name")?.to_string_lossy().into_owned();
-    Ok((parent, name))
+/// The folder with the notes on a run, and the run's name there.
+fn folder_and_name(run: &Path) -> Result<(PathBuf, String)> {
+    let run = run.canonicalize().with_context(|| format!("run {}", run.display()))?;
+    let above = run.ancestors().skip(1).take(MAX_DEPTH);
+    let experiment = above.filter(|folder| folder.join("experiment.json").is_file()).last();
+    home(&run, experiment).context("a run lies in a folder")
+}
+
+/// The folder with the notes on a run, and the run's name there. Those on the runs of an experiment stand beside the
+/// experiment, whose receipt is about every file inside.
+pub fn home(run: &Path, experiment: Option<&Path>) -> Option<(PathBuf, String)> {
+    let folder = experiment.unwrap_or(run).parent()?;
+    let parts = run.strip_prefix(folder).ok()?.iter().map(|part| part.to_string_lossy().into_owned());
+    Some((folder.to_owned(), parts.collect::<Vec<_>>().join("/")))
 }

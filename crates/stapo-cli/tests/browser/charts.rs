@@ -2,10 +2,25 @@
 
 use super::session::Session;
 
+/// A pinned chart stands in front and stays there; those that are pinned later follow, and can be moved.
+fn pins(session: &mut Session) {
+    let ids = "[...document.querySelectorAll('.charts')][0].querySelectorAll('figure.live')";
+    let order = session.value(&format!(
+        "(()=>{{const press=(id,text)=>[...document.querySelectorAll('#'+id+' .tools button')].find(b=>b.textContent===text).click();\
+        const first=()=>[...{ids}].slice(0,2).map(f=>f.id).join(' ');\
+        press('loss','pin');press('reward','pin');const pinned=first();press('reward','◀');const moved=first();\
+        const kept=localStorage.getItem('stapo-charts');press('reward','pin');press('loss','pin');\
+        return [pinned,moved,kept,localStorage.getItem('stapo-charts')]}})()"
+    ));
+    let expected = ["loss reward", "reward loss", "[\"reward\",\"loss\"]", "[]"];
+    assert_eq!(order, serde_json::json!(expected));
+}
+
 /// A logarithmic axis has powers of ten, a large chart has the page's width, and a search leaves only what it names.
 pub fn chart_tools(session: &mut Session) {
+    pins(session);
     let shown = session.value(
-        "(()=>{document.querySelectorAll('#accuracy .tools [aria-pressed]').forEach(b=>b.click());\
+        "(()=>{document.querySelectorAll('#accuracy .tools [title^=draws]').forEach(b=>b.click());\
         const ticks=[...document.querySelectorAll('#accuracy text[text-anchor=end]')].map(t=>Number(t.textContent));\
         const figure=document.getElementById('accuracy'),box=document.querySelector('input[placeholder=\"find charts\"]');\
         const isLarge=figure.offsetWidth>0.95*figure.parentElement.offsetWidth;\

@@ -170,11 +170,13 @@ fn written(file: &Path, program: &str, entries: &[Entry], refused: &[String], un
     let comment = |text: &str| wrapped(text, 2, 118).replace("\n  ", "\n#   ");
     if !refused.is_empty() {
         text.push_str("\n# Not translated:\n");
-        refused.iter().for_each(|reason| text.push_str(&format!("# - {}\n", comment(reason))));
+        for reason in refused {
+            let _ = writeln!(text, "# - {}", comment(reason));
+        }
     }
     if !unnamed.is_empty() {
         text.push_str("\n# Without a counterpart in the table of the docs:\n");
-        text.push_str(&format!("#   {}\n", comment(&unnamed.join(", "))));
+        let _ = writeln!(text, "#   {}", comment(&unnamed.join(", ")));
     }
     text
 }

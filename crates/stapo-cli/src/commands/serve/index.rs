@@ -1,7 +1,7 @@
 //! The list of runs, kept up to date by looking at lengths and times of files before reading anything.
 
 use super::lines::open_plain;
-use super::sampled::{evaluated_steps, sampled};
+use super::sampled::{N_SPARKS, evaluated_steps, sampled};
 use super::status::{Facts, Status, StatusKind, status};
 use crate::shared::discover::{Below, Found, below};
 use crate::shared::notes::{self, Notes, RunNote};
@@ -17,8 +17,6 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MAX_EXPERIMENT_BYTES: u64 = 16 << 20;
-/// Points of a sparkline.
-pub const N_SPARKS: usize = 24;
 /// The numbers that the list shows, each as a sparkline.
 pub const LISTED: [Metric; 5] = [
     catalogue::EVAL_ACCURACY,
@@ -144,7 +142,7 @@ impl Index {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (host, experiments) = (&self.host, &self.experiments);
-        let (notes, evaluations) = (&self.notes, &self.evaluations);
+        let (root, notes, evaluations) = (&self.root, &self.notes, &self.evaluations);
         let looked =
             self.runs.par_iter_mut().filter(|(_, known)| look == Look::Everything || known.is_active(now));
         changes.rows = looked
@@ -152,7 +150,7 @@ impl Index {
                 let is_changed = known.look()
                     | known.take_arm(experiments)
                     | known.take_status(host)
-                    | known.take_note(notes)
+                    | known.take_note(root, notes)
                     | known.take_evaluations(evaluations);
                 is_changed.then(|| known.row.clone())
             })
@@ -200,25 +198,37 @@ impl Index {
 
 impl Index {
     fn read_notes(&mut self, found: &BTreeMap<String, Found>) {
-        let parents: BTreeSet<&Path> = found.values().filter_map(|found| found.folder.parent()).collect();
-        for parent in parents {
-            let stamp = stamp(&parent.join(notes::FILE));
-            if self.notes.get(parent).is_none_or(|(known, _)| *known != stamp) {
-                self.notes.insert(parent.to_owned(), (stamp, Notes::read(parent).unwrap_or_default()));
+        let homes = found.values().filter_map(|found| notes_on(&self.root, found));
+        let folders: BTreeSet<PathBuf> = homes.map(|(folder, _)| folder).collect();
+        for folder in folders {
+            let stamp = stamp(&folder.join(notes::FILE));
+            if self.notes.get(&folder).is_none_or(|(known, _)| *known != stamp) {
+                let read = Notes::read(&folder).unwrap_or_default();
+                self.notes.insert(folder, (stamp, read));
             }
         }
     }
 
     /// Takes the evaluations below the folder, and those of `evals` beside it, where `stapo eval` writes by default.
     fn read_evaluations(&mut self, mut found: Vec<PathBuf>) {
-        let beside = std::path::absolute(&self.root).ok();
-        let beside = beside.and_then(|root| Some(root.parent()?.join("evals"))).filter(|path| path.is_dir());
-        found.extend(beside.into_iter().flat_map(|folder| below(&folder).evaluations));
+        let root = std::path::absolute(&self.root).ok();
+        let default_folder = root.and_then(|root| Some(root.parent()?.join("evals")));
+        let default_folder = default_folder.filter(|path| path.is_dir());
+        found.extend(default_folder.into_iter().flat_map(|folder| below(&folder).evaluations));
         self.evaluations.retain(|path, _| found.contains(path));
         for path in found {
             self.evaluations.entry(path.clone()).or_insert_with(|| evaluated_run(&path));
         }
     }
+}
+
+/// The folder with the notes on a run, and the run's name there.
+fn notes_on(root: &Path, found: &Found) -> Option<(PathBuf, String)> {
+    let absolute = |path: &Path| std::path::absolute(path).ok();
+    let experiment =
+        found.experiment.as_ref().map(|id| if id == "." { root.to_owned() } else { root.join(id) });
+    let experiment = experiment.and_then(|folder| absolute(&folder));
+    notes::home(&absolute(&found.folder)?, experiment.as_deref())
 }
 
 /// The run that an evaluation is of, as `eval.json` names it.
@@ -274,11 +284,10 @@ impl Known {
     }
 
     /// Sets what people wrote about the run; true where it changed.
-    fn take_note(&mut self, notes: &BTreeMap<PathBuf, (FileStamp, Notes)>) -> bool {
-        let folder = &self.found.folder;
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let notes = folder.parent().and_then(|parent| notes.get(parent));
-        let note = notes.and_then(|(_, notes)| notes.runs.get(name.as_ref())).cloned().unwrap_or_default();
+    fn take_note(&mut self, root: &Path, notes: &BTreeMap<PathBuf, (FileStamp, Notes)>) -> bool {
+        let known = notes_on(root, &self.found)
+            .and_then(|(folder, name)| notes.get(&folder)?.1.runs.get(&name).cloned());
+        let note = known.unwrap_or_default();
         let is_changed = note != self.row.note;
         self.row.note = note;
         is_changed
@@ -287,8 +296,8 @@ impl Known {
     /// Sets the evaluations that name this run; true where they changed.
     fn take_evaluations(&mut self, evaluations: &BTreeMap<PathBuf, Option<PathBuf>>) -> bool {
         let folder = std::path::absolute(&self.found.folder).unwrap_or_default();
-        let names_this = |named: &&PathBuf| folder.ends_with(named);
-        let mine = evaluations.iter().filter(|(_, named)| named.as_ref().filter(names_this).is_some());
+        let names_this = |named: &PathBuf| folder.ends_with(named);
+        let mine = evaluations.iter().filter(|(_, named)| named.as_ref().is_some_and(names_this));
         let mine: Vec<PathBuf> = mine.map(|(path, _)| path.clone()).collect();
         let is_evaluated = !mine.is_empty() || self.found.folder.join("eval").is_dir();
         let is_changed = mine != self.evaluations || is_evaluated != self.row.is_evaluated;

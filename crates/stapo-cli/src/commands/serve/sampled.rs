@@ -1,6 +1,5 @@
 //! A few lines of a long file of metrics: enough for sparklines, without reading all of it.
 
-use super::index::N_SPARKS;
 use super::lines::open_plain;
 use stapo_rl::run::columns::row_of;
 use std::collections::BTreeMap;
@@ -8,6 +7,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+/// Points of a sparkline.
+pub const N_SPARKS: usize = 24;
 /// Bytes read at the end of a file for its last lines.
 const TAIL: u64 = 16 << 10;
 /// Files up to this size are searched for evaluated steps as a whole.
@@ -47,13 +48,12 @@ pub fn sampled(path: &Path) -> io::Result<Vec<Vec<(String, f64)>>> {
 pub fn evaluated_steps(path: &Path, every: u64, last_step: u64) -> io::Result<Vec<f64>> {
     let mut file = open_plain(path)?;
     let len = file.metadata()?.len();
-    let mut parts = vec![(0, len.min(WHOLE))];
+    let mut parts = vec![(0, if len > WHOLE { SAMPLE } else { len })];
     if len > WHOLE && every > 0 && last_step > 0 {
         let n = (last_step / every).min(N_SPARKS as u64).max(1);
         let steps = (1..=n).map(|idx| last_step / every * idx / n * every);
         let middle = |step: u64| len * step / last_step;
-        parts = vec![(0, SAMPLE)];
-        parts.extend(steps.map(|step| (middle(step).saturating_sub(2 * SAMPLE), 4 * SAMPLE)));
+        parts.extend(steps.map(|step| (middle(step).saturating_sub(SAMPLE), 2 * SAMPLE)));
     }
     let mut found: BTreeMap<u64, f64> = BTreeMap::new();
     for (from, n) in parts {
@@ -94,9 +94,9 @@ mod tests {
     fn metrics(n: u64, width: usize) -> tempfile::NamedTempFile {
         let line = |step: u64| {
             let before = if step == 1 { ", \"eval_accuracy_before\": 0.25" } else { "" };
-            let own = format!(", \"eval_accuracy\": {}", step as f64 / n as f64);
-            let own = if step.is_multiple_of(5) { own } else { String::new() };
-            let text = format!("{{\"schema\": 1, \"step\": {step}{before}{own}, \"filler\": \"");
+            let evaluated = format!(", \"eval_accuracy\": {}", step as f64 / n as f64);
+            let evaluated = if step.is_multiple_of(5) { evaluated } else { String::new() };
+            let text = format!("{{\"schema\": 1, \"step\": {step}{before}{evaluated}, \"filler\": \"");
             format!("{text}{}\"}}\n", "x".repeat(width - text.len()))
         };
         let file = tempfile::NamedTempFile::new().unwrap();

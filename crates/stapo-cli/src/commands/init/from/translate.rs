@@ -43,7 +43,7 @@ impl Peer {
                 Some(_) => {}
                 None => match path.split_once("custom_reward_function.") {
                     Some((_, key)) => {
-                        given.push((format!("custom_reward_function.{key}"), value.clone(), false))
+                        given.push((format!("custom_reward_function.{key}"), value.clone(), false));
                     }
                     None => unnamed.push(path.clone()),
                 },

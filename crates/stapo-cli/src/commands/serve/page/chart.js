@@ -134,50 +134,31 @@
       hidden: new Set(),
       isLog: false,
     };
+    const addTool = (label, what, act, isPressed) => {
+      const button = element("button", "", label);
+      Object.assign(button, { type: "button", title: what });
+      if (isPressed !== undefined) button.setAttribute("aria-pressed", String(isPressed));
+      button.addEventListener("click", () => act(button));
+      tools.append(button);
+    };
+    for (const tool of options.tools || []) addTool(...tool);
+    const switched = (change) => (button) => {
+      button.setAttribute("aria-pressed", String(change()));
+      draw();
+    };
     const toggleLog = () => {
       chart.isLog = !chart.isLog;
       return chart.isLog;
     };
-    for (const [label, what, act, isPressed] of options.tools || []) {
-      const button = element("button", "", label);
-      Object.assign(button, { type: "button", title: what });
-      if (isPressed !== undefined) button.setAttribute("aria-pressed", String(isPressed));
-      button.addEventListener("click", act);
-      tools.append(button);
-    }
-    for (const [label, what, change] of [
-      ["log", "draws a logarithmic axis", toggleLog],
-      ["large", "draws this chart over the whole width", () => figure.classList.toggle("large")],
-    ]) {
-      const button = element("button", "", label);
-      button.type = "button";
-      button.title = what;
-      button.setAttribute("aria-pressed", "false");
-      button.addEventListener("click", () => {
-        button.setAttribute("aria-pressed", String(change()));
-        draw();
-      });
-      tools.append(button);
-    }
-    for (const [label, what, save] of [
-      [
-        "SVG",
-        "saves this chart as SVG",
-        () =>
-          download(
-            options.id + ".svg",
-            "image/svg+xml",
-            resolved(new XMLSerializer().serializeToString(plot.firstChild)),
-          ),
-      ],
-      ["CSV", "saves the numbers of this chart", () => download(options.id + ".csv", "text/csv", csv(chart))],
-    ]) {
-      const button = element("button", "", label);
-      button.type = "button";
-      button.title = what;
-      button.addEventListener("click", save);
-      tools.append(button);
-    }
+    addTool("log", "draws a logarithmic axis", switched(toggleLog), false);
+    const toggleLarge = () => figure.classList.toggle("large");
+    addTool("large", "draws this chart over the whole width", switched(toggleLarge), false);
+    const saveSvg = () => {
+      const drawing = resolved(new XMLSerializer().serializeToString(plot.firstChild));
+      download(options.id + ".svg", "image/svg+xml", drawing);
+    };
+    addTool("SVG", "saves this chart as SVG", saveSvg);
+    addTool("CSV", "saves the numbers of this chart", () => download(options.id + ".csv", "text/csv", csv(chart)));
     let frame = null;
 
     const drawLegend = (drawing, entries, width) => {

@@ -367,15 +367,18 @@
     const lay = () => {
       const rank = ({ id }) => (pins.includes(id) ? pins.indexOf(id) : pins.length);
       const wanted = plan(facts.keys).sort((a, b) => rank(a) - rank(b));
-      const layout = wanted
-        .map((chart) => [chart.id, ...chart.keys, isZero(chart), pins.includes(chart.id)].join(" "))
-        .join("\n");
+      const signature = (chart) => [chart.id, ...chart.keys, pins.includes(chart.id)].join(" ");
+      const layout = wanted.map((chart) => signature(chart) + " " + isZero(chart)).join("\n");
       if (layout === laidOut) return;
       laidOut = layout;
-      charts = wanted.map((chart) => ({
+      // A chart that stays keeps its axis and its size.
+      const known = new Map(charts.map((entry) => [entry.made, entry]));
+      const make = (chart) => ({
         chart,
+        made: signature(chart),
         drawn: stapo.chart({ ...chart, onRange: controls.setRange, tools: toolsOf(chart) }),
-      }));
+      });
+      charts = wanted.map((chart) => known.get(signature(chart)) || make(chart));
       for (const { chart, drawn } of charts) drawn.figure.classList.toggle("pinned", pins.includes(chart.id));
       for (const [folder, place] of [
         [null, grid],

@@ -5,7 +5,7 @@
   const { rows, views, ask, anchor, remember, duration, badge } = stapo.app;
   const MAX_ROWS = 300;
   const MAX_TAGGED = 100;
-  const MAX_TAGS = 4;
+  const MAX_TAGS = 3;
 
   // Title, the number by which the list is sorted, and for numbers of the catalogue key and notation.
   const listed = stapo.catalogue.listed.map((wanted) => {

@@ -71,6 +71,12 @@
     }
     bar.append(count);
 
+    // On a phone a row is a card, without the head of its columns.
+    const titled = (title, text) => {
+      const cell = element("td", "n", text);
+      cell.dataset.title = title;
+      return cell;
+    };
     const rowOf = (r) => {
       const made = element("tr");
       const asked = element("button", "link", r.problem);
@@ -85,11 +91,11 @@
       const text = element("td");
       text.append(element("div", "text", r.text));
       made.append(
-        element("td", "n", String(r.step)),
+        titled("step", String(r.step)),
         name,
         element("td", r.verdict === "right" ? "right" : "wrong", r.verdict.replace("_", " ")),
-        element("td", "n", number(r.reward)),
-        element("td", "n", r.n_tokens + (r.finish.kind === "length_limit" ? ", cut" : "")),
+        titled("reward", number(r.reward)),
+        titled("tokens", r.n_tokens + (r.finish.kind === "length_limit" ? ", cut" : "")),
         text,
       );
       const tokens = element("td");
