@@ -220,8 +220,11 @@ impl Work<'_> {
     fn judge(&self, waiting: &[Waiting], take: &mut impl FnMut(EvalEvent) -> Result<bool>) -> Result<bool> {
         for waiting in waiting.chunk_by(|a, b| std::ptr::eq(a.benchmark, b.benchmark)) {
             let records = waiting.iter().map(|sample| self.unjudged(sample)).collect::<Result<Vec<_>>>()?;
-            let samples: Vec<(&Problem, &str)> =
-                waiting.iter().zip(&records).map(|(of, record)| (of.problem, record.text.as_str())).collect();
+            let samples: Vec<(&Problem, &str)> = waiting
+                .iter()
+                .zip(&records)
+                .map(|(sample, record)| (sample.problem, record.text.as_str()))
+                .collect();
             let judged = waiting[0].benchmark.judge(&samples)?;
             for (mut record, (judged, second)) in records.into_iter().zip(judged) {
                 record.verdict = judged.verdict;
