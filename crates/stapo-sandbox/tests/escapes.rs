@@ -236,3 +236,16 @@ fn a_pool_leaves_nothing_behind() {
         assert_eq!(n_alive(), 0);
     }
 }
+
+/// Without seccomp or Landlock programs run only where the caller says so, and limits still hold.
+#[test]
+fn limits_alone_are_refused_unless_allowed() {
+    let starter = || Ok(std::process::Command::new(env!("CARGO_BIN_EXE_sandbox-launcher")));
+    let refused = Pool::open(settings(Level::None), starter).err();
+    let Some(refused) = refused else { panic!("a pool without isolation") };
+    assert!(refused.to_string().contains("--unsafe-code"), "{refused}");
+    let Some(pool) = pool_with(Settings { unsafe_code: true, ..settings(Level::None) }) else { return };
+    assert_eq!(run(&pool, "print(1)").stdout, "1\n");
+    assert_eq!(run(&pool, "while True: pass").end, End::CpuTime);
+    assert_eq!(run(&pool, "x = 'x' * 10 ** 9").end, End::Memory);
+}
