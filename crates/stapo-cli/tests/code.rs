@@ -184,6 +184,35 @@ fn a_policy_learns_from_the_tests_of_its_programs_and_resumes_to_the_same_bits()
     assert_eq!(last("cut"), last("whole"));
 }
 
+/// The verdict of a time-out depends on the machine: a replay takes it from the record and does not run the program again.
+#[test]
+fn a_replay_takes_time_outs_from_the_record() {
+    if !has_sandbox() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_task(at);
+    // What runs a program is a script that is no part of the run's identity, so that it can change behind its back.
+    let script = at.join("run.sh");
+    fs::write(&script, "while :; do :; done\n").unwrap();
+    let path = script.to_str().unwrap();
+    let language = format!(
+        "task.verifier.language={{source=\"x\",run=[\"/bin/sh\",\"{path}\"],reads=[\"/bin/sh\",\"/bin/true\",\"{path}\"]}}"
+    );
+    let settings = ["task.verifier.cpu_seconds=0.1", "task.verifier.wall_seconds=60", &language, "steps=1"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+    ok(&stapo(at, &train("run", &settings)));
+    let recorded = fs::read_to_string(at.join("run/rollouts/step-000001.jsonl")).unwrap();
+    assert!(
+        parsed_lines(&recorded).iter().all(|record| record["verdict"] == "over_budget"),
+        "{recorded:.500}"
+    );
+    fs::write(&script, "echo x\n").unwrap();
+    let said = ok(&stapo(at, &["verify", "run", "--replay", "--allow-command"]));
+    assert!(said.contains("step 1: the same"), "{said}");
+}
+
 #[test]
 fn a_row_without_tests_is_refused_by_its_line() {
     if !has_sandbox() {
