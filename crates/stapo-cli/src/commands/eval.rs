@@ -25,20 +25,19 @@ use opening::{decodings, inputs, open_benchmarks, open_finite};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason};
-use stapo_rl::device::{Device, DeviceName};
+use stapo_rl::LoadedModel;
+use stapo_rl::device::DeviceName;
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::lab::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, Evaluation, InterruptedEval,
     compare_folders, expanded, rows,
 };
 use stapo_rl::policy::found::is_run;
-use stapo_rl::policy::hashes;
 use stapo_rl::policy::identity;
 use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::reward::{Programs, VerifierSpec};
 use stapo_rl::run::receipt;
 use stapo_rl::tasks::prompting;
-use stapo_rl::{FoundModel, LoadedModel};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
