@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 
 fn write_lines(path: &Path, rows: &[Value]) {
-    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    fs::write(path, text).unwrap();
+    let lines: Vec<String> = rows.iter().map(|row| format!("{row}\n")).collect();
+    fs::write(path, lines.concat()).unwrap();
 }
 
 /// The built-in model writes one line, which continues a comment of the prompt.
