@@ -5,7 +5,7 @@
     /tmp/venv/bin/python bench/code/harness.py STAPO DATA_FOLDER [MUTANTS_PER_ROW]
 
 The folder holds humaneval.jsonl and mbpp.jsonl. Completions are the reference solutions and mutants of them. The harness runs
-programs unprotected, in its own process: give it nothing else. A row of MBPP becomes a problem of the harness whose `check` holds
+programs unprotected, in its own process: give it nothing else. A row of MBPP becomes a problem of the harness whose test is
 the row's asserts.
 """
 import json
@@ -26,9 +26,8 @@ def problem(row):
     """The row as the harness reads it."""
     if "test_list" not in row:
         return {"task_id": row["id"], **row}
-    # An assert may hold a string of several lines, so the tests are a string that is executed, not an indented block.
-    source = "\n".join([row.get("test_setup_code", ""), *row["test_list"]])
-    test = f"def check(candidate):\n    exec({source!r}, globals())\n"
+    # The asserts run before the harness's `check` is defined, since four rows ask for a function of that name.
+    test = "\n".join([row.get("test_setup_code", ""), *row["test_list"], "def check(candidate): pass"])
     return {"task_id": row["id"], "prompt": "", "test": test, "entry_point": "len"}
 
 

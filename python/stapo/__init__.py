@@ -4,7 +4,7 @@
 >>> bool(stapo.grade(r"The area is \\boxed{\\frac{\\sqrt{8}}{2}}.", r"\\sqrt{2}"))
 True
 
-`stapo.reward` has reward functions for TRL and trainers like it. `stapo.torch`, `stapo.trl` and `stapo.verl` bring S2T into other trainers; each imports its own framework.
+`stapo.reward` has reward functions for TRL and trainers like it. `stapo.sandbox` runs programs that a model wrote. `stapo.torch`, `stapo.trl` and `stapo.verl` bring S2T into other trainers; each imports its own framework.
 """
 
 from ._command import main

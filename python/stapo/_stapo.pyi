@@ -19,6 +19,7 @@ __all__ = [
     "Effects",
     "Objective",
     "presets",
+    "Sandbox",
     "__version__",
 ]
 

@@ -3,6 +3,10 @@
 
 use crate::common::{SMALL_RUN, complaint, json, ok, parsed_lines, stapo, stapo_with_input};
 use serde_json::{Value, json};
+use stapo_core::Verdict;
+use stapo_rl::reward::{CodeReward, CodeSpec, CodeStyle, Judged, Programs, VerifierSpec};
+use stapo_rl::run::restart;
+use stapo_rl::tasks::{RowsSpec, Split, Task, TaskSpec};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -77,11 +81,7 @@ fn every_kind_of_test_judges_programs() {
             "passed",
         ),
         (json!({"response": "no program", "test_list": ["assert f(1)"]}), "wrong", "holds no program"),
-        (
-            json!({"response": block("while True: pass"), "test_list": ["assert f(1)"]}),
-            "wrong",
-            "limit of processor time",
-        ),
+        (json!({"response": block("while True: pass"), "test_list": ["assert f(1)"]}), "wrong", "limit of"),
     ];
     let rows: Vec<Value> = cases.iter().map(|(row, _, _)| row.clone()).collect();
     let lines = graded(&["--cpu-seconds", "0.5"], &rows);
@@ -184,6 +184,35 @@ fn a_policy_learns_from_the_tests_of_its_programs_and_resumes_to_the_same_bits()
     assert_eq!(last("cut"), last("whole"));
 }
 
+/// The verdict of a time-out depends on the machine: a replay takes it from the record and does not run the program again.
+#[test]
+fn a_replay_takes_time_outs_from_the_record() {
+    if !has_sandbox() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_task(at);
+    // What runs a program is a script that is no part of the run's identity, so that it can change behind its back.
+    let script = at.join("run.sh");
+    fs::write(&script, "while :; do :; done\n").unwrap();
+    let path = script.to_str().unwrap();
+    let language = format!(
+        "task.verifier.language={{source=\"x\",run=[\"/bin/sh\",\"{path}\"],reads=[\"/bin/sh\",\"/bin/true\",\"{path}\"]}}"
+    );
+    let settings = ["task.verifier.cpu_seconds=0.1", "task.verifier.wall_seconds=60", &language, "steps=1"];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+    ok(&stapo(at, &train("run", &settings)));
+    let recorded = fs::read_to_string(at.join("run/rollouts/step-000001.jsonl")).unwrap();
+    assert!(
+        parsed_lines(&recorded).iter().all(|record| record["verdict"] == "over_budget"),
+        "{recorded:.500}"
+    );
+    fs::write(&script, "echo x\n").unwrap();
+    let said = ok(&stapo(at, &["verify", "run", "--replay", "--allow-command"]));
+    assert!(said.contains("step 1: the same"), "{said}");
+}
+
 #[test]
 fn a_row_without_tests_is_refused_by_its_line() {
     if !has_sandbox() {
@@ -200,4 +229,48 @@ fn a_row_without_tests_is_refused_by_its_line() {
         .unwrap();
     let said = complaint(at, &train("run", &[]));
     assert!(said.contains("line 2") && said.contains("looked for test_list"), "{said}");
+}
+
+/// A task of one row with three tests, and the judgements of responses.
+fn judged(change: impl Fn(&mut CodeSpec), responses: &[&str]) -> Vec<Judged> {
+    restart::set(env!("CARGO_BIN_EXE_stapo").into(), Vec::new());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    let row = json!({"prompt": "double x", "test_list": ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 6"]});
+    fs::write(&path, row.to_string()).unwrap();
+    let mut spec = CodeSpec { style: CodeStyle::Whole, ..CodeSpec::default() };
+    spec.limits.cpu_seconds = 0.5;
+    change(&mut spec);
+    let rows = RowsSpec { held_out_share: 0.0, verifier: VerifierSpec::Code(spec), ..RowsSpec::new(path) };
+    let task = Task::open_with(&TaskSpec::Jsonl(rows), Programs::Allowed).unwrap();
+    let problem = task.problem(0, Split::Train, 0).unwrap();
+    assert_eq!((problem.prompt.as_str(), problem.reference.as_str()), ("double x", ""));
+    task.judge(&responses.iter().map(|response| (&problem, *response)).collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn the_share_of_passed_tests_leaves_out_visible_ones_and_time_outs() {
+    if !has_sandbox() {
+        return;
+    }
+    let responses = [
+        "def f(x): return 2 * x",
+        "def f(x): return {1: 2}.get(x)",
+        "def f(x): return 2 * x if x < 3 else 0",
+        "def f(x):\n    while x > 2: pass\n    return 2 * x",
+        " ",
+    ];
+    let found = judged(|_| {}, &responses);
+    let verdicts: Vec<Verdict> = found.iter().map(|judged| judged.verdict).collect();
+    let (right, wrong) = (Verdict::Right, Verdict::Wrong);
+    assert_eq!(verdicts, [right, wrong, wrong, Verdict::OverBudget, Verdict::NoAnswer]);
+    assert!(found.iter().all(|judged| judged.reward.is_none()));
+    let shares = |n_visible: usize| -> Vec<f64> {
+        let share = |spec: &mut CodeSpec| {
+            (spec.reward, spec.visible_tests) = (CodeReward::Share, n_visible);
+        };
+        judged(share, &responses).iter().map(|judged| judged.reward.unwrap()).collect()
+    };
+    assert_eq!(shares(0), [1.0, 1.0 / 3.0, 2.0 / 3.0, 0.0, 0.0]);
+    assert_eq!(shares(1), [1.0, 0.0, 0.5, 0.0, 0.0], "hard-coded visible tests earn nothing");
 }

@@ -294,14 +294,18 @@ fn a_model_is_fetched_on_request_and_found_by_its_name_from_then_on() {
 fn benchmarks_land_where_eval_looks() {
     let folder = tempfile::tempdir().unwrap();
     let rows = "{\"problem\": \"1+1\", \"answer\": \"2\"}\n{\"problem\": \"2+2\", \"answer\": \"4\"}\n";
+    let programs =
+        r#"{"task_id": "HumanEval/0", "prompt": "def f():", "test": "def check(f): ..", "entry_point": "f"}"#;
     let files = vec![
         ("math-ai/aime24", "README.md", b"x".to_vec()),
         ("math-ai/aime24", "train.jsonl", b"{}".to_vec()),
         ("math-ai/aime24", "test.jsonl", rows.as_bytes().to_vec()),
+        ("openai/openai_humaneval", "openai_humaneval/test.jsonl", programs.as_bytes().to_vec()),
     ];
     let server = serve(Served { files, ..Served::default() });
-    let said = ok(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime24"]));
-    assert!(said.contains("aime24     2 questions (the paper's set has 30)"), "{said}");
+    let said = ok(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime24", "humaneval"]));
+    assert!(said.contains("aime24     2 questions (expected 30)"), "{said}");
+    assert!(said.contains("humaneval  1 questions (expected 164)"), "{said}");
     assert_eq!(std::fs::read_to_string(folder.path().join("data/aime24.jsonl")).unwrap(), rows);
     assert!(
         complaint(&fetch(folder.path(), &server.address, None, &["benchmarks", "aime26"]))

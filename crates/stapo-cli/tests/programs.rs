@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 
 fn write_lines(path: &Path, rows: &[Value]) {
-    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    fs::write(path, text).unwrap();
+    let lines: Vec<String> = rows.iter().map(|row| format!("{row}\n")).collect();
+    fs::write(path, lines.concat()).unwrap();
 }
 
 /// The built-in model writes one line, which continues a comment of the prompt.
@@ -51,7 +51,7 @@ fn a_benchmark_of_programs_says_how_they_ended() {
     assert!(said.contains("replay: 6 samples the same, 0 different"), "{said}");
     // A response without a block holds no program where a template of the user's asks for a block.
     let said = ok(&stapo(at, &[&call[..7], &["--template", "{{ prompt }}", "--out", "t"]].concat()));
-    assert!(said.contains("humaneval: of its programs 12 no program"), "{said}");
+    assert!(said.contains("humaneval: of its programs 6 no program"), "{said}");
 }
 
 #[test]

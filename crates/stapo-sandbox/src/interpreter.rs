@@ -5,11 +5,13 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the interpreter says about itself. A name on the PATH may be a script that starts another file.
+/// What the interpreter says about itself. A name on the PATH may be a script that starts another file. Folders outside of
+/// the installation, such as projects that were installed in place, are no part of the interpreter.
 const QUESTION: &str = "import json, sys, sysconfig
 paths = sysconfig.get_paths()
+found = [path for path in sys.path if path.startswith((sys.prefix + '/', sys.base_prefix + '/'))]
 print(json.dumps({'executable': sys.executable, 'version': list(sys.version_info[:2]),
-    'files': [sys.prefix + '/pyvenv.cfg', paths['stdlib'], paths['platstdlib'], *sys.path]}))";
+    'files': [sys.prefix + '/pyvenv.cfg', paths['stdlib'], paths['platstdlib'], *found]}))";
 
 /// What programs of any kind need to start: the loader, its cache and the shared libraries.
 const SYSTEM: [&str; 7] =

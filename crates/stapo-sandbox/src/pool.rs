@@ -99,15 +99,24 @@ impl Pool {
     fn start(&self, slot: &mut Option<Zygote>, role: Role) -> Result<(), SandboxError> {
         if slot.as_ref().is_none_or(|zygote| !zygote.is_fit) {
             *slot = None;
-            // Later interpreters have the level of the first, so that one call never mixes levels.
-            let settings = Settings { strongest: self.layers.level, ..self.settings.clone() };
-            *slot = Some(Zygote::start(&settings, &self.interpreter, role, &*self.starter)?);
+            let level = self.layers.level;
+            let settings = Settings { strongest: level, ..self.settings.clone() };
+            let zygote = Zygote::start(&settings, &self.interpreter, role, &*self.starter)?;
+            // The user was told the level of the first interpreter.
+            if zygote.layers.level != level {
+                let problem = zygote.layers.without_namespaces.clone().unwrap_or_default();
+                return Err(SandboxError::new(
+                    format!("the level {} is no longer to be had: {problem}", level.name()),
+                    "start the command again to run programs at a weaker level",
+                ));
+            }
+            *slot = Some(zygote);
         }
         Ok(())
     }
 
-    /// Deals items to workers. `work` gives `None` where the worker's interpreter died, which is no error of the caller; the item is then given once more to
-    /// a new one, and a program that ends two interpreters is taken to have ended itself.
+    /// Deals items to workers. `work` gives `None` where the worker's interpreter died, which is no error of the caller. The
+    /// item is then given once more to a new interpreter, and a program that ends two of them is taken to have ended itself.
     fn each<T: Sync, R: Send>(
         &self,
         items: &[T],

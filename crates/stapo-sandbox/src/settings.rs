@@ -60,8 +60,11 @@ pub struct Layers {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Limits {
-    /// Processor time in seconds. Wall time may be ten times as long, so that a busy machine changes no verdict.
+    /// Processor time in seconds.
     pub cpu_seconds: f64,
+    /// Time by the clock on the wall, in seconds; 0 for ten times the processor time, so that a busy machine changes no
+    /// verdict.
+    pub wall_seconds: f64,
     /// Address space in MiB.
     pub memory_mib: u64,
     /// The private `/tmp` in MiB; a single file may be as large.
@@ -72,14 +75,15 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { cpu_seconds: 3.0, memory_mib: 512, tmp_mib: 16, output_bytes: 64 << 10 }
+        Self { cpu_seconds: 3.0, wall_seconds: 0.0, memory_mib: 512, tmp_mib: 16, output_bytes: 64 << 10 }
     }
 }
 
 impl Limits {
     /// The longest time between the start of a program and its end.
     pub fn wall(&self) -> Duration {
-        Duration::from_secs_f64(10.0 * self.cpu_seconds)
+        let seconds = if self.wall_seconds > 0.0 { self.wall_seconds } else { 10.0 * self.cpu_seconds };
+        Duration::from_secs_f64(seconds)
     }
 
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
@@ -88,6 +92,9 @@ impl Limits {
         };
         if !(self.cpu_seconds > 0.0 && self.cpu_seconds <= 3600.0) {
             return refuse("cpu_seconds", self.cpu_seconds.to_string(), "above 0 and up to 3600");
+        }
+        if !(self.wall_seconds >= 0.0 && self.wall_seconds <= 36000.0) {
+            return refuse("wall_seconds", self.wall_seconds.to_string(), "0, or up to 36000");
         }
         if self.memory_mib < 64 {
             return refuse(

@@ -67,7 +67,9 @@ impl Zygote {
             }
             match Self::start_at(settings, interpreter, role, level, starter)? {
                 Ok(mut zygote) => {
-                    zygote.layers.without_namespaces = missing.into_iter().next();
+                    let problem =
+                        missing.first().map(|problem: &String| problem.trim_start_matches("namespaces: "));
+                    zygote.layers.without_namespaces = problem.map(str::to_string);
                     return Ok(zygote);
                 }
                 Err(problem) => missing.push(problem),
@@ -113,12 +115,15 @@ impl Zygote {
         let report = report.map_err(|error| failed("launcher", &error))?.unwrap_or_default();
         let layers = match serde_json::from_slice(&report) {
             Ok(Report::Started(layers)) => layers,
-            Ok(Report::WithoutLevel(problem)) => {
-                let _ = launcher.wait();
-                return Ok(Err(problem));
+            report => {
+                let complaint = complaint(&mut launcher);
+                kill_group(&mut launcher);
+                return match report {
+                    Ok(Report::WithoutLevel(problem)) => Ok(Err(problem)),
+                    Ok(Report::Refused(problem)) => Err(failed("interpreter", &problem)),
+                    _ => Err(failed("launcher", &complaint)),
+                };
             }
-            Ok(Report::Refused(problem)) => return Err(failed("interpreter", &problem)),
-            Err(_) => return Err(failed("launcher", &complaint(&mut launcher))),
         };
         let mut zygote = Self { launcher, control, limits: settings.limits, layers, scratch, is_fit: true };
         match zygote.hear(deadline) {

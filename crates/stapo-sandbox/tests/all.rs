@@ -6,3 +6,4 @@
 mod attacks;
 mod common;
 mod escapes;
+mod languages;

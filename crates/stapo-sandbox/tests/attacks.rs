@@ -173,6 +173,7 @@ fn a_program_cannot_replace_the_helpers_of_its_prompt() {
         };
         assert!(judge(&format!("{prelude}    return 2.0\n")));
         assert!(!judge("def poly(x): return 0\ndef root(): return 7\n"));
+        assert!(!judge("def abs(x): return 0\ndef root(): return 7\n"), "nor the functions of Python");
     }
 }
 

@@ -25,7 +25,9 @@ pub fn pool_with(settings: Settings) -> Option<Pool> {
 
 /// Small limits, so that attacks on them end soon.
 pub fn settings(level: Level) -> Settings {
-    let limits = Limits { cpu_seconds: 0.5, memory_mib: 256, tmp_mib: 4, output_bytes: 4096 };
+    // A long wall time, because the machine may be busy with other tests.
+    let limits =
+        Limits { cpu_seconds: 0.3, wall_seconds: 120.0, memory_mib: 256, tmp_mib: 4, output_bytes: 4096 };
     Settings { limits, strongest: level, n_workers: 2, ..Settings::default() }
 }
 

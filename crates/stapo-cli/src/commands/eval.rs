@@ -2,6 +2,7 @@
 
 mod asking;
 mod bar;
+mod opening;
 mod replay;
 mod runs;
 mod show;
@@ -20,23 +21,23 @@ use crate::shared::units::short;
 use anyhow::{Result, bail};
 use asking::Asking;
 use bar::{bar, show_signals};
+use opening::{decodings, inputs, open_benchmarks, open_finite};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason};
-use stapo_rl::device::{Device, DeviceName};
+use stapo_rl::LoadedModel;
+use stapo_rl::device::DeviceName;
 use stapo_rl::inference::EngineMemory;
 use stapo_rl::lab::evaluation::{
     Benchmark, Decoding, Done, EvalEvent, EvalFolder, EvalPlan, EvalRow, Evaluation, InterruptedEval,
-    QuestionStyle, compare_folders, expanded, rows,
+    compare_folders, expanded, rows,
 };
 use stapo_rl::policy::found::is_run;
-use stapo_rl::policy::hashes;
 use stapo_rl::policy::identity;
 use stapo_rl::ranks::agree_on_inputs;
 use stapo_rl::reward::{Programs, VerifierSpec};
 use stapo_rl::run::receipt;
 use stapo_rl::tasks::prompting;
-use stapo_rl::{FoundModel, LoadedModel};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -212,6 +213,8 @@ struct Questions {
     benchmarks: Vec<Benchmark>,
     /// The files of the model, of the benchmarks and of a second verifier.
     inputs: Vec<FileHash>,
+    /// What the user should know.
+    warnings: Vec<String>,
 }
 
 impl Questions {
@@ -229,12 +232,9 @@ impl Questions {
             unseen.iter().map(|found| prompting::warning(found, &problems)).collect();
         warnings.extend(benchmarks.iter().flat_map(Benchmark::warnings));
         warnings.dedup();
-        for warning in warnings.iter().filter(|_| joined.ranks.rank() == 0) {
-            eprintln!("warning: {warning}");
-        }
         let inputs = inputs(plan, model_files, &benchmarks)?;
         agree_on_inputs(&*joined.ranks, &inputs)?;
-        Ok(Self { model, step: found.step(), benchmarks, inputs })
+        Ok(Self { model, step: found.step(), benchmarks, inputs, warnings })
     }
 
     /// Asks this rank's share of the questions. Returns the signal that ended the evaluation, on rank 0.
@@ -263,9 +263,10 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         None => begin(args, joined)?,
     };
     stop.begin_work();
-    if let Some(text) = folder.lock_warning() {
+    for text in folder.lock_warning().iter().chain(&questions.warnings) {
         eprintln!("warning: {text}");
     }
+    folder.record_warnings(&questions.warnings)?;
     joined.ranks.broadcast(&serde_json::to_vec(&done)?)?;
     let decodings = decodings(&plan.decodings)?;
     let benchmarks = &questions.benchmarks;
@@ -431,54 +432,6 @@ fn reopen(args: &Args, path: &Path, joined: &Joined) -> Result<Opened> {
         eprintln!("warning: {text}");
     }
     Ok(Opened { folder, plan, done, questions })
-}
-
-/// The files of the model, of the benchmarks and of a second verifier.
-fn inputs(plan: &EvalPlan, model_files: Vec<FileHash>, benchmarks: &[Benchmark]) -> Result<Vec<FileHash>> {
-    let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
-    let mut inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
-    if let Some(text) = &plan.verifier {
-        inputs.extend(identity::of_verifier("second verifier", &VerifierSpec::named(text)?)?);
-    }
-    Ok(inputs)
-}
-
-/// A model all of whose weights are finite numbers, and the hashes of its files.
-fn open_finite(
-    found: &FoundModel,
-    adapter: Option<&Path>,
-    device: &Device,
-) -> Result<(LoadedModel, Vec<FileHash>)> {
-    let model = LoadedModel::open_found(found, adapter, device)?;
-    if let Some((tensor, element)) = model.first_not_finite() {
-        bail!(
-            "model {}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one",
-            found.pinned
-        );
-    }
-    let mut files = hashes::of_found(found)?;
-    files.extend(hashes::of_adapter(adapter)?);
-    Ok((model, files))
-}
-
-fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
-    let parsed = texts.iter().map(|text| Decoding::parse(text).map_err(anyhow::Error::msg));
-    Ok(parsed.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
-}
-
-/// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
-fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
-    let style =
-        QuestionStyle { template: plan.template.as_deref(), system: plan.system.as_deref(), chat: plan.chat };
-    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, style)?;
-    let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
-    for benchmark in &mut benchmarks {
-        benchmark.limit(plan.limit, plan.n_samples)?;
-        if let Some(verifier) = &verifier {
-            benchmark.judge_beside(verifier, programs)?;
-        }
-    }
-    Ok(benchmarks)
 }
 
 pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {

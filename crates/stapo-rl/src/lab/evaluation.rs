@@ -31,6 +31,7 @@ use stapo_core::random::Key;
 use stapo_core::record::{EvalRecord, Extra, SCHEMA};
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request, RequestError};
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 /// How samples are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -114,6 +115,16 @@ struct Waiting<'a> {
     benchmark: &'a Benchmark,
     problem: &'a Problem,
     response: Completion,
+    since: Instant,
+}
+
+/// The longest time that a response waits for others that are judged with it. An interruption loses those that wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+fn is_due(waiting: &[Waiting]) -> bool {
+    waiting.first().is_some_and(|first| {
+        waiting.len() >= first.benchmark.n_judged_together() || first.since.elapsed() > LONGEST_WAIT
+    })
 }
 
 impl Work<'_> {
@@ -163,14 +174,14 @@ impl Work<'_> {
                 (Event::Finished(response), Ok(true)) => {
                     let (benchmark, problem) = asked[response.ticket.0 as usize];
                     if !self.has(benchmark, problem, response.sample as usize) {
-                        waiting.push(Waiting { benchmark, problem, response });
-                    }
-                    if waiting.len() >= benchmark.n_judged_together() {
-                        outcome = self.judge(&std::mem::take(&mut waiting), take);
+                        waiting.push(Waiting { benchmark, problem, response, since: Instant::now() });
                     }
                 }
                 (Event::Token { .. }, Ok(true)) => outcome = take(EvalEvent::Token),
                 _ => {}
+            }
+            if is_due(&waiting) && matches!(outcome, Ok(true)) {
+                outcome = self.judge(&std::mem::take(&mut waiting), take);
             }
             matches!(outcome, Ok(true))
         })?;
@@ -220,8 +231,11 @@ impl Work<'_> {
     fn judge(&self, waiting: &[Waiting], take: &mut impl FnMut(EvalEvent) -> Result<bool>) -> Result<bool> {
         for waiting in waiting.chunk_by(|a, b| std::ptr::eq(a.benchmark, b.benchmark)) {
             let records = waiting.iter().map(|sample| self.unjudged(sample)).collect::<Result<Vec<_>>>()?;
-            let samples: Vec<(&Problem, &str)> =
-                waiting.iter().zip(&records).map(|(of, record)| (of.problem, record.text.as_str())).collect();
+            let samples: Vec<(&Problem, &str)> = waiting
+                .iter()
+                .zip(&records)
+                .map(|(sample, record)| (sample.problem, record.text.as_str()))
+                .collect();
             let judged = waiting[0].benchmark.judge(&samples)?;
             for (mut record, (judged, second)) in records.into_iter().zip(judged) {
                 record.verdict = judged.verdict;
@@ -240,7 +254,7 @@ impl Work<'_> {
     }
 
     fn unjudged(&self, sample: &Waiting) -> Result<EvalRecord> {
-        let Waiting { benchmark, problem, response } = sample;
+        let Waiting { benchmark, problem, response, .. } = sample;
         let tokens: Vec<u32> = response.tokens.iter().map(|sampled| sampled.token).collect();
         Ok(EvalRecord {
             text: self.model.tokenizer()?.decode(&tokens)?,

@@ -72,7 +72,12 @@ pub fn switched_off(plan: &Plan) -> Vec<String> {
 pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     let limit = plan.config.canaries.max_unjudged_share;
     let n = batch.responses().count().max(1) as f64;
-    let unjudged = |verdict| matches!(verdict, Verdict::Unparsable | Verdict::OverBudget);
+    // A program that goes over a limit of time has been judged.
+    let judges_programs = matches!(plan.rewards[0].verifier, VerifierSpec::Code(_));
+    let unjudged = |verdict| match verdict {
+        Verdict::OverBudget => !judges_programs,
+        verdict => verdict == Verdict::Unparsable,
+    };
     let share = batch.responses().filter(|scored| unjudged(scored.verdict)).count() as f64 / n;
     if plan.config.canaries.enabled && share > limit {
         return Err(Error::Canary {

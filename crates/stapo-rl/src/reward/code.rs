@@ -186,13 +186,22 @@ impl CodeJudge {
         let run = samples.iter().zip(&tests).filter(|(sample, _)| !is_known(sample));
         let pairs: Vec<(&str, &CodeTests)> = run.map(|((_, response), tests)| (*response, tests)).collect();
         let mut verdicts = self.judge(&pairs)?.into_iter();
-        let judged = samples.iter().map(|sample| {
-            if is_known(sample) {
-                let reward = (self.spec.reward == CodeReward::Share).then_some(0.0);
-                let reason = "went over a limit of time when the run was made".to_string();
-                return Judged { reward, ..Judged::new(Verdict::OverBudget, None, reason) };
-            }
-            self.judged(verdicts.next().expect("one verdict for each program that ran"))
+        let judged = samples.iter().zip(&tests).map(|(sample, tests)| {
+            let verdict = if is_known(sample) {
+                CodeVerdict {
+                    is_right: false,
+                    share_passed: 0.0,
+                    reason: "went over a limit of time when the run was made".into(),
+                    failing_test: None,
+                    program: extract(sample.1, self.spec.style, &tests.prompt),
+                    printed: String::new(),
+                    cpu_seconds: 0.0,
+                    end: End::CpuTime,
+                }
+            } else {
+                verdicts.next().expect("one verdict for each program that ran")
+            };
+            self.judged(verdict)
         });
         Ok(judged.collect())
     }

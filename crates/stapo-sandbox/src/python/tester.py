@@ -109,9 +109,9 @@ def names_read(tree):
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def bind(space, tree, names, asking):
+def bind(space, tree, names, asking, entry_point=None):
     """Gives the tests the modules and the program's names that they read. A name of Python stays Python's, unless the tests
-    take nothing else from the program: some rows test a function called `sum`."""
+    call nothing else of the program and no function is named: some rows test a function called `sum`."""
     read = names_read(tree)
     called = {
         node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
@@ -120,7 +120,7 @@ def bind(space, tree, names, asking):
         space[name] = __import__(name)
     wanted = {name for name in read if name in names and name not in space}
     taken = {name for name in wanted if not hasattr(builtins, name)}
-    for name in taken or wanted & called:
+    for name in taken or (wanted & called if entry_point is None else ()):
         space[name] = asking.named(name)
 
 
@@ -138,7 +138,7 @@ def tests_of(request, asking):
             yield text, lambda text=text: exec(compile(text, "<tests>", "exec"), space)
     elif kind == "check":
         exec(compile(prelude(checks["prelude"]), "<prelude>", "exec"), space)
-        bind(space, parsed(checks["test"]), names, asking)
+        bind(space, parsed(checks["test"]), names, asking, checks["entry_point"])
         space[checks["entry_point"]] = candidate = asking.named(checks["entry_point"])
         exec(compile(checks["test"], "<tests>", "exec"), space)
         yield checks["test"], lambda: space["check"](candidate)

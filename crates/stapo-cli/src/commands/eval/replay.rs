@@ -1,6 +1,6 @@
 //! The first questions of a complete evaluation, sampled and judged again.
 
-use super::{decodings, inputs, open_benchmarks, open_finite};
+use super::opening::{decodings, inputs, open_benchmarks, open_finite};
 use crate::shared::allow_command::AllowCommand;
 use crate::shared::model::Fetch;
 use crate::shared::run_folder::{self, Use};

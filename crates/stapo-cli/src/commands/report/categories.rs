@@ -210,17 +210,17 @@ mod tests {
 
     #[test]
     fn tokens_of_programs_are_counted_by_category_and_mask() {
-        let of = |text: &str, category, mask, logp| TokenRecord {
+        let silenced = |text: &str, category, mask, logp| TokenRecord {
             category: Some(category),
             silenced_by: Some(mask),
             logp,
             ..token("x = ", text, "\n")
         };
         let tokens = [
-            of("a", TokenCategory::Identifier, MaskKind::Spurious, -7.0),
-            of("b", TokenCategory::Identifier, MaskKind::Spurious, -9.0),
-            of("if", TokenCategory::Keyword, MaskKind::Spurious, -7.0),
-            of("(", TokenCategory::Operator, MaskKind::RandomTokens, -7.0),
+            silenced("a", TokenCategory::Identifier, MaskKind::Spurious, -7.0),
+            silenced("b", TokenCategory::Identifier, MaskKind::Spurious, -9.0),
+            silenced("if", TokenCategory::Keyword, MaskKind::Spurious, -7.0),
+            silenced("(", TokenCategory::Operator, MaskKind::RandomTokens, -7.0),
         ];
         let table = table("t", &tokens.iter().collect::<Vec<_>>()).unwrap();
         let titles: Vec<&str> = table.head.iter().map(|column| column.title.as_str()).collect();

@@ -186,6 +186,13 @@ impl EvalFolder {
         receipt::seal(&self.folder, &manifest, &[], &[self.events.written()])
     }
 
+    /// Adds what the user should know to `events.jsonl`.
+    pub fn record_warnings(&mut self, warnings: &[String]) -> Result<()> {
+        warnings
+            .iter()
+            .try_for_each(|text| self.events.add(&events::event(EventKind::Warning, 0, text.as_str())))
+    }
+
     /// Adds the end of the evaluation to `events.jsonl`.
     pub fn record_stop(&mut self, reason: StopReason, text: &str) -> Result<()> {
         self.events.add(&events::stopped(reason, 0, text))

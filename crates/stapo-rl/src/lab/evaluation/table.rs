@@ -31,7 +31,7 @@ pub struct EvalRow {
     pub programs: Option<BTreeMap<ProgramEnd, usize>>,
     pub truncated_share: f64,
     pub no_answer_share: f64,
-    /// Share of responses with the verdict unparsable or over budget.
+    /// Share of responses with the verdict unparsable or over budget; a program that went over a limit has been judged.
     pub unjudged_share: f64,
     /// Right samples that are right only because the grader does the calculation which they leave to it; absent where
     /// there are none.
@@ -107,7 +107,9 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         programs,
         truncated_share: share(&|r| r.finish == Finish::LengthLimit && r.n_tokens > 0),
         no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
-        unjudged_share: share(&|r| matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)),
+        unjudged_share: share(&|r| {
+            r.program.is_none() && matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)
+        }),
         n_left_to_grader: records.iter().filter(|r| is_left_to_grader(r)).count(),
         response_tokens_mean: mean(&lengths)?,
         agreement: Agreement::from_records(records.iter().copied()),

@@ -1,4 +1,5 @@
 use super::*;
+use stapo_core::{ProgramEnd, ProgramRun};
 use stapo_model::{CpuOptions, Device};
 
 fn builtin() -> LoadedModel {
@@ -135,6 +136,35 @@ fn tables_count_what_the_records_say() {
     let same = compare(&records, &records).unwrap();
     assert_eq!(same[0].paired.difference, 0.0);
     assert!(!same[0].is_detectable());
+}
+
+#[test]
+fn programs_are_counted_by_how_they_ended_and_have_no_majority() {
+    let ends = [ProgramEnd::Passed, ProgramEnd::TimeOut, ProgramEnd::Passed, ProgramEnd::NoProgram];
+    let records = ends.map(|end| {
+        let verdict = match end {
+            ProgramEnd::Passed => Verdict::Right,
+            ProgramEnd::TimeOut => Verdict::OverBudget,
+            _ => Verdict::NoAnswer,
+        };
+        let run = ProgramRun {
+            source: "x = 1".into(),
+            end,
+            failing_test: None,
+            printed: String::new(),
+            cpu_seconds: 0.1,
+        };
+        EvalRecord {
+            program: Some(Box::new(run)),
+            text: r"\boxed{3 + 4}".into(),
+            ..record("p", 0, None, verdict, false)
+        }
+    });
+    let row = &rows(&records).unwrap()[0];
+    let expected = [(ProgramEnd::Passed, 2), (ProgramEnd::TimeOut, 1), (ProgramEnd::NoProgram, 1)];
+    assert_eq!(row.programs, Some(expected.into()));
+    assert_eq!((row.maj, row.unjudged_share, row.no_answer_share), (None, 0.0, 0.25));
+    assert_eq!((row.avg.value, row.n_left_to_grader), (0.5, 0));
 }
 
 #[test]

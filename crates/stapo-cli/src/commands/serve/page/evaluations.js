@@ -16,6 +16,10 @@
       : value;
   };
   const stepName = (step) => (step === null ? "model" : "step " + step);
+  const ends = (programs) =>
+    Object.entries(programs)
+      .map(([end, n]) => n + " " + end.replace("_", " "))
+      .join(", ");
   const results = (one) =>
     stapo.table({
       title: one.benchmark + ", " + one.decoding,
@@ -28,6 +32,7 @@
         ["truncated, %", true],
         ["no answer, %", true],
         ["tokens", true],
+        ...(one.results.some((row) => row.programs) ? [["ends of programs"]] : []),
       ].map(([title, isNumber]) => ({ title, is_number: Boolean(isNumber) })),
       rows: one.results.map((row, idx) => [
         stepName(one.steps[idx]),
@@ -38,6 +43,7 @@
         (100 * row.truncated_share).toFixed(1),
         (100 * row.no_answer_share).toFixed(1),
         number(row.response_tokens_mean),
+        ...(row.programs ? [ends(row.programs)] : []),
       ]),
     });
 

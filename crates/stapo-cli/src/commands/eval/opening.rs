@@ -1,0 +1,62 @@
+//! Opens what an evaluation names: the model, its decodings and its benchmarks.
+
+use anyhow::{Result, bail};
+use stapo_core::record::FileHash;
+use stapo_rl::device::Device;
+use stapo_rl::lab::evaluation::{Benchmark, Decoding, EvalPlan, QuestionStyle};
+use stapo_rl::policy::{hashes, identity};
+use stapo_rl::reward::{Programs, VerifierSpec};
+use stapo_rl::{FoundModel, LoadedModel};
+use std::path::Path;
+
+/// The files of the model, of the benchmarks and of a second verifier.
+pub fn inputs(
+    plan: &EvalPlan,
+    model_files: Vec<FileHash>,
+    benchmarks: &[Benchmark],
+) -> Result<Vec<FileHash>> {
+    let files = benchmarks.iter().filter_map(|benchmark| benchmark.input.clone());
+    let mut inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
+    if let Some(text) = &plan.verifier {
+        inputs.extend(identity::of_verifier("second verifier", &VerifierSpec::named(text)?)?);
+    }
+    Ok(inputs)
+}
+
+/// A model all of whose weights are finite numbers, and the hashes of its files.
+pub fn open_finite(
+    found: &FoundModel,
+    adapter: Option<&Path>,
+    device: &Device,
+) -> Result<(LoadedModel, Vec<FileHash>)> {
+    let model = LoadedModel::open_found(found, adapter, device)?;
+    if let Some((tensor, element)) = model.first_not_finite() {
+        bail!(
+            "model {}: {tensor}: element {element} is not a finite number\nhint: such a model answers nothing; take an earlier one",
+            found.pinned
+        );
+    }
+    let mut files = hashes::of_found(found)?;
+    files.extend(hashes::of_adapter(adapter)?);
+    Ok((model, files))
+}
+
+pub fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
+    let parsed = texts.iter().map(|text| Decoding::parse(text).map_err(anyhow::Error::msg));
+    Ok(parsed.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+/// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
+pub fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
+    let style =
+        QuestionStyle { template: plan.template.as_deref(), system: plan.system.as_deref(), chat: plan.chat };
+    let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, style)?;
+    let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
+    for benchmark in &mut benchmarks {
+        benchmark.limit(plan.limit, plan.n_samples)?;
+        if let Some(verifier) = &verifier {
+            benchmark.judge_beside(verifier, programs)?;
+        }
+    }
+    Ok(benchmarks)
+}
