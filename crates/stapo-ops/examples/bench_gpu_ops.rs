@@ -137,7 +137,8 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     for (sequences, length) in [(4, 2048), (64, 256), (2, 8192), (2, 16384)] {
         let tokens = sequences * length;
-        let dims = attention::Dims { tokens, sequences, heads, rule: attention::ScoreRule::plain(heads.dim) };
+        let rule = attention::ScoreRule::plain(heads.dim);
+        let dims = attention::Dims { tokens, sequences, heads, rule };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
         let offsets = device.upload(&offsets)?;
         let qkv = compute(device, tokens * heads.qkv_width())?;
@@ -173,13 +174,8 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
     let (block_size, width) = (32, context / 32);
     let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
     let mut cache = paged::Cache::zeros(device, dims)?;
-    let call = paged::Dims {
-        tokens: sequences,
-        sequences,
-        heads,
-        rule: attention::ScoreRule::plain(heads.dim),
-        table_width: width,
-    };
+    let rule = attention::ScoreRule::plain(heads.dim);
+    let call = paged::Dims { tokens: sequences, sequences, heads, rule, table_width: width };
     let upload = |x: Vec<u32>| device.upload(&x);
     let offsets = upload((0..=sequences as u32).collect())?;
     let contexts = upload(vec![context as u32; sequences])?;
