@@ -47,12 +47,7 @@ pub(super) fn by_rule(
 }
 
 /// The last argument of kernels that take the rule: those for f32, and for bf16 those of a rule that is not plain.
-pub(super) fn with_rule<'a>(
-    launch: Launch<'a>,
-    kind: ElementType,
-    heads: Heads,
-    rule: ScoreRule,
-) -> Launch<'a> {
+pub(super) fn with_rule(launch: Launch<'_>, kind: ElementType, heads: Heads, rule: ScoreRule) -> Launch<'_> {
     let is_plain = rule.is_plain(heads.dim);
     if kind == ElementType::Bf16 && is_plain {
         return launch;
