@@ -6,7 +6,7 @@ use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
 use stapo_ops::quantised::{self, Encoding, ModuleRows, Unpacking};
-use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, Scaling, Table};
+use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
 use stapo_ops::{
     Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, lora, matmul, reduce, rmsnorm, rope,
     sampling, swiglu,
@@ -241,15 +241,12 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     line("swiglu backward", seconds, 2e-12 * (5 * n) as f64, "TB/s");
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     let n = tokens * heads.qkv_width();
-    let table = Table::new(
-        device,
-        &Frequencies { head_dim: 128, rotary_dim: 128, theta: 1e6, scaling: Scaling::None },
-        2048,
-    )?;
+    let frequencies = Frequencies { head_dim: 128, rotary_dim: 128, theta: 1e6, scaling: Scaling::None };
+    let table = Table::new(device, &frequencies, 2048)?;
     let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>())?;
     let (q, k) = (compute(device, 128)?, compute(device, 128)?);
-    let norm =
-        HeadNorm { extent: rope::NormExtent::Head, query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+    let extent = NormExtent::Head;
+    let norm = HeadNorm { extent, query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
     let raw = compute(device, n)?;
     let mut out = compute(device, n)?;
     let mut inv = device.zeros(tokens * 24)?;
