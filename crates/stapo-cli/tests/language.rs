@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const CASES: [&str; 8] = [
+const CASES: [&str; 18] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -15,6 +15,16 @@ const CASES: [&str; 8] = [
     "llama-tied-gqa3-bf16",
     "llama3-untied-gqa1",
     "llama-yarn-gqa2",
+    "smollm3-tied",
+    "smollm3-biased",
+    "mistral-window",
+    "olmo2-untied",
+    "olmo3-windows",
+    "gemma3-windows",
+    "gemma2-softcaps",
+    "phi3-joined",
+    "phi3-longrope",
+    "granite-scaled",
 ];
 /// A model with a chat template and a tokenizer of letters, digits and a few signs.
 const TALKING: &str = "qwen3-tied-gqa2";

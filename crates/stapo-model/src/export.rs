@@ -147,7 +147,9 @@ fn write_weights(
             }
         }
         if config.family.norms_less_one() && is_norm(&spec.name) {
-            numbers.iter_mut().for_each(|number| *number -= 1.0);
+            for number in numbers {
+                *number -= 1.0;
+            }
         }
         Ok(())
     };

@@ -57,6 +57,7 @@ impl PeftAdapter {
 
     /// Refuses tensors that are missing, of another shape, or of no module of the model, without reading one.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        check_modules(&self.folder.display().to_string(), config, &self.spec)?;
         let specs = self.spec.tensors(config);
         for spec in &specs {
             self.weights.check_shape(&stored_name(spec), &spec.shape)?;
@@ -210,6 +211,7 @@ pub struct WrittenAdapter {
 /// If the policy has no adapters.
 pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> {
     let spec = policy.lora().expect("only a policy with adapters is written as an adapter");
+    check_modules(&out.display().to_string(), policy.config(), spec)?;
     let adapters: Vec<_> = policy.trained_tensors().collect();
     let renamed = |spec: &TensorSpec| TensorSpec { name: stored_name(spec), shape: spec.shape.clone() };
     let specs: Vec<TensorSpec> = adapters.iter().map(|(spec, _)| renamed(spec)).collect();
@@ -225,6 +227,17 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
     })?;
     let n_parameters = specs.iter().map(|spec| spec.n_elements() as u64).sum();
     Ok(WrittenAdapter { n_tensors: specs.len(), n_parameters, bytes: 4 * n_parameters })
+}
+
+/// Refuses adapters of parts of joined projections: PEFT knows only the whole.
+fn check_modules(location: &str, config: &ModelConfig, spec: &LoraSpec) -> Result<()> {
+    let is_part = |target: &&LoraTarget| ![LoraTarget::Output, LoraTarget::Down].contains(target);
+    let Some(part) = spec.targets.iter().find(is_part).filter(|_| config.family.joins_projections()) else {
+        return Ok(());
+    };
+    let problem = format!("{part} is a part of a joined matrix of {}", config.family.architecture());
+    let hint = "export the merged model, or train adapters on o_proj and down_proj";
+    Err(Error::unsupported(location, problem, hint))
 }
 
 /// `adapter_config.json`.

@@ -176,7 +176,9 @@ impl Weights {
             RowOrder::RotaryPairs { n_heads } => decode_rotary_pairs(stored, n_heads, bytes, out),
         }
         if stored.offset != 0.0 {
-            out.iter_mut().for_each(|number| *number += stored.offset);
+            for number in out {
+                *number += stored.offset;
+            }
         }
         Ok(())
     }

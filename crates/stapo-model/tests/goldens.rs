@@ -214,6 +214,39 @@ fn gradients_agree_with_transformers() {
     }
 }
 
+/// Both layouts of names that `transformers` has written for multimodal checkpoints.
+#[test]
+fn a_multimodal_checkpoint_is_read_by_its_language_model() {
+    let alone = Pretrained::open(&folder("gemma3-windows")).unwrap();
+    let bytes = std::fs::read(folder("gemma3-windows").join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let text = std::fs::read_to_string(folder("gemma3-windows").join("config.json")).unwrap();
+    let inner: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let outer = serde_json::json!({"model_type": "gemma3", "text_config": inner, "vision_config": {}});
+    for (language, vision) in
+        [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")]
+    {
+        let whole = tempfile::tempdir().unwrap();
+        std::fs::write(whole.path().join("config.json"), outer.to_string()).unwrap();
+        let named = |name: &str| format!("{language}{}", name.strip_prefix("model.").unwrap());
+        let mut all: Vec<_> = tensors.iter().map(|(name, view)| (named(name), view.clone())).collect();
+        all.push((format!("{vision}patch.weight"), tensors[0].1.clone()));
+        let file = safetensors::serialize(all, None).unwrap();
+        std::fs::write(whole.path().join("model.safetensors"), file).unwrap();
+        let read = Pretrained::open(whole.path()).unwrap();
+        assert_eq!(read.config, alone.config);
+        assert_eq!(read.ignored, [format!("{vision}patch.weight")]);
+        for spec in alone.config.tensors() {
+            let [ours, expected] = [&read, &alone].map(|model| {
+                let mut numbers = vec![0.0; spec.n_elements()];
+                model.weights.read_f32(&spec.name, &spec.shape, &mut numbers).unwrap();
+                numbers
+            });
+            assert_eq!(ours, expected, "{}", spec.name);
+        }
+    }
+}
+
 /// PEFT merges in f32, this program in f64: both are within 1e-5 of the model with its adapter beside the weights.
 #[test]
 fn log_probs_of_an_adapter_and_of_the_merged_model_agree_with_peft() {

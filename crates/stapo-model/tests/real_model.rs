@@ -1,5 +1,5 @@
-//! A published model against `transformers`: `STAPO_TEST_MODELS` names a folder with `smollm2.gguf`
-//! (SmolLM2-135M-Instruct, `Q4_1`); `bench/engine/real_model.py` has written the results of `transformers`.
+//! Published models against `transformers`: `STAPO_TEST_MODELS` names a folder with `smollm2.gguf` (SmolLM2-135M-Instruct, `Q4_1`)
+//! or `gemma3-270m.gguf` (Gemma 3 270M, `Q4_K_M`); `bench/engine/real_model.py` has written the results of `transformers`.
 
 use serde_json::Value;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy};
@@ -10,19 +10,33 @@ use std::path::Path;
 const TOLERANCE: f64 = 1e-3;
 
 #[test]
-fn smollm2_from_gguf_agrees_with_transformers() {
+fn published_models_from_gguf_agree_with_transformers() {
     let Some(folder) = std::env::var_os("STAPO_TEST_MODELS") else {
-        println!("skipped: STAPO_TEST_MODELS is not set to a folder with smollm2.gguf");
+        println!("skipped: STAPO_TEST_MODELS is not set to a folder with smollm2.gguf or gemma3-270m.gguf");
         return;
     };
-    let golden: Value = serde_json::from_str(include_str!("goldens/smollm2.json")).unwrap();
+    let goldens = [
+        ("smollm2.gguf", include_str!("goldens/smollm2.json")),
+        ("gemma3-270m.gguf", include_str!("goldens/gemma3.json")),
+    ];
+    for (name, golden) in goldens {
+        let path = Path::new(&folder).join(name);
+        if path.exists() {
+            check(&path, &serde_json::from_str(golden).unwrap());
+        } else {
+            println!("skipped: there is no {}", path.display());
+        }
+    }
+}
+
+fn check(path: &Path, golden: &Value) {
     let ids = |key: &str| -> Vec<u32> {
         golden[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     };
     let numbers = |key: &str| -> Vec<f64> {
         golden[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
-    let pretrained = Pretrained::open(&Path::new(&folder).join("smollm2.gguf")).unwrap();
+    let pretrained = Pretrained::open(path).unwrap();
     let device = Device::cpu(CpuOptions::default());
     let policy = Policy::load(&device, &pretrained.config, &pretrained.weights).unwrap();
     let tokens = ids("tokens");

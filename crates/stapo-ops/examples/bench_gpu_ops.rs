@@ -6,7 +6,7 @@ use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
 use stapo_ops::quantised::{self, Encoding, ModuleRows, Unpacking};
-use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, Scaling, Table};
+use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
 use stapo_ops::{
     Buffer, Device, OutOfMemory, Shape, Weight, Write, adamw, lm_head, lora, matmul, reduce, rmsnorm, rope,
     sampling, swiglu,
@@ -137,7 +137,8 @@ fn attentions(device: &Device) -> Result<(), OutOfMemory> {
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     for (sequences, length) in [(4, 2048), (64, 256), (2, 8192), (2, 16384)] {
         let tokens = sequences * length;
-        let dims = attention::Dims { tokens, sequences, heads, rule: attention::ScoreRule::plain(heads.dim) };
+        let rule = attention::ScoreRule::plain(heads.dim);
+        let dims = attention::Dims { tokens, sequences, heads, rule };
         let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
         let offsets = device.upload(&offsets)?;
         let qkv = compute(device, tokens * heads.qkv_width())?;
@@ -173,13 +174,8 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
     let (block_size, width) = (32, context / 32);
     let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
     let mut cache = paged::Cache::zeros(device, dims)?;
-    let call = paged::Dims {
-        tokens: sequences,
-        sequences,
-        heads,
-        rule: attention::ScoreRule::plain(heads.dim),
-        table_width: width,
-    };
+    let rule = attention::ScoreRule::plain(heads.dim);
+    let call = paged::Dims { tokens: sequences, sequences, heads, rule, table_width: width };
     let upload = |x: Vec<u32>| device.upload(&x);
     let offsets = upload((0..=sequences as u32).collect())?;
     let contexts = upload(vec![context as u32; sequences])?;
@@ -245,15 +241,12 @@ fn rows(device: &Device) -> Result<(), OutOfMemory> {
     line("swiglu backward", seconds, 2e-12 * (5 * n) as f64, "TB/s");
     let heads = Heads { query: 16, kv: 8, dim: 128 };
     let n = tokens * heads.qkv_width();
-    let table = Table::new(
-        device,
-        &Frequencies { head_dim: 128, rotary_dim: 128, theta: 1e6, scaling: Scaling::None },
-        2048,
-    )?;
+    let frequencies = Frequencies { head_dim: 128, rotary_dim: 128, theta: 1e6, scaling: Scaling::None };
+    let table = Table::new(device, &frequencies, 2048)?;
     let positions = device.upload(&(0..tokens as u32).map(|t| t % 2048).collect::<Vec<_>>())?;
     let (q, k) = (compute(device, 128)?, compute(device, 128)?);
-    let norm =
-        HeadNorm { extent: rope::NormExtent::Head, query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
+    let extent = NormExtent::Head;
+    let norm = HeadNorm { extent, query_weight: q.view(), key_weight: k.view(), eps: 1e-6 };
     let raw = compute(device, n)?;
     let mut out = compute(device, n)?;
     let mut inv = device.zeros(tokens * 24)?;

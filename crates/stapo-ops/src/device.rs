@@ -16,6 +16,7 @@ use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
 use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision, Training};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::heads::{MAX_GPU_DIM, MAX_NARROW_DIM};
 
 /// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
 #[derive(Clone)]
@@ -131,8 +132,11 @@ impl Device {
         }
     }
 
-    /// The widest head of attention on a GPU.
-    pub const MAX_GPU_HEAD_DIM: usize = crate::attention::cuda::MAX_DIM;
+    /// The widest head that attention takes; `None` on a CPU, which takes any.
+    pub fn max_head_dim(&self) -> Option<usize> {
+        let Backend::Cuda(cuda) = self.backend() else { return None };
+        Some(if cuda.is_hopper() { MAX_GPU_DIM } else { MAX_NARROW_DIM })
+    }
 
     /// A factor as activations are stored: rounded to bf16 where they are.
     pub fn round_to_compute(&self, factor: f64) -> f64 {

@@ -36,6 +36,11 @@ impl Heads {
     }
 }
 
+/// The widest head of attention on a GPU.
+pub(crate) const MAX_GPU_DIM: usize = 256;
+/// The widest head on a GPU whose tiles fit into the shared memory of GPUs before Hopper.
+pub(crate) const MAX_NARROW_DIM: usize = 128;
+
 /// How the product of a query and a key becomes a score, and which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreRule {

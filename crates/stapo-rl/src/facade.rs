@@ -13,7 +13,7 @@ pub mod device {
 
 /// Models on disk: opening a Hugging Face folder or a GGUF file, and writing a Hugging Face folder.
 pub mod model_files {
-    pub use stapo_model::config::{AttentionBiases, QkNorm};
+    pub use stapo_model::config::{AttentionBiases, AttentionSpec, QkNorm};
     pub use stapo_model::decoder::QuantisedBase;
     pub use stapo_model::export::{Existing, ExportOptions, Precision, export};
     pub use stapo_model::peft::write as write_adapter;

@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use serde_json::json;
 use stapo_rl::FoundModel;
 use stapo_rl::model_files::{
-    AttentionBiases, Existing, ExportOptions, LayerSpec, ModelConfig, ModelError, Precision, Pretrained,
-    QkNorm, RopeScaling, export,
+    AttentionBiases, AttentionSpec, Existing, ExportOptions, LayerSpec, ModelConfig, ModelError, Precision,
+    Pretrained, QkNorm, RopeScaling, export,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -152,9 +152,8 @@ fn stored(model: &Pretrained) -> BTreeMap<&'static str, u64> {
 fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
     let config = &model.config;
     let n = config.n_parameters();
-    // The keys of layers are null where layers differ.
-    let layer = config.uniform_layer();
-    let attention = layer.map(LayerSpec::attention);
+    // The keys of layers are null where layers differ in them.
+    let heads = shared(config, |layer| layer.attention().heads);
     json!({
         "path": found.pinned.to_string(),
         "step": found.step(),
@@ -164,20 +163,19 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
         "parameters": n,
         "layers": config.layers.len(),
         "width": config.width,
-        "heads": attention.map(|attention| attention.heads.query),
-        "kv_heads": attention.map(|attention| attention.heads.kv),
-        "head_dim": attention.map(|attention| attention.heads.dim),
-        "ffn_width": layer.map(LayerSpec::ffn_width),
+        "heads": heads.map(|heads| heads.query),
+        "kv_heads": heads.map(|heads| heads.kv),
+        "head_dim": heads.map(|heads| heads.dim),
+        "ffn_width": shared(config, LayerSpec::ffn_width),
         "vocabulary": config.vocabulary,
         "max_positions": config.max_positions,
         "tied_embeddings": config.tied_embeddings,
-        "qk_norm": attention.map(|attention| attention.qk_norm != QkNorm::Absent),
-        "qkv_bias": attention.map(|attention| attention.biases != AttentionBiases::Absent),
+        "qk_norm": shared(config, |layer| layer.attention().qk_norm != QkNorm::Absent),
+        "qkv_bias": shared(config, |layer| layer.attention().biases != AttentionBiases::Absent),
         "parts": config.parts().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "norm_eps": config.norm_eps,
-        "rope": attention.map(|attention| {
-            json!({ "theta": attention.rope.theta, "kind": rope_name(&attention.rope.scaling) })
-        }),
+        "rope": shared(config, |layer| layer.attention().rope.clone())
+            .map(|rope| json!({ "theta": rope.theta, "kind": rope_name(&rope.scaling) })),
         "bos": config.bos,
         "stops": config.stops,
         "stored_bytes": stored(model),
@@ -239,24 +237,32 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
 
 const DIFFERENT: &str = "differs between layers";
 
+/// What all layers have; `None` where layers differ in it.
+fn shared<T: PartialEq>(config: &ModelConfig, of_layer: impl Fn(&LayerSpec) -> T) -> Option<T> {
+    let (first, others) = config.layers.split_first()?;
+    let value = of_layer(first);
+    others.iter().all(|layer| of_layer(layer) == value).then_some(value)
+}
+
 fn layers(config: &ModelConfig) -> String {
-    let ffn = config.uniform_layer().map_or(DIFFERENT.into(), |layer| layer.ffn_width().to_string());
+    let ffn = shared(config, LayerSpec::ffn_width).map_or(DIFFERENT.into(), |width| width.to_string());
     format!("{} of width {}, feed-forward {ffn}", config.layers.len(), config.width)
 }
 
 fn attention(config: &ModelConfig) -> String {
-    let Some((first, others)) = config.layers.split_first() else { return DIFFERENT.into() };
-    let heads = first.attention().heads;
-    if others.iter().any(|layer| layer.attention().heads != heads) {
-        return DIFFERENT.into();
-    }
+    let Some(heads) = shared(config, |layer| layer.attention().heads) else { return DIFFERENT.into() };
     format!("{} heads on {} key-value heads of {}", heads.query, heads.kv, heads.dim)
 }
 
 fn rope(config: &ModelConfig) -> String {
-    let Some(layer) = config.uniform_layer() else { return format!(", rope {DIFFERENT}") };
-    let rope = &layer.attention().rope;
-    format!(", rope {} theta {}", rope_name(&rope.scaling), rope.theta)
+    let mut kinds = Vec::new();
+    for AttentionSpec { rope, .. } in config.layers.iter().map(LayerSpec::attention) {
+        let kind = format!("rope {} theta {}", rope_name(&rope.scaling), rope.theta);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    format!(", {}", kinds.join(" and "))
 }
 
 fn rope_name(kind: &RopeScaling) -> &'static str {

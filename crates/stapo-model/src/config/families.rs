@@ -41,6 +41,7 @@ pub enum Family {
 }
 
 /// What the models of a family share.
+#[allow(clippy::struct_excessive_bools, reason = "the columns of a table")]
 pub(super) struct FamilyRow {
     /// `model_type` in `config.json`.
     pub name: &'static str,

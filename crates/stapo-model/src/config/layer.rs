@@ -188,9 +188,11 @@ impl LayerSpec {
         let FeedForward::Gated { width: ffn_width, has_biases, .. } = self.feed_forward;
         for module in [&["gate", "up"][..], &["down"]] {
             let shape = if module == ["down"] { [width, ffn_width] } else { [ffn_width, width] };
-            module.iter().for_each(|name| add(format!("mlp.{name}_proj.weight"), &shape));
-            if has_biases {
-                module.iter().for_each(|name| add(format!("mlp.{name}_proj.bias"), &shape[..1]));
+            for name in module {
+                add(format!("mlp.{name}_proj.weight"), &shape);
+            }
+            for name in module.iter().filter(|_| has_biases) {
+                add(format!("mlp.{name}_proj.bias"), &shape[..1]);
             }
         }
         if let Some(name) = norm(after, 1) {

@@ -1,4 +1,4 @@
-//! The parts of a model beyond those of Llama, for people to read, and which of them a GPU computes.
+//! The parts of a model beyond those of Llama, for people to read, and what a GPU does not compute.
 
 use super::{AttentionBiases, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement, QkNorm, RopeScaling};
 use crate::error::{Error, Result};
@@ -62,20 +62,6 @@ impl fmt::Display for Part {
     }
 }
 
-impl Part {
-    /// Whether a GPU computes the part.
-    fn is_on_gpu(self) -> bool {
-        !matches!(
-            self,
-            Self::ProjectionNorms
-                | Self::Window { .. }
-                | Self::ScoreScale
-                | Self::ScoreSoftcap
-                | Self::PartialRope { .. }
-        )
-    }
-}
-
 impl ModelConfig {
     /// The parts that the model has beyond those of Llama.
     pub fn parts(&self) -> Vec<Part> {
@@ -118,18 +104,19 @@ impl ModelConfig {
 
     /// Refuses a model with a part or a size of heads that the device does not compute, before any weight is read.
     pub fn check_device(&self, device: &Device) -> Result<()> {
-        if !device.is_async() {
-            return Ok(());
-        }
-        let hint = "use --device cpu";
-        if let Some(part) = self.parts().into_iter().find(|part| !part.is_on_gpu()) {
-            let problem = format!("a GPU does not compute this part yet: {part}");
-            return Err(Error::unsupported(self.family.architecture(), problem, hint));
-        }
-        let dim = self.layers.iter().map(|layer| layer.attention().heads.dim).max().unwrap_or(0);
-        if dim > Device::MAX_GPU_HEAD_DIM {
-            let problem = format!("a GPU computes heads of at most {}, not {dim}", Device::MAX_GPU_HEAD_DIM);
-            return Err(Error::unsupported(self.family.architecture(), problem, hint));
+        let Some(max_dim) = device.max_head_dim() else { return Ok(()) };
+        let refuse = |problem: String| {
+            Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
+        };
+        for attention in self.layers.iter().map(LayerSpec::attention) {
+            let (dim, rotary_dim) = (attention.heads.dim, attention.rotary_dim);
+            if dim > max_dim {
+                return refuse(format!("this GPU computes heads of at most {max_dim}, not {dim}"));
+            }
+            if ![0, dim].contains(&rotary_dim) && attention.qk_norm != QkNorm::Absent {
+                let part = Part::PartialRope { dims: rotary_dim };
+                return refuse(format!("a GPU does not compute this part behind a norm of queries: {part}"));
+            }
         }
         Ok(())
     }

@@ -150,7 +150,8 @@ pub fn backward<T: Float>(
     let weights = layer.weights;
     let norm = weights.attended_norm.as_ref();
     let d_product = views.d_normed.reborrow();
-    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, &mut gradients.attended_norm);
+    let d_norm = gradients.attended_norm.as_mut().and_then(Option::as_mut);
+    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, d_norm);
     let is_stream = layer.spec.adds_results_unchanged();
     let d_product = if is_stream { views.d_stream.view() } else { views.d_normed.view() };
     weights.output.backward(
@@ -180,7 +181,7 @@ pub fn backward<T: Float>(
     let d_normed = views.d_normed.reborrow();
     weights.qkv.backward(device, n_tokens, rows, d_normed, &mut gradients.qkv, hidden);
     let (norm, entry) = (weights.attention_norm.as_ref(), (views.stream, views.inv_rms));
-    let d_norm = &mut gradients.attention_norm;
+    let d_norm = gradients.attention_norm.as_mut().and_then(Option::as_mut);
     layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, d_norm);
 }
 

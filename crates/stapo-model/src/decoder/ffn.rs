@@ -107,7 +107,8 @@ pub fn backward<T: Float>(
     let SwiGlu { gate_up, down } = swiglu_of(layer);
     let norm = layer.weights.fed_norm.as_ref();
     let d_product = views.d_normed.reborrow();
-    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, &mut gradients.fed_norm);
+    let d_norm = gradients.fed_norm.as_mut().and_then(Option::as_mut);
+    layer.leave_backward(views.d_stream.view(), d_product, &views.result, norm, d_norm);
     let is_stream = layer.spec.adds_results_unchanged();
     let Ffn::SwiGlu(d) = &mut gradients.ffn;
     for rows in chunks(n_tokens, device.cached_rows()) {
@@ -134,7 +135,8 @@ pub fn backward<T: Float>(
         gate_up.backward(device, n, (normed, d_gate_up), d_normed, &mut d.gate_up, of_gate_up);
     }
     let (norm, entry) = (layer.weights.ffn_norm.as_ref(), (views.stream, views.inv_rms));
-    layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, &mut gradients.ffn_norm);
+    let d_norm = gradients.ffn_norm.as_mut().and_then(Option::as_mut);
+    layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, d_norm);
 }
 
 /// `0..n_rows` in runs of `at_once`.

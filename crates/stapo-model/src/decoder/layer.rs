@@ -70,18 +70,14 @@ impl<T: Float> LayerPass<'_, T> {
             residual::scale(device, addend.reborrow(), self.spec.residual_scale);
         }
         let Some(mut exit) = next else { return };
-        match norm_weight {
-            Some(weight) => {
-                let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
-                let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
-                rmsnorm::forward_add(device, dims, residual, weight, exit.stream, out);
-            }
-            None => {
-                exit.stream.copy_from(stream);
-                residual::add(device, exit.stream.reborrow(), addend.into_view());
-                residual::copy_rows(device, dims.tokens, exit.stream.into_view(), exit.normed);
-            }
+        if let Some(weight) = norm_weight {
+            let residual = rmsnorm::Residual { stream, addend: addend.into_view() };
+            let out = rmsnorm::Out { normed: exit.normed, inv_rms: exit.inv_rms };
+            return rmsnorm::forward_add(device, dims, residual, weight, exit.stream, out);
         }
+        exit.stream.copy_from(stream);
+        residual::add(device, exit.stream.reborrow(), addend.into_view());
+        residual::copy_rows(device, dims.tokens, exit.stream.into_view(), exit.normed);
     }
 
     /// The last product of a half-layer and its norm.
@@ -119,11 +115,11 @@ impl<T: Float> LayerPass<'_, T> {
         mut d_product: ViewMut<'_, T>,
         result: &ResultBackward<'_, T>,
         norm: Option<&Parameter<T>>,
-        d_norm: &mut Option<Option<Gradient<T>>>,
+        d_norm: Option<&mut Gradient<T>>,
     ) {
         if let Some(norm) = norm {
             let saved = rmsnorm::Saved { x: result.product, weight: norm.view(), inv_rms: result.inv_rms };
-            let d_weight = d_norm.as_mut().and_then(Option::as_mut).map(Gradient::sum_mut);
+            let d_weight = d_norm.map(Gradient::sum_mut);
             rmsnorm::backward(
                 self.device,
                 self.norm_dims(),
@@ -151,12 +147,12 @@ impl<T: Float> LayerPass<'_, T> {
         (x, inv_rms): (View<'_, T>, View<'_, T>),
         d_normed: View<'_, T>,
         d_stream: ViewMut<'_, T>,
-        d_weight: &mut Option<Option<Gradient<T>>>,
+        d_weight: Option<&mut Gradient<T>>,
     ) {
         let Some(norm) = norm else { return residual::add(self.device, d_stream, d_normed) };
         let saved = rmsnorm::Saved { x, weight: norm.view(), inv_rms };
         let dims = self.norm_dims();
-        let d_weight = d_weight.as_mut().and_then(Option::as_mut).map(Gradient::sum_mut);
+        let d_weight = d_weight.map(Gradient::sum_mut);
         rmsnorm::backward(self.device, dims, saved, d_normed, Write::Add, d_stream, d_weight);
     }
 }

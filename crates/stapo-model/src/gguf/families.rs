@@ -2,7 +2,7 @@
 
 use super::Gguf;
 use crate::config::{EmbeddingScale, Family, ModelConfig, RopeScaling};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
 use stapo_ops::rope::LongFactors;
 
@@ -57,10 +57,26 @@ impl Gguf {
         sliding: &[bool],
     ) -> Result<()> {
         let window = self.whole(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+        let pattern = self.sliding_pattern(&key("attention.sliding_window_pattern"), sliding.len())?;
+        let sliding = pattern.as_deref().unwrap_or(sliding);
         for (layer, is_sliding) in config.layers.iter_mut().zip(sliding) {
             layer.attention_mut().rule.window = window.filter(|_| *is_sliding);
         }
         Ok(())
+    }
+
+    /// Which layers have the window, where the file says it: a list, or the period of the layers without it.
+    fn sliding_pattern(&self, key: &str, n_layers: usize) -> Result<Option<Vec<bool>>> {
+        if !self.is_array(key) {
+            let period = self.whole(key)?.filter(|period| *period > 0);
+            return Ok(period.map(|period| (1..=n_layers).map(|n| !n.is_multiple_of(period)).collect()));
+        }
+        let flags = self.numbers(key)?.unwrap_or_default();
+        if flags.len() != n_layers {
+            let problem = format!("has {} entries for {n_layers} layers", flags.len());
+            return Err(Error::malformed(format!("{}: {key}", self.location), problem));
+        }
+        Ok(Some(flags.into_iter().map(|flag| flag != 0.0).collect()))
     }
 
     /// Gives layers with a window the plain rope of `rope.freq_base_swa`, or of `theta`, or of the other layers.

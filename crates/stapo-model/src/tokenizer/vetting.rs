@@ -28,7 +28,11 @@ pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?
 pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const PATTERNS: [&str; 4] = [QWEN2, LLAMA3, QWEN3_5, GPT2];
+/// Of Phi-4-mini.
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Of Mistral models with the Tekken tokenizer.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const PATTERNS: [&str; 6] = [QWEN2, LLAMA3, QWEN3_5, GPT2, GPT4O, TEKKEN];
 
 /// The object of a `tokenizer.json`, checked and without padding and truncation: a file may carry those from training,
 /// and here sequences are never changed.
@@ -92,7 +96,8 @@ impl Vetting<'_> {
             Some(kind) if kind == "BPE" => {}
             Some(kind) => {
                 let problem = format!("model type {} is not supported", bare(kind));
-                return self.unsupported(problem, "supported: BPE, the kind of Qwen, Llama and SmolLM");
+                return self
+                    .unsupported(problem, "supported: BPE, the kind of Qwen, Llama, Gemma and SmolLM");
             }
         }
         if let Some(dropout) =
@@ -219,7 +224,7 @@ impl Vetting<'_> {
                 pattern => {
                     let shown: String =
                         pattern.unwrap_or(&Value::Null).to_string().chars().take(200).collect();
-                    let hint = "supported: the patterns of GPT-2, Qwen 2 to 3.5 and Llama 3";
+                    let hint = "supported: the patterns of GPT-2 and GPT-4o, Qwen 2 to 3.5, Llama 3 and Mistral's Tekken";
                     self.unsupported(format!("pre_tokenizer: pattern {shown} is not supported"), hint)
                 }
             },

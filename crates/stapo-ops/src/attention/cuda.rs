@@ -9,16 +9,13 @@ use crate::cuda::kernels::{
     Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Memory, Slice, TensorMap};
-use crate::heads::{Heads, ScoreRule};
+use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
 use crate::{Float, pitch_of};
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
 const ROWS: usize = 128;
 /// Keys per step: KEYS in tiles.cu.
 pub(super) const KEYS: usize = 64;
-pub(crate) const MAX_DIM: usize = 256;
-/// Heads wider than this have work tiles of half as many rows: see FRAGMENTS in forward.cu and K_PARTS in backward.cu.
-const WIDE_DIM: usize = 128;
 /// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
 const PIPELINED_TOKENS: usize = 512;
 /// Mean tokens of a sequence from which on `forward_pipelined` takes two consumers instead of three. Both give the same bits.
@@ -32,8 +29,8 @@ pub(super) fn tile_bytes(heads: Heads, rows: usize) -> usize {
 /// The kernels for buffers stored as `kind`: `matrix` for bf16, plain loops for f32.
 pub(super) fn source(kind: ElementType, heads: Heads, matrix: &'static Source) -> &'static Source {
     assert!(
-        heads.dim <= MAX_DIM && heads.dim.is_multiple_of(2),
-        "attention: heads of {}, on a GPU even and at most {MAX_DIM}",
+        heads.dim <= MAX_GPU_DIM && heads.dim.is_multiple_of(2),
+        "attention: heads of {}, on a GPU even and at most {MAX_GPU_DIM}",
         heads.dim
     );
     if kind == ElementType::Bf16 { matrix } else { &ATTENTION_PLAIN }
@@ -50,12 +47,7 @@ pub(super) fn by_rule(
 }
 
 /// The last argument of kernels that take the rule: those for f32, and for bf16 those of a rule that is not plain.
-pub(super) fn with_rule<'a>(
-    launch: Launch<'a>,
-    kind: ElementType,
-    heads: Heads,
-    rule: ScoreRule,
-) -> Launch<'a> {
+pub(super) fn with_rule(launch: Launch<'_>, kind: ElementType, heads: Heads, rule: ScoreRule) -> Launch<'_> {
     let is_plain = rule.is_plain(heads.dim);
     if kind == ElementType::Bf16 && is_plain {
         return launch;
@@ -67,9 +59,10 @@ pub(super) fn with_rule<'a>(
     launch.fields(&fields.four_bytes(rule.window.unwrap_or(0)))
 }
 
-/// Query rows of a work tile of the matrix kernels without Hopper's instruction.
+/// Query rows of a work tile of the matrix kernels without Hopper's instruction: see FRAGMENTS in forward.cu and K_PARTS in
+/// backward.cu.
 fn tile_rows(heads: Heads) -> usize {
-    if heads.dim > WIDE_DIM { ROWS / 2 } else { ROWS }
+    if heads.dim > MAX_NARROW_DIM { ROWS / 2 } else { ROWS }
 }
 
 /// Whether the kernels with Hopper's matrix instruction are used. The choice must be the same in training and generation, so

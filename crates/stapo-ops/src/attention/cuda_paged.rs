@@ -5,7 +5,7 @@ use super::cuda::{
     KEYS, by_rule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes, with_rule,
 };
 use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE};
-use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice};
+use crate::cuda::{Cuda, ElementType, Fields, Slice};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
 
@@ -114,12 +114,9 @@ impl PagedCall {
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
         let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
-        let launch = if is_bf16 {
-            let shape = numbers.into_iter().chain([out_pitch(d.tokens, heads, self.out)]);
-            launch.fields(&shape.fold(Fields::default(), Fields::four_bytes))
-        } else {
-            numbers.into_iter().fold(launch, Launch::arg)
-        };
+        let pitch = is_bf16.then(|| out_pitch(d.tokens, heads, self.out));
+        let shape = numbers.into_iter().chain(pitch).fold(Fields::default(), Fields::four_bytes);
+        let launch = launch.fields(&shape);
         let launch = with_rule(launch, kind, heads, d.rule);
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };

@@ -99,13 +99,18 @@ KERNEL attention_store_float(const float* qkv, const u32* slots, float* keys, fl
     }
 }
 
+// The sizes of a call over a paged cache.
+struct PagedShape {
+    int sequences, table_width, query, kv, block_size;
+};
+
 KERNEL attention_paged_float(const float* qkv, const float* keys, const float* values, const u32* offsets,
-                             const u32* contexts, const u32* tables, float* out, int sequences, int table_width,
-                             int query, int kv, int block_size,
-                             const __grid_constant__ Rule rule) {
+                             const u32* contexts, const u32* tables, float* out,
+                             const __grid_constant__ PagedShape shape, const __grid_constant__ Rule rule) {
+    int query = shape.query, kv = shape.kv, block_size = shape.block_size;
     size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
-    int head = blockIdx.y, kv_head = head / (query / kv), s = sequence_of(offsets, sequences, token);
-    const u32* table = tables + (size_t)s * table_width;
+    int head = blockIdx.y, kv_head = head / (query / kv), s = sequence_of(offsets, shape.sequences, token);
+    const u32* table = tables + (size_t)s * shape.table_width;
     int n = contexts[s] - (offsets[s + 1] - token) + 1;
     auto place = [&](int j) {
         return (((size_t)table[j / block_size] * kv + kv_head) * block_size + j % block_size) * HEAD_DIM;

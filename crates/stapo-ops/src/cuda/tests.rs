@@ -67,9 +67,7 @@ fn every_kernel_compiles_for_every_architecture() {
                 {
                     let head_dims = match source.scope {
                         Scope::Once => &[0],
-                        Scope::HeadDim => head_dims,
-                        Scope::HeadDimOnDemand if arch == "sm_90a" => &[10, 64, 128, 256],
-                        Scope::HeadDimOnDemand => head_dims,
+                        Scope::HeadDim | Scope::HeadDimOnDemand => head_dims,
                         Scope::Hopper if arch == "sm_90a" => &[64, 128],
                         Scope::HopperOnce if arch == "sm_90a" => &[0],
                         Scope::Hopper | Scope::HopperOnce => &[],

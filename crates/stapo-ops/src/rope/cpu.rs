@@ -109,7 +109,7 @@ fn mean_of<'a, E: Float>(d: Dims, norm: HeadNorm<'_, E>, raw: &'a [E], head: usi
 
 /// The norm's weight of a head, `[head_dim]`.
 #[inline(always)]
-fn weight_of<'a, E: Float>(d: Dims, norm: HeadNorm<'a, E>, head: usize) -> &'a [E] {
+fn weight_of<E: Float>(d: Dims, norm: HeadNorm<'_, E>, head: usize) -> &[E] {
     let (weight, idx) = if head < d.heads.query {
         (norm.query_weight.host(), head)
     } else {

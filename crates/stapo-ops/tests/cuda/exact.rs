@@ -47,13 +47,8 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                 let width = heads.qkv_width();
                 let qkv = compute(device, &all[start * width..(start + asked) * width]);
                 let slots = upload(device, &slots);
-                let call = paged::Dims {
-                    tokens: asked,
-                    sequences: 1,
-                    heads,
-                    rule: attention::ScoreRule::plain(heads.dim),
-                    table_width: n_blocks,
-                };
+                let rule = attention::ScoreRule::plain(heads.dim);
+                let call = paged::Dims { tokens: asked, sequences: 1, heads, rule, table_width: n_blocks };
                 let mut out = empty(device, asked * heads.out_width());
                 let offsets = upload(device, &[0, asked as u32]);
                 let contexts = upload(device, &[(start + asked) as u32]);
@@ -170,12 +165,8 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let offsets = upload(device, &[0, len as u32]);
             let mut out = empty(device, len * heads.out_width());
             let mut lse = device.zeros(len * heads.query).unwrap();
-            let packed = attention::Dims {
-                tokens: len,
-                sequences: 1,
-                heads,
-                rule: attention::ScoreRule::plain(heads.dim),
-            };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let packed = attention::Dims { tokens: len, sequences: 1, heads, rule };
             let to = out.view_mut();
             attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
             expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
@@ -201,13 +192,9 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     partials: Some(&partials),
                 }),
             };
-            let call = paged::Dims {
-                tokens: members,
-                sequences: members,
-                heads,
-                rule: attention::ScoreRule::plain(heads.dim),
-                table_width: per_sequence,
-            };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let call =
+                paged::Dims { tokens: members, sequences: members, heads, rule, table_width: per_sequence };
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
@@ -274,13 +261,8 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             };
             let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
             let sequences = paged::Sequences { offsets, contexts, tables, groups };
-            let call = paged::Dims {
-                tokens: n,
-                sequences: n,
-                heads,
-                rule: attention::ScoreRule::plain(heads.dim),
-                table_width: per_sequence,
-            };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
             rope_paged_attention::forward(
                 device,
                 call,

@@ -395,10 +395,10 @@ fn fill_adapters(policy: &mut Policy) {
     });
 }
 
-/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, with as many layers as `--layers` says.
+/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, Gemma 3 4B, OLMo 3 7B or Mistral 7B, with as many layers as `--layers` says.
 fn shape(options: &Options) -> Result<ModelConfig, Failure> {
-    let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b"];
-    let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 2")?;
+    let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b", "gemma-3-4b", "olmo-3-7b", "mistral-7b"];
+    let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 5")?;
     let mut config = ModelConfig::known(name).ok_or("a known shape")?;
     let layer = config.layers[0].clone();
     config.layers.resize(options.get("layers", config.layers.len()), layer);

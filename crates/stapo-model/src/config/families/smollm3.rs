@@ -3,7 +3,7 @@
 use super::{FamilyRow, ObjectReader, llama, set_biases, write_biases, write_no_padding};
 use crate::config::ModelConfig;
 use crate::error::Result;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ROW: FamilyRow = FamilyRow {
     name: "smollm3",
@@ -29,8 +29,7 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     // Despite its name, the list has 1 for layers with rope.
     let listed = keys.list("no_rope_layers", config.layers.len())?;
     for (index, layer) in config.layers.iter_mut().enumerate() {
-        let has_rope =
-            listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != Value::from(0));
+        let has_rope = listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != 0);
         if !has_rope {
             layer.attention_mut().rotary_dim = 0;
         }
