@@ -49,11 +49,11 @@ impl TestKind {
         is_text("entry_point").then_some(Self::Calls)
     }
 
-    /// Asks for a fenced block in words.
+    /// Asks for a fenced block in words. Of several tests the prompt shows one: a policy that sees all of them learns them by heart.
     pub fn instruction(self) -> Asking {
         let template = match self {
             Self::Asserts => {
-                "{{ problem }}\n\nThe program must pass these tests:\n```python\n{{ test_list | join('\\n') }}\n```\nAnswer with the whole program in one fenced block of Python."
+                "{{ problem }}\n\nThe program must pass tests such as this one:\n```python\n{{ test_list[0] }}\n```\nAnswer with the whole program in one fenced block of Python."
             }
             Self::Check => {
                 "Complete this program:\n```python\n{{ prompt | trim }}\n```\nAnswer with the whole program, its imports included, in one fenced block of Python."
@@ -71,9 +71,7 @@ impl TestKind {
     /// Begins a program that a base model continues.
     pub fn beginning(self) -> Asking {
         let (template, stops): (_, &[&str]) = match self {
-            Self::Asserts => {
-                ("\"\"\"\n{{ problem }}\n{{ test_list | join('\\n') }}\n\"\"\"\n", &AFTER_FUNCTIONS)
-            }
+            Self::Asserts => ("\"\"\"\n{{ problem }}\n{{ test_list[0] }}\n\"\"\"\n", &AFTER_FUNCTIONS),
             Self::Check => {
                 return Asking { template: "{{ prompt }}", style: CodeStyle::Complete, stops: &AFTER_BODY };
             }
