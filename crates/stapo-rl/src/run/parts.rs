@@ -161,12 +161,11 @@ impl Part {
         let buffer = self.spare.take().filter(|buffer| buffer.len() == n_bytes);
         let buffer =
             buffer.or_else(|| has_room_for(n_bytes).then(|| HostBuffer::new(policy.device(), n_bytes)));
-        self.writing = match buffer {
-            Some(buffer) => Writing::Beside(write_beside(files, policy, optimizer, buffer)?),
-            None => {
-                policy.device().synchronize();
-                Writing::Due(files)
-            }
+        self.writing = if let Some(buffer) = buffer {
+            Writing::Beside(write_beside(files, policy, optimizer, buffer)?)
+        } else {
+            policy.device().synchronize();
+            Writing::Due(files)
         };
         Ok(())
     }
