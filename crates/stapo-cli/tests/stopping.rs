@@ -110,9 +110,9 @@ fn a_rollout_that_was_abandoned_is_sampled_again_to_the_same_bits() {
         let run = at.join(out);
         let mut cut = Started::new(at, &[launcher, &train(out, &SLOW)].concat());
         cut.wait_for_lines(&run.join("metrics.jsonl"), 1);
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(50));
         cut.ask_to_stop();
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(100));
         let asked = Instant::now();
         cut.ask_to_stop();
         let (status, said, seconds) = cut.end(asked);

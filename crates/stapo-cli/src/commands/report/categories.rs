@@ -214,7 +214,7 @@ mod tests {
             category: Some(category),
             silenced_by: Some(mask),
             logp,
-            ..token("x = ", text, "\n")
+            ..token("x = ", text, " + 1")
         };
         let tokens = [
             silenced("a", TokenCategory::Identifier, MaskKind::Spurious, -7.0),
