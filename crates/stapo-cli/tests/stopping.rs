@@ -58,9 +58,9 @@ fn train<'a>(out: &'a str, settings: &[&'a str]) -> Vec<&'a str> {
 /// Rollouts of a few seconds.
 const SLOW: [&str; 7] = [
     "steps=2",
-    "rollout.problems_per_step=32",
+    "rollout.problems_per_step=48",
     "rollout.group_size=32",
-    "update.problems_per_minibatch=32",
+    "update.problems_per_minibatch=48",
     "update.sum=microbatches",
     "evaluation={problems=4, every_steps=0}",
     "record.checkpoint_every_steps=1000",
@@ -110,9 +110,8 @@ fn a_rollout_that_was_abandoned_is_sampled_again_to_the_same_bits() {
         let run = at.join(out);
         let mut cut = Started::new(at, &[launcher, &train(out, &SLOW)].concat());
         cut.wait_for_lines(&run.join("metrics.jsonl"), 1);
-        std::thread::sleep(Duration::from_millis(50));
         cut.ask_to_stop();
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(300));
         let asked = Instant::now();
         cut.ask_to_stop();
         let (status, said, seconds) = cut.end(asked);
