@@ -197,14 +197,9 @@ impl Learner {
         if !order.is_waited_for {
             return Ok(());
         }
-        let run = folder.map(|(run, _)| run);
-        match run {
-            Some(run) => {
-                self.land_part(Some(run))?;
-                run.settle()
-            }
-            None => self.land_part(None),
-        }
+        let mut run = folder.map(|(run, _)| run);
+        self.land_part(run.as_deref_mut())?;
+        run.map_or(Ok(()), Run::settle)
     }
 
     /// Whether every rank has written its part of the checkpoint that is being written.
