@@ -108,10 +108,6 @@ impl ModelConfig {
         let refuse = |problem: String| {
             Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
         };
-        // The gradient of the embeddings on a GPU was found to differ from the CPU's, and the reason is not known.
-        if self.layers.iter().any(|layer| layer.residual_scale != 1.0) {
-            return refuse(format!("a GPU does not compute this part yet: {}", Part::ResidualScale));
-        }
         for attention in self.layers.iter().map(LayerSpec::attention) {
             let (dim, rotary_dim) = (attention.heads.dim, attention.rotary_dim);
             if dim > max_dim {
