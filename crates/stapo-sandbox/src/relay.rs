@@ -25,17 +25,17 @@ pub(crate) fn run(
     language: Option<&Language>,
 ) -> io::Result<Outcome> {
     match language {
-        None => run_python(zygote, request),
+        None => run_python(zygote, request, ""),
         Some(language) => match build(zygote, request.source, language)? {
             Some(outcome) => Ok(outcome),
-            None => run_built(zygote, request.stdin, language, false),
+            None => run_built(zygote, (request.stdin, ""), language, false),
         },
     }
 }
 
-fn run_python(zygote: &mut Zygote, request: &Request) -> io::Result<Outcome> {
+fn run_python(zygote: &mut Zygote, request: &Request, expected: &str) -> io::Result<Outcome> {
     let message = json!({ "do": "script", "source": request.source, "stdin": request.stdin });
-    zygote.begin(&message, false)?.outcome()
+    zygote.begin(&message, false)?.expecting(expected).outcome()
 }
 
 /// Tests a program. Streams need no tester unless a checker judges them.
@@ -141,8 +141,8 @@ fn test_streams(
     let mut worst: Option<Outcome> = None;
     for (idx, (stdin, expected)) in pairs.iter().enumerate() {
         let outcome = match language {
-            None => run_python(zygote, &Request { source: &trial.source, stdin })?,
-            Some(language) => run_built(zygote, stdin, language, idx + 1 < pairs.len())?,
+            None => run_python(zygote, &Request { source: &trial.source, stdin }, expected)?,
+            Some(language) => run_built(zygote, (stdin, expected), language, idx + 1 < pairs.len())?,
         };
         let passed =
             outcome.end == End::Finished && (checker.is_some() || has_words(&outcome.stdout, expected));
@@ -220,12 +220,17 @@ fn build(zygote: &mut Zygote, source: &str, language: &Language) -> io::Result<O
     Ok(Some(Outcome { end: failed, ..outcome }))
 }
 
-fn run_built(zygote: &mut Zygote, stdin: &str, language: &Language, keeps: bool) -> io::Result<Outcome> {
+fn run_built(
+    zygote: &mut Zygote,
+    (stdin, expected): (&str, &str),
+    language: &Language,
+    keeps: bool,
+) -> io::Result<Outcome> {
     let folder = zygote.writes().ok_or_else(|| io::Error::other("no folder to run in"))?;
     let command = filled(&language.run, &folder, language);
     let message =
         json!({ "do": "command", "files": {}, "command": command, "is_program": true, "stdin": stdin });
-    zygote.begin(&message, keeps)?.outcome()
+    zygote.begin(&message, keeps)?.expecting(expected).outcome()
 }
 
 /// A command with the paths of source and program.

@@ -69,7 +69,7 @@ pub struct Limits {
     pub memory_mib: u64,
     /// The private `/tmp` in MiB; a single file may be as large.
     pub tmp_mib: u64,
-    /// Bytes of standard output and standard error together.
+    /// Bytes of standard output and standard error together, beyond those that a test expects.
     pub output_bytes: usize,
 }
 

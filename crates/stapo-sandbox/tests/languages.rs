@@ -63,3 +63,15 @@ fn tests_that_call_functions_are_refused_for_other_languages() {
     let error = pool.test(&[Trial { source: SUM.into(), checks }]).unwrap_err();
     assert!(error.to_string().contains("not Python"), "{error}");
 }
+
+#[test]
+fn a_test_that_expects_a_long_output_makes_room_for_it() {
+    let Some(pool) = pool_with(settings(Level::Filters)) else { return };
+    let streams = |expected: String| Checks::Streams { pairs: vec![(String::new(), expected)], checker: None };
+    let program = |n: usize| format!("print('a' * {n})");
+    let trials = [(9000, 9000), (9000 + 8000, 9000)]
+        .map(|(printed, expected)| Trial { source: program(printed), checks: streams("a".repeat(expected)) });
+    let tested = pool.test(&trials).unwrap();
+    assert!(tested[0].tests[0].passed, "{:?}", tested[0]);
+    assert_eq!(tested[1].outcome.end, End::Output, "4096 bytes beyond the expected ones are too many");
+}

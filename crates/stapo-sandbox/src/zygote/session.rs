@@ -44,6 +44,8 @@ pub(crate) struct Session<'a> {
     printed: [Vec<u8>; 2],
     /// Bytes of the channel that are no whole line yet.
     unread: Vec<u8>,
+    /// The most that is read of both outputs together.
+    output_bytes: usize,
     deadline: Instant,
     /// The limit at which the pool ended the child; `Finished` where nothing more was wanted from it.
     stopped: Option<End>,
@@ -60,6 +62,7 @@ impl<'a> Session<'a> {
         deadline: Instant,
     ) -> Self {
         Self {
+            output_bytes: zygote.limits.output_bytes,
             zygote,
             channel: Some(channel),
             outputs: outputs.map(Some),
@@ -70,6 +73,12 @@ impl<'a> Session<'a> {
             raised: None,
             report: None,
         }
+    }
+
+    /// Lets the child print as many bytes more as a test expects.
+    pub(crate) fn expecting(mut self, expected: &str) -> Self {
+        self.output_bytes += expected.len();
+        self
     }
 
     /// Sends a line. One that a child does not read is lost, and the child's end, or its limit, is what is received next.
@@ -167,7 +176,7 @@ impl<'a> Session<'a> {
             self.outputs[idx] = None;
             return Ok(());
         }
-        let limit = self.zygote.limits.output_bytes;
+        let limit = self.output_bytes;
         let room = limit - self.printed.iter().map(Vec::len).sum::<usize>().min(limit);
         self.printed[idx].extend_from_slice(&piece[..n_bytes.min(room)]);
         if n_bytes > room {
