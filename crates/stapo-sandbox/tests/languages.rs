@@ -67,7 +67,8 @@ fn tests_that_call_functions_are_refused_for_other_languages() {
 #[test]
 fn a_test_that_expects_a_long_output_makes_room_for_it() {
     let Some(pool) = pool_with(settings(Level::Filters)) else { return };
-    let streams = |expected: String| Checks::Streams { pairs: vec![(String::new(), expected)], checker: None };
+    let streams =
+        |expected: String| Checks::Streams { pairs: vec![(String::new(), expected)], checker: None };
     let program = |n: usize| format!("print('a' * {n})");
     let trials = [(9000, 9000), (9000 + 8000, 9000)]
         .map(|(printed, expected)| Trial { source: program(printed), checks: streams("a".repeat(expected)) });

@@ -111,16 +111,17 @@ __device__ __forceinline__ size_t sums_tile(int start, int sequence, int first, 
 // A block's keys and the steps over the queries that see them.
 struct Work {
     KeyTile t;
-    int sequence, heads, n_tiles, n_steps;
+    // `end` is the end of the queries that see the keys.
+    int sequence, heads, end, n_tiles, n_steps;
 
     __device__ __forceinline__ int first_query(int step) const { return last_query() - step % n_tiles * STEP; }
     __device__ __forceinline__ int head(int step) const { return t.kv_head * heads + step / n_tiles; }
-    // The first query of the sequence's last tile.
-    __device__ __forceinline__ int last_query() const { return (t.rows - 1) / STEP * STEP; }
+    // The first query of the last tile.
+    __device__ __forceinline__ int last_query() const { return (end - 1) / STEP * STEP; }
 };
 
 // Tickets count tiles of keys by rising position: the first keys of a sequence are seen by most queries.
-__device__ __forceinline__ bool find_work(int ticket, const BackwardArgs& args, Work* w) {
+__device__ __forceinline__ bool find_work(int ticket, const BackwardArgs& args, const ScoreRule& rule, Work* w) {
     WorkTile work;
     if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, ticket / args.kv, &work)) return false;
     w->t.first = uniform((work.rows - 1) / ROWS * ROWS - work.first);
@@ -132,7 +133,8 @@ __device__ __forceinline__ bool find_work(int ticket, const BackwardArgs& args, 
     w->t.kv_head = uniform(ticket % args.kv);
     w->sequence = uniform(work.sequence);
     w->heads = args.query / args.kv;
-    w->n_tiles = (w->t.rows - w->t.first + STEP - 1) / STEP;
+    w->end = rule.end_of_queries(w->t.first + w->t.n_keys - 1, w->t.rows);
+    w->n_tiles = (w->end - w->t.first + STEP - 1) / STEP;
     w->n_steps = w->n_tiles * w->heads;
     return true;
 }
@@ -195,10 +197,13 @@ __device__ __forceinline__ void add_tile(float* to, const float* from, bool adds
 }
 
 // The loop of adding warp `adder`.
-__device__ __forceinline__ void add_up(const BackwardArgs& args, const Work& w, int adder, const float* d_queries) {
-    u32 turn = w.t.first / ROWS;
+__device__ __forceinline__ void add_up(const BackwardArgs& args, const Work& w, const ScoreRule& rule, int adder,
+                                       const float* d_queries) {
+    u32 tile_of_keys = w.t.first / ROWS;
     named_barrier_arrive<WITH_ADDER>(EMPTIED + adder);
     for (int step = adder; step < w.n_steps; step += ADDERS) {
+        // Tiles of keys in front of the windows of a step's queries do not add to it.
+        u32 turn = tile_of_keys - rule.first_key(w.first_query(step)) / ROWS;
         size_t tile = sums_tile(w.t.start, w.sequence, w.first_query(step), w.head(step), args.query);
         u32 *counter = args.turns + 1 + tile, seen = 0;
         named_barrier_wait<WITH_ADDER>(FILLED + adder);
@@ -221,8 +226,17 @@ __device__ __forceinline__ void add_up(const BackwardArgs& args, const Work& w, 
 
 // Scores become weights; keys hidden from a query get weight 0. `key` is the position of the lane's first key.
 __device__ __forceinline__ void weights_of_keys(float (&s)[STEP / 8][4], const float* lse_log2, int first_query,
-                                                int key, bool hides_keys) {
-    float factor = score_factor();
+                                                int key, bool hides_keys, const ScoreRule& rule) {
+    float factor = rule.factor();
+#ifdef SCORE_RULE
+    if (rule.hides(key, first_query + STEP - 1)) {
+#pragma unroll
+        for (int j = 0; j < STEP / 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (rule.hides(key + i / 2 * 8, first_query + fragment_column(j, i))) s[j][i] = MINUS_INFINITY;
+    }
+#endif
     if (hides_keys) {
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j)
@@ -276,6 +290,7 @@ struct Tiles {
 // A consumer: 64 of the block's keys.
 struct Consumer {
     const Work& w;
+    const ScoreRule& rule;
     BackwardShared& shared;
     Tiles tiles;
     int group;
@@ -355,7 +370,7 @@ struct Consumer {
             if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + (at.stage + STAGES - 1) % STAGES);
             wgmma_fence();
             start_rows_product<ROWS>(d, tiles.values, group * 64, d_outs);
-            weights_of_keys(s, shared.lse_log2[at.stage], first_query, lane_key, first_query < key + 64);
+            weights_of_keys(s, shared.lse_log2[at.stage], first_query, lane_key, first_query < key + 64, rule);
             pack_operands(p, s);
             start_columns_product(d_v, p, d_outs);
             wgmma_wait<1>();
@@ -385,8 +400,8 @@ struct Consumer {
     }
 };
 
-__device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w, BackwardShared& shared,
-                                        const Tiles& tiles) {
+__device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w, const ScoreRule& rule,
+                                        BackwardShared& shared, const Tiles& tiles) {
     int group = uniform(threadIdx.x / 128);
     float d_k[DIM / 8][4], d_v[DIM / 8][4];
     clear(d_k);
@@ -398,9 +413,10 @@ __device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w,
         fence_async_proxy_shared();
         named_barrier_wait<128 * CONSUMERS>(SCORES);
     }
-    Consumer consumer = {w, shared, tiles, group};
+    Consumer consumer = {w, rule, shared, tiles, group};
     consumer.attend(d_k, d_v);
-    store_key_rows(w.t, args.d_qkv, group * 64 + warpgroup_row(), args.query, args.kv, d_k, d_v);
+    store_key_rows(w.t, args.d_qkv, group * 64 + warpgroup_row(), args.query, args.kv, d_k, d_v,
+                   rule.gradient_scale());
 }
 
 // Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and d_out [T, query heads,
@@ -408,7 +424,8 @@ __device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w,
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_qkv,
                                          const __grid_constant__ TensorMap map_d_out,
-                                         const __grid_constant__ BackwardArgs args) {
+                                         const __grid_constant__ BackwardArgs args RULE_PARAMETER) {
+    RULE_CONSTANT
     __shared__ BackwardShared shared;
     Tiles tiles(aligned_memory());
     if (threadIdx.x == 0) {
@@ -421,22 +438,23 @@ attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q
     }
     __syncthreads();
     Work w;
-    if (!find_work(uniform(shared.ticket), args, &w)) return;
+    if (!find_work(uniform(shared.ticket), args, rule, &w)) return;
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<24>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_qkv, map_d_out, args, w, shared, tiles.keys, tiles.queries);
         int adder = (int)threadIdx.x / 32 - 4 * CONSUMERS - 1;
-        if (adder >= 0 && adder < ADDERS) add_up(args, w, adder, tiles.d_queries + adder * STEP * DIM);
+        if (adder >= 0 && adder < ADDERS) add_up(args, w, rule, adder, tiles.d_queries + adder * STEP * DIM);
     } else {
         take_consumer_registers<240>();
-        consume(args, w, shared, tiles);
+        consume(args, w, rule, shared, tiles);
     }
 }
 
 // Grid: (query heads, tiles of 64 queries). The sums become the gradients of the queries.
 KERNEL __launch_bounds__(128 * CONSUMERS)
 attention_backward_store_queries_bf16(const float* sums, const u32* offsets, bf16* d_qkv, int sequences, int query,
-                                      int kv) {
+                                      int kv RULE_PARAMETER) {
+    RULE_CONSTANT
     WorkTile work;
     if (!find_work_tile(offsets, sequences, 1, STEP, blockIdx.y, &work)) return;
     int start = offsets[work.sequence], row = warpgroup_row();
@@ -452,5 +470,5 @@ attention_backward_store_queries_bf16(const float* sums, const u32* offsets, bf1
         if (work.first + row + h * 8 < work.rows)
             store_row(d_qkv + ((size_t)start + work.first + row + h * 8) * (query + 2 * kv) * HEAD_DIM +
                           blockIdx.x * HEAD_DIM + threadIdx.x / 128 * (DIM / 2),
-                      d_q, h, rsqrtf((float)HEAD_DIM));
+                      d_q, h, rule.gradient_scale());
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::{Dims, Saved};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_BACKWARD_RULED,
-    ATTENTION_HOPPER, ATTENTION_LONG_HOPPER, ATTENTION_PIPELINED_HOPPER, ATTENTION_PLAIN, ATTENTION_RULED,
-    Source,
+    ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER,
+    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED, ATTENTION_BACKWARD_RULED, ATTENTION_HOPPER,
+    ATTENTION_HOPPER_RULED, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_PIPELINED_HOPPER,
+    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Memory, Slice, TensorMap};
 use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
@@ -68,7 +69,7 @@ fn tile_rows(heads: Heads) -> usize {
 /// Whether the kernels with Hopper's matrix instruction are used. The choice must be the same in training and generation, so
 /// that their bits agree.
 pub(super) fn is_hopper(cuda: &Cuda, kind: ElementType, heads: Heads, rule: ScoreRule) -> bool {
-    let suits = kind == ElementType::Bf16 && [64, 128].contains(&heads.dim) && rule.is_plain(heads.dim);
+    let suits = kind == ElementType::Bf16 && [64, 128].contains(&heads.dim) && rule.softcap.is_none();
     suits && cuda.is_hopper()
 }
 
@@ -93,8 +94,9 @@ pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out
     }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
     let name = format!("attention_forward_{suffix}");
-    let matrix = by_rule(heads, d.rule, &ATTENTION, &ATTENTION_RULED);
-    let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { matrix });
+    let (plain, ruled) =
+        if is_hopper { (&ATTENTION_HOPPER, &ATTENTION_HOPPER_RULED) } else { (&ATTENTION, &ATTENTION_RULED) };
+    let source = source(kind, heads, by_rule(heads, d.rule, plain, ruled));
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
@@ -121,8 +123,12 @@ pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
 fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
     let is_long = d.tokens >= LONG_TOKENS * d.sequences.max(1);
     // As in the kernel.
-    let (source, consumers, stages) =
-        if is_long { (&ATTENTION_LONG_HOPPER, 2, 10) } else { (&ATTENTION_PIPELINED_HOPPER, 3, 8) };
+    let (plain, ruled, consumers, stages) = if is_long {
+        (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED, 2, 10)
+    } else {
+        (&ATTENTION_PIPELINED_HOPPER, &ATTENTION_PIPELINED_HOPPER_RULED, 3, 8)
+    };
+    let source = by_rule(d.heads, d.rule, plain, ruled);
     let (rows, threads) = (64 * consumers, 128 * consumers + 128);
     let heads = d.heads;
     let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
@@ -137,6 +143,7 @@ fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out:
         .four_bytes(out_pitch(d.tokens, heads, out));
     let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16");
     let launch = launch.head_dim(heads.dim).tensor_map(&map(rows)).tensor_map(&map(KEYS)).fields(&args);
+    let launch = with_rule(launch, qkv.kind, heads, d.rule);
     let n_blocks = cuda.gpu.multiprocessors as usize;
     let launch = launch.programmatic_launch(true);
     launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
@@ -207,7 +214,9 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     const STAGES: usize = 2;
     const ADDERS: usize = 2;
     let heads = d.heads;
-    let source = &ATTENTION_BACKWARD_PIPELINED_HOPPER;
+    let (plain, ruled) = (&ATTENTION_BACKWARD_PIPELINED_HOPPER, &ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED);
+    let source = by_rule(heads, d.rule, plain, ruled);
+    let kind = inputs.qkv.kind;
     // Tiles of 64 queries, of every head.
     let n_query_tiles = n_work_tiles(d.tokens, 1, d.sequences, KEYS);
     let sums = Memory::scratch(cuda, n_query_tiles * heads.query * KEYS * heads.dim, ElementType::F32);
@@ -227,6 +236,7 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     let launch = cuda.kernel(source, "attention_backward_pipelined_hopper_bf16").head_dim(heads.dim);
     let launch = launch.tensor_map(&map(inputs.qkv, heads.qkv_width()));
     let launch = launch.tensor_map(&map(inputs.d_out, heads.out_width())).fields(&args);
+    let launch = with_rule(launch, kind, heads, d.rule);
     // Keys and values, queries and d_out of each stage, gradients of scores in bf16, and of queries in f32.
     let tiles = swizzled_bytes(heads, 2 * ROWS + 2 * STAGES * KEYS) + 2 * ROWS * KEYS;
     let shared = tiles + 4 * ADDERS * KEYS * heads.dim;
@@ -234,5 +244,5 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     let launch = cuda.kernel(source, "attention_backward_store_queries_bf16").head_dim(heads.dim);
     let launch = launch.arg(sums.slice()).arg(inputs.offsets).arg(d_qkv);
     let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
-    launch.run([heads.query, n_query_tiles], 256, 0);
+    with_rule(launch, kind, heads, d.rule).run([heads.query, n_query_tiles], 256, 0);
 }

@@ -4,7 +4,9 @@ use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
 use super::cuda::{
     KEYS, by_rule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes, with_rule,
 };
-use crate::cuda::kernels::{ATTENTION_HOPPER, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE};
+use crate::cuda::kernels::{
+    ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE,
+};
 use crate::cuda::{Cuda, ElementType, Fields, Slice};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
@@ -109,8 +111,12 @@ impl PagedCall {
         // The bf16 kernels take the logarithm of the block size, the f32 kernels the block size.
         let block_size = self.cache_dims.block_size;
         let shift = if is_bf16 { block_size.ilog2() as usize } else { block_size };
-        let matrix = by_rule(heads, d.rule, &ATTENTION_PAGED, &ATTENTION_PAGED_RULED);
-        let source = source(kind, heads, if is_hopper { &ATTENTION_HOPPER } else { matrix });
+        let (plain, ruled) = if is_hopper {
+            (&ATTENTION_HOPPER, &ATTENTION_HOPPER_RULED)
+        } else {
+            (&ATTENTION_PAGED, &ATTENTION_PAGED_RULED)
+        };
+        let source = source(kind, heads, by_rule(heads, d.rule, plain, ruled));
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
         let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];

@@ -48,6 +48,10 @@ template <int QUERIES, int STAGES> struct DecodeShared {
     float references[QUERIES], totals[QUERIES];
     // Keys of each member up to the end of the split, and all keys.
     int n_keys[QUERIES], contexts[QUERIES];
+#ifdef SCORE_RULE
+    // The first tile of the split that each member sees.
+    int first_tiles[QUERIES];
+#endif
     u64 full[STAGES], empty[STAGES];
     // The key and the value of the first member's new token, where its last step is in this split.
     alignas(16) bf16 fresh[2][HEAD_DIM];
@@ -78,12 +82,40 @@ struct Step {
     int member, tile;
 };
 
+// The first tile that a member takes alone.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ int first_tile_alone(int member, const Group& g, const DecodeShared<QUERIES, STAGES>& shared) {
+#ifdef SCORE_RULE
+    return max(g.common, member < g.count ? shared.first_tiles[member] : 0);
+#else
+    return max(g.common, g.first_tile());
+#endif
+}
+
+// The step itself, or the next one that has keys.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ Step with_keys(Step s, const Group& g, const DecodeShared<QUERIES, STAGES>& shared) {
+    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member])
+        ++s.member, s.tile = first_tile_alone(s.member, g, shared);
+    return s;
+}
+
 template <int QUERIES, int STAGES>
 __device__ __forceinline__ Step next_step(Step s, const Group& g, const DecodeShared<QUERIES, STAGES>& shared) {
     ++s.tile;
-    while (s.member < g.count && s.tile * KEYS >= shared.n_keys[s.member])
-        ++s.member, s.tile = max(g.common, g.first_tile());
-    return s;
+    return with_keys(s, g, shared);
+}
+
+// The first step. With a window, tiles that no member sees are left out; there may be no step then.
+template <int QUERIES, int STAGES>
+__device__ __forceinline__ Step first_step(const Group& g, const DecodeShared<QUERIES, STAGES>& shared) {
+#ifdef SCORE_RULE
+    int first = shared.first_tiles[0];
+    for (int member = 1; member < g.count; ++member) first = min(first, shared.first_tiles[member]);
+    return with_keys({0, first < g.common ? first : first_tile_alone(0, g, shared)}, g, shared);
+#else
+    return {0, g.first_tile()};
+#endif
 }
 
 // The blocks of the cache in which a step's keys lie.
@@ -120,10 +152,16 @@ __device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4],
 template <int QUERIES, int STAGES>
 __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
                                         const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared, bf16* tiles) {
-    Step now = {0, g.first_tile()};
     u32 blocks[4] = {};
+#ifdef SCORE_RULE
+    named_barrier_wait<COUNTED>();
+    Step now = first_step(g, shared);
+    look_up_blocks(blocks, now, g, args);
+#else
+    Step now = first_step(g, shared);
     look_up_blocks(blocks, now, g, args);
     named_barrier_wait<COUNTED>();
+#endif
     for (int n = 0; now.member < g.count; n += 2) {
         load_tile(n, now, blocks, map_k, g, args, shared, tiles);
         load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
@@ -134,7 +172,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap&
 }
 
 template <int QUERIES, int STAGES>
-__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args,
+__device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs& args, const ScoreRule& rule,
                                                 DecodeShared<QUERIES, STAGES>& shared) {
     if (threadIdx.x == 0) {
         for (int b = 0; b < STAGES; ++b)
@@ -145,6 +183,9 @@ __device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs
         int context = args.contexts[g.first + threadIdx.x];
         shared.contexts[threadIdx.x] = context;
         shared.n_keys[threadIdx.x] = min(context, g.end_key());
+#ifdef SCORE_RULE
+        shared.first_tiles[threadIdx.x] = max(g.first_tile(), rule.first_key(context - 1) / KEYS);
+#endif
     }
     named_barrier_arrive<COUNTED>();
     if (threadIdx.x < QUERIES) shared.references[threadIdx.x] = MINUS_INFINITY;

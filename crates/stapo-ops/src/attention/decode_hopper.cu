@@ -43,7 +43,8 @@ template <int QUERIES> struct Columns {
 // Scores of keys that a query does not see, and of queries that do not see this step, become minus infinity.
 template <int QUERIES>
 __device__ __forceinline__ void hide_scores(float (&s)[QUERIES / 8][4], const Columns<QUERIES>& columns, Step now,
-                                            int n_keys, const Group& g) {
+                                            int n_keys, const Group& g, const int (&contexts)[QUERIES],
+                                            const ScoreRule& rule) {
     int key = threadIdx.x / 32 * 16 + fragment_row(0);
 #pragma unroll
     for (int j = 0; j < QUERIES / 8; ++j)
@@ -52,6 +53,9 @@ __device__ __forceinline__ void hide_scores(float (&s)[QUERIES / 8][4], const Co
             int member = columns.member[j][i % 2];
             bool sees = member < g.count && (now.tile < g.common || member == now.member);
             if (!sees || key + i / 2 * 8 >= n_keys) s[j][i] = MINUS_INFINITY;
+#ifdef SCORE_RULE
+            if (sees && rule.hides(now.tile * KEYS + key + i / 2 * 8, contexts[member] - 1)) s[j][i] = MINUS_INFINITY;
+#endif
         }
 }
 
@@ -166,18 +170,21 @@ __device__ __forceinline__ void start_pv(float (&o)[PARTS][QUERIES / 8][4], cons
 // The consumers' loop. `sum` is that of query thread / 4 and lane thread % 4 of a quad. The scores of a step are
 // multiplied while the weights of the step before are.
 template <int QUERIES, int STAGES>
-__device__ __forceinline__ void consume(const Group& g, const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared,
-                                        bf16* tiles, const bf16* queries, bf16* weights,
-                                        float (&o)[PARTS][QUERIES / 8][4], float& sum) {
+__device__ __forceinline__ void consume(const Group& g, const DecodeArgs& args, const ScoreRule& rule,
+                                        DecodeShared<QUERIES, STAGES>& shared, bf16* tiles, const bf16* queries,
+                                        bf16* weights, float (&o)[PARTS][QUERIES / 8][4], float& sum) {
     int lane = threadIdx.x % 32;
-    float factor = score_factor(), s[QUERIES / 8][4];
+    float factor = rule.factor(), s[QUERIES / 8][4];
     Columns<QUERIES> columns;
 #pragma unroll
     for (int i = 0; i < QUERIES / 4; ++i) {
         columns.member[i / 2][i % 2] = fragment_column(i / 2, i % 2) / g.heads;
         columns.reference[i / 2][i % 2] = MINUS_INFINITY;
     }
-    Step now = {0, g.first_tile()};
+    Step now = first_step(g, shared);
+#ifdef SCORE_RULE
+    if (now.member >= g.count) return;
+#endif
     wait_for_keys(0, now, g, args, shared, tiles);
     start_qk<QUERIES>(s, tiles, queries);
     for (int n = 0; now.member < g.count; n += 2) {
@@ -189,7 +196,7 @@ __device__ __forceinline__ void consume(const Group& g, const DecodeArgs& args, 
         for (int part = 0; part < PARTS; ++part) fence_registers(o[part]);
         if (lane == 0) mbarrier_arrive(shared.empty + n % STAGES);
         if (lane == 0 && n > 0) mbarrier_arrive(shared.empty + (n - 1) % STAGES);
-        hide_scores(s, columns, now, n_keys, g);
+        hide_scores(s, columns, now, n_keys, g, shared.contexts, rule);
         bool rises = false;
 #pragma unroll
         for (int j = 0; j < QUERIES / 8; ++j)
@@ -274,7 +281,8 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
 }
 
 template <int QUERIES, int STAGES>
-__device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& map_v, const DecodeArgs& args) {
+__device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& map_v, const DecodeArgs& args,
+                                       const ScoreRule& rule) {
     bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
     __shared__ DecodeShared<QUERIES, STAGES> shared;
     launch_dependents();
@@ -285,7 +293,7 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
         produce(map_k, map_v, g, args, shared, tiles);
         return;
     }
-    begin_consumers(g, args, shared);
+    begin_consumers(g, args, rule, shared);
     rotate_and_store<QUERIES>(g, args, shared, queries);
     fence_async_proxy_shared();
     sync_consumers();
@@ -293,7 +301,7 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
     float o[PARTS][QUERIES / 8][4], sum = 0.0f;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) clear(o[part]), fence_registers(o[part]);
-    consume(g, args, shared, tiles, queries, weights, o, sum);
+    consume(g, args, rule, shared, tiles, queries, weights, o, sum);
     store_rows(g, args, shared, sum, o);
 }
 
@@ -302,8 +310,9 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
 #define DECODE(QUERIES, STAGES, BLOCKS)                                                                                \
     KERNEL __launch_bounds__(THREADS, BLOCKS) attention_decode_##QUERIES##_##STAGES##_hopper_bf16(                     \
         const __grid_constant__ TensorMap map_k, const __grid_constant__ TensorMap map_v,                              \
-        const __grid_constant__ DecodeArgs args) {                                                                     \
-        decode<QUERIES, STAGES>(map_k, map_v, args);                                                                   \
+        const __grid_constant__ DecodeArgs args RULE_PARAMETER) {                                                      \
+        RULE_CONSTANT                                                                                                  \
+        decode<QUERIES, STAGES>(map_k, map_v, args, rule);                                                             \
     }
 DECODE(8, 3, 4)
 DECODE(8, 6, 2)
@@ -314,16 +323,19 @@ DECODE(16, 3, 3)
 // order.
 KERNEL __launch_bounds__(HEAD_DIM)
 attention_combine_splits_bf16(const float* partials, const u32* first_partials, const u32* contexts, bf16* out,
-                              int out_pitch, int query) {
+                              int out_pitch, int query RULE_PARAMETER) {
+    RULE_CONSTANT
     launch_dependents();
     int n_splits = ((int)contexts[blockIdx.y] + SPLIT - 1) / SPLIT;
     size_t first = first_partials[blockIdx.y];
     wait_for_previous_kernel();
     if (n_splits < 2) return;
     auto partial = [&](int split) { return partials + ((first + split) * query + blockIdx.x) * PARTIAL; };
-    float factor = score_factor(), reference = partial(0)[PARTIAL_REFERENCE], sum = partial(0)[PARTIAL_SUM];
-    float o = partial(0)[threadIdx.x];
-    for (int split = 1; split < n_splits; ++split) {
+    // Splits in front of the window have no result.
+    int split = rule.first_key((int)contexts[blockIdx.y] - 1) / SPLIT;
+    float factor = rule.factor(), reference = partial(split)[PARTIAL_REFERENCE], sum = partial(split)[PARTIAL_SUM];
+    float o = partial(split)[threadIdx.x];
+    for (++split; split < n_splits; ++split) {
         const float* next = partial(split);
         Combine combine(reference, next[PARTIAL_REFERENCE], factor);
         reference = combine.reference;

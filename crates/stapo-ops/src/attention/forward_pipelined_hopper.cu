@@ -76,7 +76,7 @@ __device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS -
 
 // The producer's loop. It finds the tiles for the consumers too.
 __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap& map_kv, const ForwardArgs& args,
-                                        PipelineShared& shared, bf16* queries, bf16* tiles) {
+                                        const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
     Cursor at = {0, 0};
     bool is_first = true, goes_on = true;
     for (int turn = 0; goes_on; ++turn) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap&
             tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
                           t.start + t.first, shared.queries_full + turn % 2);
         int kv_head = t.head / (args.query / args.kv), n_tiles = 2 * count_steps(t.n_keys);
-        for (int i = 0; i < n_tiles; ++i) {
+        for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
             int first_head = i % 2 ? args.query + args.kv : args.query;
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
@@ -123,6 +123,8 @@ struct Inputs {
     bf16 *tiles, *queries;
     int row;
     Cursor keys, values;
+    // What scores are multiplied by to be exponents of 2.
+    float factor;
     // Which of the two buffers of queries.
     int turn;
     u32 q[SLICES][4];
@@ -186,36 +188,41 @@ __device__ __forceinline__ void begin_split(RowState& rows) {
     rows.sum[0] = rows.sum[1] = 0.0f;
 }
 
-// Ends a split, where every row sees one of its keys.
-__device__ __forceinline__ void end_seen_split(RowState& rows, const SavedRows<DIM / 8>& earlier, bool is_first,
-                                               float factor) {
+// Ends the split of step `step`. Without a window every row sees one of its keys.
+__device__ __forceinline__ void end_seen_split(int step, int first, RowState& rows, const SavedRows<DIM / 8>& earlier,
+                                               const LastKeys& last, const ScoreRule& rule, float factor) {
+#ifdef SCORE_RULE
+    end_split_from(step / SPLIT_STEPS * SPLIT_STEPS, first, rows, earlier, last.of_row, rule);
+#else
     rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
-    if (!is_first) combine_splits(rows, earlier, true, true, factor);
+    if (step >= SPLIT_STEPS) combine_splits(rows, earlier, true, true, factor);
+#endif
 }
 
-// Takes a step whose scores are in s. At the start, unless a split begins with this step, the product of the step
-// before and its values is under way; at the end that of this step. Unless the step is the last one, the scores of the
-// next are in s at the end.
+// Takes a step whose scores are in s. At the start, unless a split or the consumer's steps begin with this step, the product
+// of the step before and its values is under way; at the end that of this step. Unless the step is the last one, the scores
+// of the next are in s at the end.
 template <bool IS_LAST>
-__device__ __forceinline__ void take_step(int step, float (&s)[KEYS / 8][4], Inputs& in, const LastKeys& last,
-                                          int n_keys, float factor, RowState& rows) {
-    float scale[2];
+__device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS / 8][4], Inputs& in, const LastKeys& last,
+                                          int n_keys, const ScoreRule& rule, RowState& rows) {
+    float scale[2], factor = in.factor;
     u32 p[KEYS / 16][4];
+    apply_rule(s, step * KEYS, last.of_row, rule);
     if (IS_LAST) mask_hidden_keys(s, step * KEYS, last.of_row);
     softmax_weights(s, rows, factor, scale);
     fence_registers(s);
     // A wait is a loop, across which the compiler moves no arithmetic: the softmax stays in front of the wait for the
     // product.
     Cursor values = in.values;
-    if (step % SPLIT_STEPS > 0) values.advance(2);
+    if (adds_to_split(step, first)) values.advance(2);
     in.wait(values);
     wgmma_wait<0>();
     fence_registers(rows.o);
-    if (step % SPLIT_STEPS > 0) in.release(in.values);
+    if (adds_to_split(step, first)) in.release(in.values);
     pack_operands(p, s);
     if (!IS_LAST) in.start_scores(s);
     // References seldom rise: then the factors are 1.
-    bool adds = step % SPLIT_STEPS > 0;
+    bool adds = adds_to_split(step, first);
     if (adds && __any_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) rescale(rows, scale);
     if (IS_LAST && n_keys < step * KEYS + KEYS) zero_hidden_values(in.tile(values), n_keys - step * KEYS);
     start_columns_product(rows.o, p, in.tile(values), adds);
@@ -226,9 +233,9 @@ __device__ __forceinline__ void take_step(int step, float (&s)[KEYS / 8][4], Inp
     }
 }
 
-// Takes all steps of 64 rows.
-__device__ __forceinline__ void attend(int n_steps, Inputs& in, const LastKeys& last, int n_keys, float factor,
-                                       RowState& rows) {
+// Takes the steps of 64 rows from `first` on.
+__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const LastKeys& last, int n_keys,
+                                       const ScoreRule& rule, RowState& rows) {
     float s[KEYS / 8][4];
     SavedRows<DIM / 8> earlier;
     begin_split(rows);
@@ -236,28 +243,36 @@ __device__ __forceinline__ void attend(int n_steps, Inputs& in, const LastKeys& 
     wgmma_wait<0>();
     fence_registers(s);
     in.release(in.keys);
-    int step = 0;
+    int step = first;
     for (; step < n_steps - 1; ++step) {
-        take_step<false>(step, s, in, last, n_keys, factor, rows);
+        take_step<false>(step, first, s, in, last, n_keys, rule, rows);
         if ((step + 1) % SPLIT_STEPS == 0) {
             end_product(in, rows);
-            end_seen_split(rows, earlier, step < SPLIT_STEPS, factor);
+            end_seen_split(step, first, rows, earlier, last, rule, in.factor);
             save_rows(earlier, rows);
             begin_split(rows);
         }
     }
     // All scores are multiplied: the queries may be overwritten.
     in.release_queries();
-    take_step<true>(step, s, in, last, n_keys, factor, rows);
+    take_step<true>(step, first, s, in, last, n_keys, rule, rows);
     end_product(in, rows);
-    end_seen_split(rows, earlier, step < SPLIT_STEPS, factor);
+    end_seen_split(step, first, rows, earlier, last, rule, in.factor);
+}
+
+// Passes steps that a consumer's rows do not see.
+__device__ __forceinline__ void pass_steps(int from, int end, Inputs& in) {
+    for (int step = from; step < end; ++step) {
+        in.wait(in.keys), in.release(in.keys);
+        in.wait(in.values), in.release(in.values);
+    }
 }
 
 // A consumer's loop.
-__device__ __forceinline__ void consume(const ForwardArgs& args, PipelineShared& shared, bf16* queries, bf16* tiles) {
+__device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule& rule, PipelineShared& shared,
+                                        bf16* queries, bf16* tiles) {
     int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
-    float factor = score_factor();
-    Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}};
+    Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}, rule.factor()};
     for (int turn = 0;; ++turn) {
         in.turn = turn % 2;
         in.queries = queries + turn % 2 * ROWS * DIM;
@@ -271,18 +286,17 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, PipelineShared&
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
         bool has_rows = first + top_row < n_keys;
-        int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : 0;
-        if (has_rows) attend(n_own, in, last, n_keys, factor, rows);
-        for (int step = n_own; step < n_steps; ++step) {
-            in.wait(in.keys), in.release(in.keys);
-            in.wait(in.values), in.release(in.values);
-        }
+        int first_step = rule.first_key(first) / KEYS, first_seen = rule.first_key(first + top_row) / KEYS;
+        int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : first_step;
+        if (has_rows) pass_steps(first_step, first_seen, in);
+        if (has_rows) attend(first_seen, n_own, in, last, n_keys, rule, rows);
+        pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
         QueryTile tile;
         tile.token = (size_t)start + first;
         tile.n_rows = has_rows ? n_keys - first : 0;
         tile.head = head;
-        store_rows(tile, rows, row, args.query, factor, args.out, args.out_pitch, args.lse);
+        store_rows(tile, rows, row, args.query, in.factor, args.out, args.out_pitch, args.lse);
     }
 }
 
@@ -291,7 +305,8 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, PipelineShared&
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
                                         const __grid_constant__ TensorMap map_kv,
-                                        const __grid_constant__ ForwardArgs args) {
+                                        const __grid_constant__ ForwardArgs args RULE_PARAMETER) {
+    RULE_CONSTANT
     __shared__ PipelineShared shared;
     bf16 *queries = aligned_memory(), *tiles = queries + 2 * ROWS * DIM;
     launch_dependents();
@@ -306,9 +321,9 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<24>();
-        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, shared, queries, tiles);
+        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, rule, shared, queries, tiles);
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
-        consume(args, shared, queries, tiles);
+        consume(args, rule, shared, queries, tiles);
     }
 }

@@ -50,6 +50,15 @@ struct ScoreRule {
 
 #endif
 
+// Whether a step adds to the product of the step before it: it begins neither a split nor the steps that its rows see.
+__device__ __forceinline__ bool adds_to_split(int step, int first) {
+#ifdef SCORE_RULE
+    return step % SPLIT_STEPS > 0 && step > first;
+#else
+    return step % SPLIT_STEPS > 0;
+#endif
+}
+
 // Caps the scores of a step and hides the keys in front of the windows of a lane's two rows, whose positions are given.
 template <int N>
 __device__ __forceinline__ void apply_rule(float (&s)[N][4], int first_key, const int (&position)[2],
@@ -105,6 +114,17 @@ __device__ __forceinline__ void end_split(RowStateOf<N>& rows, const SavedRows<N
 }
 
 #endif
+
+// end_split of softmax.cu for a tile whose first step is `first`; `from` is the first step of the split.
+template <int N>
+__device__ __forceinline__ void end_split_from(int from, int first, RowStateOf<N>& rows, const SavedRows<N>& saved,
+                                               const int (&position)[2], const ScoreRule& rule) {
+#ifdef SCORE_RULE
+    end_split(rows, saved, from * KEYS, first * KEYS, position, rule);
+#else
+    end_split(rows, saved, from * KEYS, position, rule.factor());
+#endif
+}
 
 // begin_step and end_steps of softmax.cu for a tile whose first step is `first`.
 template <int N>

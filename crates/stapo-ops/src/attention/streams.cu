@@ -141,10 +141,10 @@ __device__ __forceinline__ RowNumbers load_row_numbers(const QueryTile& t, int r
     return numbers;
 }
 
-// Writes the gradients of the two keys and values from `row` on.
+// Writes the gradients of the two keys and values from `row` on; `scale` is that of the scores.
 __device__ __forceinline__ void store_key_rows(const KeyTile& t, bf16* d_qkv, int row, int query, int kv,
-                                               const float (&d_k)[DIM / 8][4], const float (&d_v)[DIM / 8][4]) {
-    float scale = rsqrtf((float)HEAD_DIM);
+                                               const float (&d_k)[DIM / 8][4], const float (&d_v)[DIM / 8][4],
+                                               float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (row + h * 8 >= t.n_keys) continue;
@@ -164,8 +164,7 @@ __device__ __forceinline__ void store_key_part(const KeyTile& t, bf16* d_qkv, in
 
 // Writes the gradients of the two queries from `row` on.
 __device__ __forceinline__ void store_query_rows(const QueryTile& t, bf16* d_qkv, int row,
-                                                 const float (&d_q)[DIM / 8][4],
-                                                 float scale = rsqrtf((float)HEAD_DIM)) {
+                                                 const float (&d_q)[DIM / 8][4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
         if (row + h * 8 < t.n_rows)

@@ -154,7 +154,7 @@ impl Cuda {
         let is_hopper = self.is_hopper() && !is_plain;
         let has_hopper_form = is_hopper && [64, 128].contains(&head_dim);
         let is_used = |source: &&&'static Source| match source.scope {
-            Scope::Once | Scope::HeadDimOnDemand => false,
+            Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand => false,
             Scope::HopperOnce if source.is_of_adapters() => of_adapters && is_hopper,
             Scope::Hopper | Scope::HopperOnce => of_heads && has_hopper_form,
             Scope::HeadDim => {

@@ -26,6 +26,8 @@ pub enum Scope {
     HeadDimOnDemand,
     /// Once for each of the widths 64 and 128, for `sm_90a` only.
     Hopper,
+    /// The same, when a layer first needs it.
+    HopperOnDemand,
     /// Once, for `sm_90a` only.
     HopperOnce,
 }
@@ -33,7 +35,7 @@ pub enum Scope {
 impl Scope {
     /// Whether a source is compiled for each width of a head.
     pub(super) fn has_width(self) -> bool {
-        matches!(self, Scope::HeadDim | Scope::HeadDimOnDemand | Scope::Hopper)
+        matches!(self, Scope::HeadDim | Scope::HeadDimOnDemand | Scope::Hopper | Scope::HopperOnDemand)
     }
 }
 
@@ -48,6 +50,9 @@ const FEEDS: &str = include_str!("../attention/feeds.cu");
 const RULE: &str = include_str!("../attention/rule.cu");
 /// Makes the kernels of a source take the rule of scores.
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
+/// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
+const LONG: &str = "#define LONG_SEQUENCES\n";
+const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
@@ -87,16 +92,25 @@ sources! {
     ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimOnDemand,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
-        [TILES, SOFTMAX, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
+    ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
-        ["#define LONG_SEQUENCES\n", TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
-        [HEAD, TILES, SOFTMAX, WGMMA, HOPPER, TMA, include_str!("../attention/decode_feed.cu"),
-         include_str!("../attention/decode_hopper.cu")];
+        [HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
+    ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
     LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,

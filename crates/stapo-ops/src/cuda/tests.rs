@@ -68,9 +68,9 @@ fn every_kernel_compiles_for_every_architecture() {
                     let head_dims = match source.scope {
                         Scope::Once => &[0],
                         Scope::HeadDim | Scope::HeadDimOnDemand => head_dims,
-                        Scope::Hopper if arch == "sm_90a" => &[64, 128],
+                        Scope::Hopper | Scope::HopperOnDemand if arch == "sm_90a" => &[64, 128],
                         Scope::HopperOnce if arch == "sm_90a" => &[0],
-                        Scope::Hopper | Scope::HopperOnce => &[],
+                        Scope::Hopper | Scope::HopperOnDemand | Scope::HopperOnce => &[],
                     };
                     for head_dim in head_dims {
                         let code = super::kernels::compile(source, arch, *head_dim);

@@ -1,7 +1,7 @@
 //! Tests of bits on the GPU: decode, chunks of a prefill and products of few rows give the bits of training. Without a
 //! GPU these tests print that they are skipped, and pass.
 
-use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers};
+use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers, ruled_attention_case};
 use crate::attention::cuda::LONG_TOKENS;
 use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
@@ -85,18 +85,24 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
 #[test]
 fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for heads in HEADS {
+    for (heads, rule) in HEADS.into_iter().flat_map(|heads| windows(heads).map(|rule| (heads, rule))) {
         for len in [1, 130, 700, 2100, LONG_TOKENS + 100] {
-            let alone = attention_case(device, heads, &[len]);
+            let alone = ruled_attention_case(device, (heads, rule), &[len]);
             for others in [&[1][..], &[64, 900, 3, 129]] {
-                let packed = attention_case(device, heads, &[&[len][..], others].concat());
+                let packed = ruled_attention_case(device, (heads, rule), &[&[len][..], others].concat());
                 for (what, (alone, packed)) in ["out", "lse", "d_qkv"].iter().zip(alone.iter().zip(&packed)) {
                     let same = bits(alone) == bits(&packed[..alone.len()]);
-                    assert!(same, "{heads:?}: {what} of {len} tokens before {others:?} differs");
+                    assert!(same, "{heads:?} {rule:?}: {what} of {len} tokens before {others:?} differs");
                 }
             }
         }
     }
+}
+
+/// All keys, and a window that ends within a split.
+fn windows(heads: Heads) -> [attention::ScoreRule; 2] {
+    let plain = attention::ScoreRule::plain(heads.dim);
+    [plain, attention::ScoreRule { window: Some(650), ..plain }]
 }
 
 /// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
@@ -129,7 +135,8 @@ fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for heads in [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }] {
+    let heads = [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }];
+    for (heads, rule) in heads.into_iter().flat_map(|heads| windows(heads).map(|rule| (heads, rule))) {
         let width = heads.qkv_width();
         let block_size = 32;
         let members = 5;
@@ -165,7 +172,6 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let offsets = upload(device, &[0, len as u32]);
             let mut out = empty(device, len * heads.out_width());
             let mut lse = device.zeros(len * heads.query).unwrap();
-            let rule = attention::ScoreRule::plain(heads.dim);
             let packed = attention::Dims { tokens: len, sequences: 1, heads, rule };
             let to = out.view_mut();
             attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
@@ -192,14 +198,13 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     partials: Some(&partials),
                 }),
             };
-            let rule = attention::ScoreRule::plain(heads.dim);
             let call =
                 paged::Dims { tokens: members, sequences: members, heads, rule, table_width: per_sequence };
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
             paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
-            assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {:?}", groups.view().to_vec());
+            assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {rule:?} {:?}", groups.view().to_vec());
         }
     }
 }

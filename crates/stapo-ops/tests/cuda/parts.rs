@@ -18,12 +18,13 @@ const HEADS: [Heads; 5] = [
     Heads { query: 4, kv: 1, dim: 256 },
 ];
 
-fn rules(dim: usize) -> [ScoreRule; 5] {
+fn rules(dim: usize) -> [ScoreRule; 6] {
     let plain = ScoreRule::plain(dim);
     [
         plain,
         ScoreRule { window: Some(1), ..plain },
         ScoreRule { window: Some(100), ..plain },
+        ScoreRule { window: Some(1300), scale: 0.8 * plain.scale, softcap: None },
         ScoreRule { softcap: Some(1.5), scale: 0.7 * plain.scale, window: None },
         ScoreRule { softcap: Some(2.0), scale: plain.scale, window: Some(700) },
     ]
