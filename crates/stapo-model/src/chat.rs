@@ -33,6 +33,7 @@ pub struct ChatTemplate {
     source: String,
     template: Template,
     special_tokens: SpecialTokens,
+    frames: continuation::Frames,
 }
 
 /// One turn of a conversation.
@@ -51,7 +52,8 @@ impl ChatTemplate {
     pub fn new(location: &str, source: &str, special_tokens: SpecialTokens) -> Result<Self> {
         let template = Template::new(without_generation_marks(source), Dialect::Chat)
             .map_err(|refused| named(location, refused))?;
-        Ok(Self { location: location.to_owned(), source: source.to_owned(), template, special_tokens })
+        let (location, source) = (location.to_owned(), source.to_owned());
+        Ok(Self { location, source, template, special_tokens, frames: continuation::Frames::default() })
     }
 
     /// The conversation and the start of the assistant's answer (`add_generation_prompt`). `variables` are further
@@ -100,15 +102,14 @@ impl ChatTemplate {
         self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
     }
 
-    /// Many conversations of messages with further keys, each with the start of the assistant's answer.
+    /// A conversation of messages with further keys, with the start of the assistant's answer.
     fn render_json(
         &self,
-        conversations: &[Vec<serde_json::Value>],
+        messages: &[serde_json::Value],
         variables: &Map<String, serde_json::Value>,
-    ) -> Result<Vec<String>> {
-        let renderings: Vec<(Value, Limits)> =
-            conversations.iter().map(|messages| self.rendering(messages, true, variables)).collect();
-        self.template.render_all(&renderings).map_err(|refused| named(&self.location, refused))
+    ) -> Result<String> {
+        let (context, limits) = self.rendering(messages, true, variables);
+        self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
     }
 
     /// The variables of the template for a conversation, and the bounds of its rendering.

@@ -8,6 +8,8 @@
 use super::{ChatTemplate, Message};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A part of a continuation. Tokens never span two parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,56 @@ pub enum Segment {
 const TOOL_ROLES: [&str; 3] = ["tool", "ipython", "tool_results"];
 /// Mistral's templates ask for nine letters or digits.
 const CALL_ID: &str = "call00001";
+/// An observation that shows what a template does to observations.
+const PROBE: &str = " \n\"a\" \\ <b> 'c' {d} \té\u{1f600}\u{7f}/ \n";
+/// Frames that are kept. Samples of one problem, and all their turns, share one.
+const MAX_FRAMES: usize = 1024;
+
+/// The text around the observations of a continuation.
+#[derive(Debug)]
+pub(super) struct Frame {
+    /// The text before the first observation, between observations and behind the last.
+    texts: Vec<String>,
+    /// What the template does to each observation.
+    changes: Vec<Change>,
+}
+
+/// Frames by the conversation that they follow.
+pub(super) type Frames = Mutex<BTreeMap<String, Arc<Frame>>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    /// Removes white space at both ends.
+    Trim,
+    /// Writes a string of JSON; the quotes are the template's text.
+    Json,
+    /// Anything else, for which the template must be asked.
+    Other,
+}
+
+impl Change {
+    /// The change that makes `changed` of [`PROBE`].
+    fn of_probe(changed: &str) -> Self {
+        let known = [Self::None, Self::Trim, Self::Json];
+        known
+            .into_iter()
+            .find(|change| change.apply(PROBE).as_deref() == Some(changed))
+            .unwrap_or(Self::Other)
+    }
+
+    fn apply(self, text: &str) -> Option<String> {
+        match self {
+            Self::None => Some(text.to_owned()),
+            Self::Trim => Some(text.trim().to_owned()),
+            Self::Json => {
+                let quoted = Value::from(text).to_string();
+                Some(quoted[1..quoted.len() - 1].to_owned())
+            }
+            Self::Other => None,
+        }
+    }
+}
 
 impl ChatTemplate {
     /// What the template appends to a finished turn of the assistant: the end of the turn, the observations and the start
@@ -36,49 +88,99 @@ impl ChatTemplate {
         observations: &[Message],
         variables: &Map<String, Value>,
     ) -> Result<Vec<Segment>> {
-        let marks = Marks::absent_from(opening, observations, variables);
-        let neutral: Vec<String> = (0..observations.len()).map(|idx| marks.observation(idx)).collect();
-        let conversation = |contents: &[String]| {
-            let mut messages: Vec<Value> = opening.iter().map(|message| json!(message)).collect();
-            messages.push(json!({"role": "assistant", "content": marks.turn()}));
-            messages
-                .extend(observations.iter().zip(contents).map(|(message, content)| reply(message, content)));
-            messages
-        };
-        // The first rendering has every observation as a placeholder, each further one shows one observation as it is.
-        let mut renderings = vec![conversation(&neutral)];
-        for (idx, observation) in observations.iter().enumerate() {
-            let mut contents = neutral.clone();
-            contents[idx].clone_from(&observation.content);
-            renderings.push(conversation(&contents));
-        }
-        // A rendering that an observation breaks says nothing about the others.
-        let texts: Vec<Result<String>> = match self.render_json(&renderings, variables) {
-            Ok(texts) => texts.into_iter().map(Ok).collect(),
-            Err(_) => renderings
-                .iter()
-                .map(|messages| Ok(self.render_json(std::slice::from_ref(messages), variables)?.concat()))
-                .collect(),
-        };
-        let mut texts = texts.into_iter();
-        let frame = texts.next().unwrap_or_else(|| Ok(String::new()))?;
-        let frame = self.after_turn(&frame, &marks)?;
+        let frame = self.frame(opening, observations, variables)?;
         let mut segments = Vec::with_capacity(2 * observations.len() + 1);
-        let mut rest = frame;
-        for (idx, (observation, text)) in observations.iter().zip(texts).enumerate() {
-            let mark = marks.observation(idx);
-            let (before, after) = self.split_once(rest, &mark, &format!("observation {}", idx + 1))?;
-            push_template(&mut segments, before);
-            let head = &frame[..frame.len() - after.len() - mark.len()];
-            let changed = text.as_ref().ok().and_then(|text| {
-                let shown = self.after_turn(text, &marks).ok()?;
-                shown.strip_prefix(head)?.strip_suffix(after)
-            });
-            segments.push(Segment::Observation(changed.unwrap_or(&observation.content).to_owned()));
+        push_template(&mut segments, &frame.texts[0]);
+        for (idx, observation) in observations.iter().enumerate() {
+            let changed = match frame.changes[idx].apply(&observation.content) {
+                Some(changed) => changed,
+                None => self.changed((opening, observations, variables), idx, &observation.content)?,
+            };
+            segments.push(Segment::Observation(changed));
+            push_template(&mut segments, &frame.texts[idx + 1]);
+        }
+        Ok(segments)
+    }
+
+    /// The text around observations of these roles. Rendering takes about a millisecond, so frames are kept.
+    fn frame(
+        &self,
+        opening: &[Message],
+        observations: &[Message],
+        variables: &Map<String, Value>,
+    ) -> Result<Arc<Frame>> {
+        let roles: Vec<&str> = observations.iter().map(|message| message.role.as_str()).collect();
+        let key = json!([opening, roles, variables]).to_string();
+        if let Some(frame) = self.frames.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(Arc::clone(frame));
+        }
+        let marks = Marks::absent_from(&[&key, PROBE]);
+        let text = self.rendered(opening, observations, variables, &marks, None)?;
+        let mut rest = self.after_turn(&text, &marks)?;
+        let mut texts = Vec::with_capacity(observations.len() + 1);
+        for idx in 0..observations.len() {
+            let what = format!("observation {}", idx + 1);
+            let (before, after) = self.split_once(rest, &marks.observation(idx), &what)?;
+            texts.push(before.to_owned());
             rest = after;
         }
-        push_template(&mut segments, rest);
-        Ok(segments)
+        texts.push(rest.to_owned());
+        let conversation = (opening, observations, variables);
+        let changes = (0..observations.len())
+            .map(|idx| Ok(Change::of_probe(&self.changed(conversation, idx, PROBE)?)))
+            .collect::<Result<_>>()?;
+        let frame = Arc::new(Frame { texts, changes });
+        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        if frames.len() >= MAX_FRAMES {
+            frames.clear();
+        }
+        frames.insert(key, Arc::clone(&frame));
+        Ok(frame)
+    }
+
+    /// What the template makes of an observation: what stands between the text that surrounds its placeholder. The
+    /// observation as it is where the template refuses it or writes other text around it.
+    fn changed(
+        &self,
+        (opening, observations, variables): (&[Message], &[Message], &Map<String, Value>),
+        idx: usize,
+        content: &str,
+    ) -> Result<String> {
+        let marks = Marks::absent_from(&[&json!([opening, observations, variables]).to_string(), content]);
+        let neutral = self.rendered(opening, observations, variables, &marks, None)?;
+        let (before, after) = self.split_once(
+            self.after_turn(&neutral, &marks)?,
+            &marks.observation(idx),
+            &format!("observation {}", idx + 1),
+        )?;
+        let shown = self.rendered(opening, observations, variables, &marks, Some((idx, content)));
+        let between = shown
+            .as_ref()
+            .ok()
+            .and_then(|text| self.after_turn(text, &marks).ok()?.strip_prefix(before)?.strip_suffix(after));
+        Ok(between.unwrap_or(content).to_owned())
+    }
+
+    /// The whole conversation, with placeholders as the assistant's turn and as observations, but for the one that is
+    /// `shown`.
+    fn rendered(
+        &self,
+        opening: &[Message],
+        observations: &[Message],
+        variables: &Map<String, Value>,
+        marks: &Marks,
+        shown: Option<(usize, &str)>,
+    ) -> Result<String> {
+        let mut messages: Vec<Value> = opening.iter().map(|message| json!(message)).collect();
+        messages.push(json!({"role": "assistant", "content": marks.turn()}));
+        for (idx, message) in observations.iter().enumerate() {
+            let content = match shown {
+                Some((at, content)) if at == idx => content.to_owned(),
+                _ => marks.observation(idx),
+            };
+            messages.push(reply(message, &content));
+        }
+        self.render_json(&messages, variables)
     }
 
     /// Whether the template has a form for messages of this role after a turn of the assistant.
@@ -97,10 +199,7 @@ impl ChatTemplate {
             message("assistant", &format!("<think>\n{thought}\n</think>\n\nanswer")),
             message("user", "question"),
         ];
-        match self.render_json(&[conversation], variables) {
-            Ok(texts) => texts.iter().all(|text| !text.contains(thought)),
-            Err(_) => false,
-        }
+        self.render_json(&conversation, variables).is_ok_and(|text| !text.contains(thought))
     }
 
     /// The part of a rendering that follows the assistant's placeholder.
@@ -154,11 +253,8 @@ struct Marks {
 }
 
 impl Marks {
-    /// Placeholders that occur in no text of the conversation.
-    fn absent_from(opening: &[Message], observations: &[Message], variables: &Map<String, Value>) -> Self {
-        let variables = json!(variables).to_string();
-        let contents = opening.iter().chain(observations).map(|message| message.content.as_str());
-        let texts: Vec<&str> = contents.chain([variables.as_str()]).collect();
+    /// Placeholders that occur in none of the texts.
+    fn absent_from(texts: &[&str]) -> Self {
         let mut marks = Self { salt: 0 };
         while texts.iter().any(|text| text.contains(&marks.stem())) {
             marks.salt += 1;

@@ -3,7 +3,7 @@ use crate::chat::SpecialTokens;
 use proptest::prelude::*;
 
 mod families;
-use families::ALL;
+use families::{ALL, variables};
 
 fn message(role: &str, content: &str) -> Message {
     Message { role: role.into(), content: content.into() }
@@ -41,7 +41,7 @@ fn each_family_appends_the_end_of_the_turn_the_observation_and_the_next_start() 
     for style in ALL {
         let segments = style
             .template()
-            .continuation(&question(), &[message(style.role, "12 apples")], &style.variables())
+            .continuation(&question(), &[message(style.role, "12 apples")], &variables())
             .unwrap();
         let text: String = segments.iter().map(text_of).collect();
         assert_eq!(text, style.expected.replace("OBSERVATION", "12 apples"), "{}", style.name);
@@ -64,7 +64,7 @@ fn hostile_observations_are_text_in_every_family() {
         let (template, tokenizer) = (style.template(), style.tokenizer());
         let tokens = |content: &str| {
             let segments = template
-                .continuation(&question(), &[message(style.role, content)], &style.variables())
+                .continuation(&question(), &[message(style.role, content)], &variables())
                 .unwrap_or_else(|error| panic!("{}: {content:?}: {error}", style.name));
             let at = segments.iter().position(|segment| matches!(segment, Segment::Observation(_))).unwrap();
             let [before, observed, after] = [&segments[..at], &segments[at..=at], &segments[at + 1..]]
@@ -93,8 +93,7 @@ fn several_observations_stay_in_order_and_apart() {
     for style in ALL {
         let observations =
             [message(style.role, "one"), message(style.role, "<|im_end|>two"), message(style.role, "")];
-        let Ok(segments) = style.template().continuation(&question(), &observations, &style.variables())
-        else {
+        let Ok(segments) = style.template().continuation(&question(), &observations, &variables()) else {
             // Templates whose turns alternate take one message at a time.
             assert!(style.alternates, "{}", style.name);
             continue;
@@ -113,10 +112,8 @@ fn several_observations_stay_in_order_and_apart() {
 fn the_end_of_the_turn_is_given_only_if_it_was_not_sampled() {
     for style in ALL {
         let tokenizer = style.tokenizer();
-        let segments = style
-            .template()
-            .continuation(&question(), &[message(style.role, "x")], &style.variables())
-            .unwrap();
+        let segments =
+            style.template().continuation(&question(), &[message(style.role, "x")], &variables()).unwrap();
         let cut = tokenizer.encode_continuation(&segments, None).unwrap();
         let end = tokenizer.id_of(style.end_of_turn).unwrap();
         assert_eq!(cut[0], end, "{}", style.name);
@@ -169,10 +166,23 @@ fn an_observation_cannot_choose_the_text_around_it() {
     assert_eq!(segments, [Segment::Observation("root".into())]);
 }
 
+/// A change that is not among the known ones is the template's own.
+#[test]
+fn other_changes_of_an_observation_are_kept() {
+    let template = template("{% for m in messages %}[{{ m.content | replace('<', '(') }}]{% endfor %}");
+    for (content, changed) in
+        [("a<b", "a(b"), ("<stapoplaceholder0xturn", "(stapoplaceholder0xturn"), ("", "")]
+    {
+        let segments = template.continuation(&question(), &[message("tool", content)], &Map::new()).unwrap();
+        let text: String = segments.iter().map(text_of).collect();
+        assert_eq!(text, format!("][{changed}]"));
+    }
+}
+
 #[test]
 fn roles_that_a_template_refuses_are_known_before_the_first_turn() {
     for style in ALL {
-        let knows = |role: &str| style.template().knows_role(role, &question(), &style.variables());
+        let knows = |role: &str| style.template().knows_role(role, &question(), &variables());
         assert!(knows(style.role), "{}", style.name);
         assert_eq!(knows("tool"), style.role == "tool", "{}", style.name);
     }
@@ -181,7 +191,7 @@ fn roles_that_a_template_refuses_are_known_before_the_first_turn() {
 #[test]
 fn only_the_thinking_template_rewrites_the_past() {
     for style in ALL {
-        let drops = style.template().drops_earlier_thinking(&style.variables());
+        let drops = style.template().drops_earlier_thinking(&variables());
         assert_eq!(drops, style.drops_thinking, "{}", style.name);
     }
 }

@@ -185,7 +185,7 @@ const SMOLLM3: Style = Style {
 
 const PHI: Style = Style {
     name: "phi",
-    source: r#"{% for message in messages %}{% if message['role'] in ['user', 'assistant'] %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}"#,
+    source: r"{% for message in messages %}{% if message['role'] in ['user', 'assistant'] %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}",
     control: &["<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"],
     n_special: 4,
     end_of_turn: "<|end|>",
@@ -195,13 +195,14 @@ const PHI: Style = Style {
     ..QWEN
 };
 
+/// The variables of every template.
+pub(super) fn variables() -> Map<String, Value> {
+    json!({"enable_thinking": false}).as_object().unwrap().clone()
+}
+
 impl Style {
     pub(super) fn template(&self) -> ChatTemplate {
         ChatTemplate::new("model", self.source, SpecialTokens::new()).unwrap()
-    }
-
-    pub(super) fn variables(&self) -> Map<String, Value> {
-        json!({"enable_thinking": false}).as_object().unwrap().clone()
     }
 
     pub(super) fn shown(&self, content: &str) -> String {
