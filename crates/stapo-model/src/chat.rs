@@ -1,7 +1,10 @@
 //! Conversations rendered to text by the model's own chat template, with the conventions of Hugging Face.
 
+mod continuation;
 #[cfg(test)]
 mod tests;
+
+pub use continuation::{Segment, plain_continuation};
 
 use crate::error::{Error, Result};
 use crate::template::{Dialect, Limits, Refused, Template};
@@ -97,10 +100,21 @@ impl ChatTemplate {
         self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
     }
 
-    /// The variables of the template for a conversation, and the bounds of its rendering.
-    fn rendering(
+    /// Many conversations of messages with further keys, each with the start of the assistant's answer.
+    fn render_json(
         &self,
-        messages: &[Message],
+        conversations: &[Vec<serde_json::Value>],
+        variables: &Map<String, serde_json::Value>,
+    ) -> Result<Vec<String>> {
+        let renderings: Vec<(Value, Limits)> =
+            conversations.iter().map(|messages| self.rendering(messages, true, variables)).collect();
+        self.template.render_all(&renderings).map_err(|refused| named(&self.location, refused))
+    }
+
+    /// The variables of the template for a conversation, and the bounds of its rendering.
+    fn rendering<M: Serialize + ContentBytes>(
+        &self,
+        messages: &[M],
         add_generation_prompt: bool,
         variables: &Map<String, serde_json::Value>,
     ) -> (Value, Limits) {
@@ -115,13 +129,30 @@ impl ChatTemplate {
         for (name, value) in variables {
             context.insert(name, Value::from(Serde(value)));
         }
-        let n_bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+        let n_bytes: usize = messages.iter().map(M::content_bytes).sum();
         let limits = Limits {
             steps: MIN_STEPS.max(messages.len() as u64 * STEPS_PER_MESSAGE),
             work_bytes: MIN_WORK_BYTES + n_bytes as u64 * WORK_PER_BYTE,
             output_bytes: MAX_OUTPUT_BYTES,
         };
         (Value::from(context), limits)
+    }
+}
+
+/// The length of a message's content, which decides how much work a rendering may do.
+trait ContentBytes {
+    fn content_bytes(&self) -> usize;
+}
+
+impl ContentBytes for Message {
+    fn content_bytes(&self) -> usize {
+        self.content.len()
+    }
+}
+
+impl ContentBytes for serde_json::Value {
+    fn content_bytes(&self) -> usize {
+        self["content"].as_str().map_or(0, str::len)
     }
 }
 

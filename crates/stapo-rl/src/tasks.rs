@@ -20,6 +20,7 @@ pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
 pub(crate) mod template;
+pub mod tools;
 pub mod unseen;
 mod wording;
 

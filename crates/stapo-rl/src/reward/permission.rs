@@ -26,7 +26,7 @@ pub enum Programs {
 }
 
 /// Refuses a verifier's program that may not start.
-pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
+pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
     let permission = permission(command);
     if programs == Programs::Allowed {
         // A folder that is too large to be hashed is refused in a config of the user's own too: no later command could trust it.

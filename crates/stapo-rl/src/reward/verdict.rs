@@ -14,6 +14,7 @@ use crate::tasks::countdown::Puzzle;
 use crate::tasks::error::TaskError;
 use command::External;
 use lines::RowOf;
+pub(crate) use python::greeting as driver_greeting;
 pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
