@@ -57,6 +57,11 @@ impl Verifier {
         })
     }
 
+    /// Whether answers are looked for in boxes.
+    pub(crate) fn reads_boxes(&self) -> bool {
+        matches!(self, Self::Rule(_) | Self::Countdown(_))
+    }
+
     /// Whether judging needs the rows of a data file.
     pub(crate) fn reads_rows(&self) -> bool {
         match self {

@@ -14,6 +14,7 @@ mod spec;
 mod tests;
 
 pub use calls::{Arguments, Call, CallFormat, CallProblem, ParsedTurn};
+pub(crate) use spec::default_workers;
 pub use spec::{FunctionSpec, OwnCommandSpec, PythonToolSpec, SearchSpec, Session, ToolSpec};
 
 use crate::reward::Programs;

@@ -1,4 +1,4 @@
-"""Calls a function of the user for `stapo train`: a reward, or a tool. The trainer sends this text to the interpreter as its first line."""
+"""Calls a function of the user for `stapo train`: a reward, a tool, or an environment. The trainer sends this text to the interpreter as its first line."""
 
 import contextlib
 import importlib.util
@@ -262,6 +262,60 @@ def serve_tool(function, requests, write):
         write({"call": request["call"], **call_tool(function, request["arguments"])})
 
 
+MAX_EPISODES = 4096
+OUTCOME = {"observation", "reward", "done", "verdict", "answer", "reason"}
+
+
+def as_outcome(result):
+    """What a step returned, as a line: an observation, (observation, reward, done), or a dict."""
+    if isinstance(result, str):
+        return {"observation": result}
+    if isinstance(result, tuple) and len(result) == 3:
+        result = dict(zip(("observation", "reward", "done"), result))
+    if not isinstance(result, dict) or set(result) - OUTCOME:
+        raise TypeError(f"step returned {result!r}, expected a text, (observation, reward, done) or a dict of {sorted(OUTCOME)}")
+    line = {key: value for key, value in result.items() if value is not None}
+    for key, kind in (("reward", float), ("done", bool), ("observation", str), ("answer", str), ("reason", str)):
+        if key in line:
+            line[key] = kind(line[key])
+    if isinstance(line.get("verdict"), bool):
+        line["verdict"] = "right" if line["verdict"] else "wrong"
+    return finite(line)
+
+
+def play(kind, episodes, request):
+    """Answers the last of the turns. An object that this process does not have is made from the earlier turns."""
+    turns = request["turns"]
+    environment, n_answered = episodes.pop(request["episode"], (None, None))
+    if n_answered != len(turns) - 1:
+        environment, n_answered = kind(), 0
+        environment.reset(row_of(request))
+    for text in turns[n_answered:]:
+        line = as_outcome(environment.step(text))
+    if not line.get("done"):
+        episodes[request["episode"]] = environment, len(turns)
+        while len(episodes) > MAX_EPISODES:
+            episodes.pop(next(iter(episodes)))
+    return line
+
+
+def serve_environment(kind, requests, write):
+    """Answers turns until there are no more."""
+    missing = [name for name in ("reset", "step") if not callable(getattr(kind, name, None))]
+    if missing:
+        raise AttributeError(f"{kind.__name__} has no method {missing[0]!r}; an environment has reset(row) and step(message)")
+    write({})
+    episodes = {}
+    for line in requests:
+        request = json.loads(line)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                answer = play(kind, episodes, request)
+        except BaseException:
+            answer = {"error": trace()}
+        write({"episode": request["episode"], **answer})
+
+
 def main():
     file, name, calls = sys.argv[1:]
     requests, replies = open_streams()
@@ -274,6 +328,8 @@ def main():
         function = load(file, name)
         if calls == "tool":
             return serve_tool(function, requests, write)
+        if calls == "environment":
+            return serve_environment(function, requests, write)
         style = style_of(function)
     except BaseException:
         write({"error": trace()})

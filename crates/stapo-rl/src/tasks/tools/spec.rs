@@ -133,7 +133,7 @@ pub struct OwnCommandSpec {
     pub limits: ProcessLimits,
 }
 
-fn default_workers() -> usize {
+pub(crate) fn default_workers() -> usize {
     4
 }
 
