@@ -10,7 +10,7 @@ pub(crate) mod verdict;
 
 pub use judged::Judged;
 pub(crate) use permission::check as check_program;
-pub use permission::{Programs, fingerprint, is_program, record_program};
+pub use permission::{Programs, fingerprint, is_program, record_command, record_program};
 pub use spec::{
     CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
     RuleSpec, VerifierSpec,

@@ -160,6 +160,7 @@ pub struct PhaseSeconds {
     pub checkpoint_wait: f64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_zero(seconds: &f64) -> bool {
     *seconds == 0.0
 }

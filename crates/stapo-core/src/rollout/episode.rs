@@ -21,7 +21,7 @@ pub struct EpisodeTurn {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub observations: Vec<Turn>,
     /// Observations that were cut because they were too long.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub n_cut: usize,
     /// The reward that the environment gave to the turn. The last turn has that of the judgement besides.
     #[serde(default)]
@@ -61,10 +61,6 @@ pub struct TurnVerdict {
     pub answer: Option<String>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-}
-
-fn is_zero(n: &usize) -> bool {
-    *n == 0
 }
 
 impl Episode {

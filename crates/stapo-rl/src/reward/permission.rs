@@ -65,7 +65,11 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
 /// Records the program of a verifier, if the verifier is one, so that plans of run folders may start the program. The
 /// error says what cannot be written.
 pub fn record_program(verifier: &VerifierSpec) -> Result<(), String> {
-    let Some(command) = &verifier.program() else { return Ok(()) };
+    verifier.program().map_or(Ok(()), |command| record_command(&command))
+}
+
+/// Records a program, as [`record_program`] does that of a verifier.
+pub fn record_command(command: &CommandSpec) -> Result<(), String> {
     let folder = folder().ok_or("neither XDG_STATE_HOME nor HOME names a folder")?;
     let hash = permission(command).map_err(|error| format!("{}: {error}", shown(command)))?;
     let write = || {
