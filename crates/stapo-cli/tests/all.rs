@@ -13,6 +13,7 @@ mod common;
 mod counterfactual;
 mod data;
 mod docs;
+mod environments;
 mod eval;
 mod export;
 mod fetch;

@@ -120,8 +120,10 @@ impl Episodes<'_> {
             }
             // Without this sender, a queue that no worker serves any more is known by its end.
             drop(answers);
-            // Both ends are dropped with the last episode or an error, upon which the workers end.
-            self.conduct(engine, asked, jobs, answered)
+            let ended = self.conduct(engine, asked, &jobs, &answered);
+            // The workers end when these ends are gone.
+            drop((jobs, answered));
+            ended
         })?;
         ended.sort_by_key(|episode| (episode.ticket, episode.sample));
         Ok(ended)
@@ -166,8 +168,8 @@ impl Episodes<'_> {
         &self,
         engine: &mut Engine,
         asked: &[Asked],
-        jobs: Sender<Job>,
-        answered: Receiver<Delivery>,
+        jobs: &Sender<Job>,
+        answered: &Receiver<Delivery>,
     ) -> Result<Vec<EndedEpisode>> {
         let mut going: BTreeMap<(Ticket, u32), Going> = BTreeMap::new();
         let mut ended = Vec::new();
@@ -176,7 +178,7 @@ impl Episodes<'_> {
             if self.abandon.signal().is_some() {
                 break;
             }
-            while let Some(delivery) = self.next(&answered, engine.is_idle() && n_waiting > 0)? {
+            while let Some(delivery) = self.next(answered, engine.is_idle() && n_waiting > 0) {
                 n_waiting -= 1;
                 let delivery = delivery.unwrap_or_else(|panic: Box<dyn Any + Send>| resume_unwind(panic))?;
                 self.go_on(engine, asked, &mut going, delivery, &mut ended)?;
@@ -187,7 +189,7 @@ impl Episodes<'_> {
                 Event::Finished(turn) => finished.push(turn),
             })?;
             for turn in finished {
-                let job = self.finish_turn(asked, &mut going, turn)?;
+                let job = self.finish_turn(asked, &mut going, &turn)?;
                 n_waiting += 1;
                 jobs.send(job).expect("workers wait for jobs until the sender is dropped");
             }
@@ -196,12 +198,12 @@ impl Episodes<'_> {
     }
 
     /// An answer that is there; with `waits`, the next one. `None`: none is there, or the run was asked to stop.
-    fn next(&self, answered: &Receiver<Delivery>, waits: bool) -> Result<Option<Delivery>> {
+    fn next(&self, answered: &Receiver<Delivery>, waits: bool) -> Option<Delivery> {
         if let Ok(delivery) = answered.try_recv() {
-            return Ok(Some(delivery));
+            return Some(delivery);
         }
         if !waits {
-            return Ok(None);
+            return None;
         }
         self.meter.enter(Phase::Environment);
         let delivery = loop {
@@ -212,7 +214,7 @@ impl Episodes<'_> {
             }
         };
         self.meter.enter(self.phase);
-        Ok(delivery)
+        delivery
     }
 
     /// Adds a finished turn to its episode.
@@ -220,7 +222,7 @@ impl Episodes<'_> {
         &self,
         asked: &[Asked],
         going: &mut BTreeMap<(Ticket, u32), Going>,
-        turn: Completion,
+        turn: &Completion,
     ) -> Result<Job> {
         let key = (turn.ticket, turn.sample);
         let episode = going.entry(key).or_insert_with(|| Going::new(&asked[key.0.0 as usize].prompt));

@@ -60,6 +60,7 @@ impl<'a> Prompting<'a> {
     }
 
     /// Shows the policy these tools, by the variable `tools` of its chat template.
+    #[must_use]
     pub fn with_tools(mut self, tools: Option<&Value>) -> Self {
         if let Some(tools) = tools {
             self.variables.to_mut().insert("tools".to_string(), tools.clone());
