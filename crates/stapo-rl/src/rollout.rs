@@ -9,7 +9,7 @@ mod sampler;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};
-pub(crate) use episodes::{Asked, EndedEpisode, Episodes};
+pub(crate) use episodes::{Asked, EndedEpisode, EpisodeEvent, Episodes};
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
 

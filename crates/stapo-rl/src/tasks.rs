@@ -206,6 +206,11 @@ impl Task {
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
     }
 
+    /// The verifiers of all rewards.
+    pub(crate) fn n_verifiers(&self) -> usize {
+        1 + self.further.len()
+    }
+
     /// Whether verdicts can depend on the machine's speed.
     pub(crate) fn has_time_outs(&self) -> bool {
         self.verifier.has_time_outs()

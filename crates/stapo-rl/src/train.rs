@@ -81,6 +81,8 @@ pub struct Trainer {
     /// What a distillation learns from.
     teacher: Option<Teacher>,
     pub(crate) source: Box<dyn RolloutSource>,
+    /// Which programs of verifiers and environments may start.
+    programs: Programs,
     /// Answers of environments in steps that are made again.
     pub recorded: RecordedAnswers,
     /// The memory of rollouts and updates, kept from step to step.
@@ -129,6 +131,7 @@ impl Trainer {
             reference,
             teacher,
             source,
+            programs,
             recorded: RecordedAnswers::default(),
             memory,
             warnings,
@@ -169,7 +172,7 @@ impl Trainer {
     /// otherwise; replaying steps needs none.
     pub fn open_benchmarks(&mut self, plan: &Plan) -> Result<()> {
         if self.benchmarks.is_none() {
-            self.benchmarks = Some(open_benchmarks(plan)?);
+            self.benchmarks = Some(open_benchmarks(plan, self.programs)?);
         }
         Ok(())
     }

@@ -43,9 +43,7 @@ pub fn announce<'a>(
 ) {
     task.into_iter().for_each(warn);
     record(verifiers);
-    for (_, command) in environment.into_iter().flat_map(EnvironmentSpec::programs) {
-        warn_unrecorded(record_command(&command));
-    }
+    record_environment(environment);
     for text in warnings {
         eprintln!("warning: {text}");
     }
@@ -54,6 +52,13 @@ pub fn announce<'a>(
 /// Records the verifier programs of a run that starts, so that the run can be resumed and verified without a flag.
 pub fn record<'a>(verifiers: impl IntoIterator<Item = &'a VerifierSpec>) {
     verifiers.into_iter().map(record_program).for_each(warn_unrecorded);
+}
+
+/// Records the programs of an environment in the same way.
+pub fn record_environment(environment: Option<&EnvironmentSpec>) {
+    for (_, command) in environment.into_iter().flat_map(EnvironmentSpec::programs) {
+        warn_unrecorded(record_command(&command));
+    }
 }
 
 fn warn_unrecorded(recorded: Result<(), String>) {

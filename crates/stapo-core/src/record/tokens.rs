@@ -199,6 +199,9 @@ pub struct EvalRecord {
     /// What the tests of the response's program showed; absent for a benchmark whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
+    /// What an environment answered. `text` and `tokens` then have the given tokens too, and `n_tokens` counts the sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<Box<Episode>>,
     #[serde(flatten)]
     pub extra: Extra,
 }

@@ -107,7 +107,7 @@ pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHas
 }
 
 /// The hash of a program and its settings.
-fn of_program(name: &str, command: &CommandSpec) -> Result<FileHash> {
+pub fn of_program(name: &str, command: &CommandSpec) -> Result<FileHash> {
     let sha256 = fingerprint(command).map_err(|error| TaskError::Verifier {
         program: command.program.display().to_string(),
         place: format!("program of the {name}"),

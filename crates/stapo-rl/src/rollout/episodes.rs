@@ -8,8 +8,6 @@ use super::answers::{EpisodeSet, RecordedAnswers, recorded_turn};
 use crate::error::{Error, Result};
 use crate::plan::config::EpisodeConfig;
 use crate::reward::Judged;
-use crate::run::Abandon;
-use crate::run::meter::{Meter, Phase};
 use crate::tasks::prompting::Prompting;
 use crate::tasks::{Answer, Environment, PolicyTurn, Reply};
 use stapo_core::random::Key;
@@ -60,11 +58,21 @@ pub(crate) struct Episodes<'a> {
     pub recorded: &'a RecordedAnswers,
     /// The number of judgements that end an episode.
     pub n_rewards: usize,
-    pub meter: &'a Meter,
-    /// The phase that sampling counts for.
-    pub phase: Phase,
-    pub abandon: &'a Abandon,
 }
+
+/// What happens while episodes are played.
+pub(crate) enum EpisodeEvent {
+    /// A token was sampled.
+    Token,
+    Ended(Box<EndedEpisode>),
+    /// Nothing can be sampled before the environment has answered. Comes again while that is so.
+    Waits,
+    /// The environment has answered.
+    GoesOn,
+}
+
+/// Takes events; `false` ends the episodes.
+type Take<'t> = &'t mut dyn FnMut(EpisodeEvent) -> Result<bool>;
 
 /// A finished turn on its way to the environment.
 struct Job {
@@ -106,27 +114,24 @@ impl Episodes<'_> {
         self.limits.turn_limit(self.max_tokens)
     }
 
-    /// Plays the episodes of all requests of the engine, which were submitted in the order of `asked`. Returns them in the order
-    /// of problems and samples; fewer where the sampling was abandoned.
-    pub fn play(&self, engine: &mut Engine, asked: &[Asked]) -> Result<Vec<EndedEpisode>> {
+    /// Plays the episodes of all requests of the engine, which were submitted in the order of `asked`. They end in any order.
+    pub fn play(&self, engine: &mut Engine, asked: &[Asked], take: Take) -> Result<()> {
         engine.park_turns();
         let (jobs, queue) = channel::<Job>();
         let (answers, answered) = channel::<Delivery>();
         let queue = Mutex::new(queue);
-        let mut ended = thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..self.limits.workers {
                 let (queue, answers) = (&queue, answers.clone());
                 scope.spawn(move || self.work(asked, queue, &answers));
             }
             // Without this sender, a queue that no worker serves any more is known by its end.
             drop(answers);
-            let ended = self.conduct(engine, asked, &jobs, &answered);
+            let played = self.conduct(engine, asked, (&jobs, &answered), take);
             // The workers end when these ends are gone.
             drop((jobs, answered));
-            ended
-        })?;
-        ended.sort_by_key(|episode| (episode.ticket, episode.sample));
-        Ok(ended)
+            played
+        })
     }
 
     /// Answers turns until there are no more.
@@ -168,53 +173,42 @@ impl Episodes<'_> {
         &self,
         engine: &mut Engine,
         asked: &[Asked],
-        jobs: &Sender<Job>,
-        answered: &Receiver<Delivery>,
-    ) -> Result<Vec<EndedEpisode>> {
+        (jobs, answered): (&Sender<Job>, &Receiver<Delivery>),
+        take: Take,
+    ) -> Result<()> {
         let mut going: BTreeMap<(Ticket, u32), Going> = BTreeMap::new();
-        let mut ended = Vec::new();
         let mut n_waiting = 0;
         while !engine.is_idle() || n_waiting > 0 {
-            if self.abandon.signal().is_some() {
-                break;
-            }
-            while let Some(delivery) = self.next(answered, engine.is_idle() && n_waiting > 0) {
+            while let Some(delivery) = next_answer(answered, engine.is_idle() && n_waiting > 0, take)? {
                 n_waiting -= 1;
                 let delivery = delivery.unwrap_or_else(|panic: Box<dyn Any + Send>| resume_unwind(panic))?;
-                self.go_on(engine, asked, &mut going, delivery, &mut ended)?;
+                let ended = self.go_on(engine, asked, &mut going, delivery)?;
+                if let Some(ended) = ended
+                    && !take(EpisodeEvent::Ended(Box::new(ended)))?
+                {
+                    return Ok(());
+                }
+            }
+            if engine.is_idle() && n_waiting > 0 {
+                return Ok(());
             }
             let mut finished = Vec::new();
+            let mut goes_on = Ok(true);
             engine.step(|event| match event {
-                Event::Token { .. } => self.meter.add(0, 1),
+                Event::Token { .. } if matches!(goes_on, Ok(true)) => goes_on = take(EpisodeEvent::Token),
+                Event::Token { .. } => {}
                 Event::Finished(turn) => finished.push(turn),
             })?;
+            if !goes_on? {
+                return Ok(());
+            }
             for turn in finished {
                 let job = self.finish_turn(asked, &mut going, &turn)?;
                 n_waiting += 1;
                 jobs.send(job).expect("workers wait for jobs until the sender is dropped");
             }
         }
-        Ok(ended)
-    }
-
-    /// An answer that is there; with `waits`, the next one. `None`: none is there, or the run was asked to stop.
-    fn next(&self, answered: &Receiver<Delivery>, waits: bool) -> Option<Delivery> {
-        if let Ok(delivery) = answered.try_recv() {
-            return Some(delivery);
-        }
-        if !waits {
-            return None;
-        }
-        self.meter.enter(Phase::Environment);
-        let delivery = loop {
-            match answered.recv_timeout(LOOK) {
-                Ok(delivery) => break Some(delivery),
-                Err(RecvTimeoutError::Timeout) if self.abandon.signal().is_none() => {}
-                Err(_) => break None,
-            }
-        };
-        self.meter.enter(self.phase);
-        delivery
+        Ok(())
     }
 
     /// Adds a finished turn to its episode.
@@ -242,15 +236,14 @@ impl Episodes<'_> {
         Ok(Job { key, texts: episode.texts.clone(), ended_with })
     }
 
-    /// Continues an episode after an answer, or ends it.
+    /// Continues an episode after an answer, or ends it and returns it.
     fn go_on(
         &self,
         engine: &mut Engine,
         asked: &[Asked],
         going: &mut BTreeMap<(Ticket, u32), Going>,
         answered: Answered,
-        ended: &mut Vec<EndedEpisode>,
-    ) -> Result<()> {
+    ) -> Result<Option<EndedEpisode>> {
         let Answered { key, answer, given, n_cut } = answered;
         let question = &asked[key.0.0 as usize];
         let episode = going.get_mut(&key).expect("an answered turn belongs to an episode that goes on");
@@ -274,32 +267,35 @@ impl Episodes<'_> {
                 engine.extend(key, &given, max_tokens).map_err(refused)?;
                 episode.tokens.extend(&given);
                 episode.is_sampled.resize(episode.tokens.len(), false);
-                return Ok(());
+                return Ok(None);
             }
         };
         engine.release(key.0, key.1);
-        self.meter.add(1, 0);
         let Going { tokens, is_sampled, logp, entropy, episode, finish, .. } =
             going.remove(&key).expect("the episode was there");
         let (ticket, sample) = key;
-        ended.push(EndedEpisode {
-            ticket,
-            sample,
-            tokens,
-            is_sampled,
-            logp,
-            entropy,
-            finish,
-            judged,
-            episode,
-        });
-        Ok(())
+        Ok(Some(EndedEpisode { ticket, sample, tokens, is_sampled, logp, entropy, finish, judged, episode }))
     }
 
     /// The judgements of an episode that its environment would have continued.
     fn unfinished(&self, reason: &str) -> Vec<Judged> {
         vec![Judged::new(Verdict::NoAnswer, None, reason.to_string()); self.n_rewards]
     }
+}
+
+/// An answer that is there; with `waits`, the next one. `None`: none is there, or `take` ended the wait.
+fn next_answer(answered: &Receiver<Delivery>, waits: bool, take: Take) -> Result<Option<Delivery>> {
+    if let Ok(delivery) = answered.try_recv() {
+        return Ok(Some(delivery));
+    }
+    while waits && take(EpisodeEvent::Waits)? {
+        match answered.recv_timeout(LOOK) {
+            Ok(delivery) => return take(EpisodeEvent::GoesOn).map(|goes_on| goes_on.then_some(delivery)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(None)
 }
 
 impl Going {

@@ -2,8 +2,8 @@
 
 use super::gathered::{gathered, unreadable};
 use super::{
-    Asked, EndedEpisode, EpisodeSet, Episodes, JudgedRollout, RecordedAnswers, RolloutContext, RolloutSource,
-    Sampled, judge, scored,
+    Asked, EndedEpisode, EpisodeEvent, EpisodeSet, Episodes, JudgedRollout, RecordedAnswers, RolloutContext,
+    RolloutSource, Sampled, judge, scored,
 };
 use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
@@ -286,9 +286,6 @@ impl Sampler<'_> {
             set: sampling.set,
             recorded,
             n_rewards: if sampling.rewards == Rewards::All { plan.rewards.len() } else { 1 },
-            meter,
-            phase: sampling.phase,
-            abandon,
         };
         let mut engine = self.start(&asked, sampling, episodes.first_limit())?;
         let judged = |ended: EndedEpisode| JudgedRollout {
@@ -305,7 +302,21 @@ impl Sampler<'_> {
             judged: ended.judged,
             episode: Some(Box::new(ended.episode)),
         };
-        Ok(episodes.play(&mut engine, &asked)?.into_iter().map(judged).collect())
+        let mut ended = Vec::new();
+        episodes.play(&mut engine, &asked, &mut |event| {
+            match event {
+                EpisodeEvent::Token => meter.add(0, 1),
+                EpisodeEvent::Waits => meter.enter(Phase::Environment),
+                EpisodeEvent::GoesOn => meter.enter(sampling.phase),
+                EpisodeEvent::Ended(episode) => {
+                    meter.add(1, 0);
+                    ended.push(*episode);
+                }
+            }
+            Ok(abandon.signal().is_none())
+        })?;
+        ended.sort_by_key(|episode| (episode.ticket, episode.sample));
+        Ok(ended.into_iter().map(judged).collect())
     }
 
     /// Share of right answers on held-out problems, `None` where the task holds none out; and what environments answered.

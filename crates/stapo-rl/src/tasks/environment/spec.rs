@@ -4,7 +4,9 @@ use crate::reward::spec::{CommandSpec, ProcessLimits, default_python};
 use crate::tasks::tools::{CallFormat, ToolSpec, default_workers};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stapo_core::settings::{self, SettingsError};
 use std::path::PathBuf;
+use toml::{Table, Value};
 
 /// What answers the policy between its turns: `kind` and the keys of that kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -103,11 +105,44 @@ impl Default for GuessWords {
     }
 }
 
+/// An environment under its key, by which messages name it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    environment: EnvironmentSpec,
+}
+
+fn entry((key, value): (&str, &str)) -> (String, Value) {
+    (key.to_string(), Value::String(value.to_string()))
+}
+
 fn default_class() -> String {
     "Environment".into()
 }
 
 impl EnvironmentSpec {
+    /// The tools of a command line: names with commas between them, such as `calculator,search:facts.txt`, or the table of an
+    /// environment as in a config; `None` for `none`.
+    pub fn of_tools(text: &str) -> Result<Option<Self>, SettingsError> {
+        if text == "none" {
+            return Ok(None);
+        }
+        let table = match text.trim_start().starts_with('{') {
+            true => settings::parse(&format!("environment = {text}"))?,
+            false => {
+                let tool = |name: &str| match name.split_once(':') {
+                    Some((kind, path)) => Table::from_iter([("kind", kind), ("path", path)].map(entry)),
+                    None => Table::from_iter([entry(("kind", name))]),
+                };
+                let tools = text.split(',').map(|name| Value::Table(tool(name.trim()))).collect();
+                let environment =
+                    Table::from_iter([entry(("kind", "tools")), ("tools".to_string(), Value::Array(tools))]);
+                Table::from_iter([("environment".to_string(), Value::Table(environment))])
+            }
+        };
+        Ok(Some(settings::read::<Named>("tools", table)?.environment))
+    }
+
     /// The kind of the environment, as configs name it.
     pub fn kind(&self) -> &'static str {
         match self {
