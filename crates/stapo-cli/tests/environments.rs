@@ -27,12 +27,15 @@ class Environment:
 
     def step(self, message):
         time.sleep(random.random() * DELAY)
-        found = re.findall(r"\d+", message)
-        if not found:
+        found = list(re.finditer("[0-9]+", message))
+        if not found or len(found[-1].group()) > 18:
             return "="
-        if int(found[-1]) == self.number:
+        guess, before = int(found[-1].group()), message[: found[-1].start()]
+        if before.endswith("-") and not re.search("[0-9A-Za-z)]$", before[:-1]):
+            guess = -guess
+        if guess == self.number:
             return {"done": True, "verdict": True}
-        return "+1=" if int(found[-1]) < self.number else "-1="
+        return "+1=" if guess < self.number else "-1="
 "#;
 
 /// A small run of games, with `environment` in place of the built-in one.

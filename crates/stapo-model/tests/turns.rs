@@ -2,6 +2,7 @@
 //! neighbours the turns had.
 
 use crate::bitwise::{bits, policies, policy, requests, scores, settings, token};
+use crate::cuda;
 use stapo_model::Family;
 use stapo_model::decoder::Policy;
 use stapo_model::generate::{
@@ -86,14 +87,41 @@ fn sampled_logp_over_turns_equals_training_forward() {
         let (episodes, _) = episodes(&policy, settings(), (false, |_| 0));
         let n_stopped = episodes.values().flat_map(|(.., sampled)| sampled).filter(|s| s.token < 2).count();
         assert!(n_stopped > 0, "{family}: no turn ends at a stop token");
-        for (tokens, positions, sampled) in episodes.values() {
-            let trained = scores(&policy, &[(tokens.clone(), 1)]);
-            let at = |values: &[f32]| positions.iter().map(|p| values[p - 1]).collect::<Vec<f32>>();
-            let logp: Vec<f32> = sampled.iter().map(|t| t.logp).collect();
-            let entropy: Vec<f32> = sampled.iter().map(|t| t.entropy).collect();
-            assert_eq!(bits(&logp), bits(&at(&trained.logp)), "{family:?}");
-            assert_eq!(bits(&entropy), bits(&at(&trained.entropy)), "{family:?}");
-        }
+        check_training(&family, &policy, &episodes);
+    }
+}
+
+/// Compares what was sampled with a training forward over the whole response.
+fn check_training(family: &str, policy: &Policy, episodes: &BTreeMap<(Ticket, u32), Episode>) {
+    for (tokens, positions, sampled) in episodes.values() {
+        let trained = scores(policy, &[(tokens.clone(), 1)]);
+        let at = |values: &[f32]| positions.iter().map(|p| values[p - 1]).collect::<Vec<f32>>();
+        let logp: Vec<f32> = sampled.iter().map(|t| t.logp).collect();
+        let entropy: Vec<f32> = sampled.iter().map(|t| t.entropy).collect();
+        assert_eq!(bits(&logp), bits(&at(&trained.logp)), "{family}");
+        assert_eq!(bits(&entropy), bits(&at(&trained.entropy)), "{family}");
+    }
+}
+
+/// Keys and values of a turn are those of decode steps, replayed from CUDA graphs; the next turn's prompt follows on them.
+#[test]
+fn turns_on_a_gpu_have_the_bits_of_training_whatever_memory_and_time_they_had() {
+    let Some(device) = cuda::gpu() else { return };
+    for (family, policy) in cuda::policies(&device) {
+        let large = EngineSettings { kv_bytes: 64 << 20, ..settings() };
+        let (undisturbed, _) = episodes(&policy, large, (true, |_| 0));
+        check_training(&family, &policy, &undisturbed);
+        let block = policy
+            .config()
+            .layers
+            .iter()
+            .map(|layer| layer.attention().heads)
+            .fold(0, |sum, heads| sum + heads.kv * heads.dim);
+        // About 20 blocks of 32 positions, keys and values in bf16.
+        let small = EngineSettings { kv_bytes: 20 * 32 * block * 4, max_rows: 37, ..settings() };
+        let delay: fn(usize) -> usize = |n| 31 * n % 83;
+        let (disturbed, _) = episodes(&policy, small, (true, delay));
+        assert!(disturbed == undisturbed, "{family}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod answers;
 mod continuations;
+mod conversations;
 mod episodes;
 mod foreign;
 mod gathered;
@@ -9,7 +10,9 @@ mod sampler;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};
-pub(crate) use episodes::{Asked, EndedEpisode, EpisodeEvent, Episodes};
+pub use conversations::{ConversationSampling, converse};
+pub use episodes::EndedEpisode;
+pub(crate) use episodes::{Asked, EpisodeEvent, Episodes};
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
 

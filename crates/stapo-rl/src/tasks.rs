@@ -30,7 +30,7 @@ pub use countdown::CountdownSpec;
 pub(crate) use environment::sha256;
 pub use environment::{
     Answer, ClassSpec, Environment, EnvironmentSpec, GuessWords, PolicyTurn, ProgramSpec, Reply, Rewards,
-    ToolsSpec,
+    ToolsSpec, UnjudgedTools,
 };
 pub use error::TaskError;
 pub use guess::GuessSpec;

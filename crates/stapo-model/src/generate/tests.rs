@@ -40,6 +40,59 @@ fn given(ticket: u64, sample: u32, turn: usize) -> Vec<u32> {
     (0..n).map(|i| (i * 17 + turn * 3 + sample as usize) as u32).collect()
 }
 
+/// A step at which the environment answers, with the request and the sample.
+type DueAnswer = (usize, Ticket, u32);
+
+/// Lets sequences whose environment has answered go on, or releases them after their last turn. Returns the other answers.
+fn answer_due(
+    scheduler: &mut Scheduler,
+    requests: &[Request],
+    turns: Turns,
+    answers: Vec<DueAnswer>,
+    outcome: &Outcome,
+) -> Vec<DueAnswer> {
+    let (due, rest): (Vec<DueAnswer>, Vec<DueAnswer>) =
+        answers.into_iter().partition(|(step, ..)| *step <= outcome.n_steps);
+    for (_, ticket, sample) in due {
+        let key = (ticket.0, sample);
+        let n_turns = outcome.responses.iter().filter(|(turn, _)| *turn == key).count();
+        if n_turns < turns.n {
+            let max_tokens = requests[ticket.0 as usize].max_tokens;
+            scheduler.extend(ticket, sample, &given(ticket.0, sample, n_turns), max_tokens);
+        } else {
+            scheduler.release(ticket, sample);
+        }
+    }
+    rest
+}
+
+/// Writes rows to the cache and draws from what the cache then holds. `known` gives the token of a draw.
+fn run_rows(
+    scheduler: &Scheduler,
+    step: &[ScheduledRows],
+    cache: &mut [[u32; BLOCK_TOKENS]],
+    known: impl Fn(u32) -> u32,
+) -> Vec<u32> {
+    let mut tokens = vec![];
+    for rows in step {
+        let s = &scheduler.running()[rows.running_idx];
+        for position in s.n_cached..s.n_cached + rows.n_rows {
+            let block = s.blocks[position / BLOCK_TOKENS];
+            cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
+        }
+        let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
+        let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
+        assert!(
+            past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
+            "the blocks hold another sequence's tokens"
+        );
+        assert_eq!(rows.draws, past.len() == s.tokens.len());
+        tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
+        tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
+    }
+    tokens
+}
+
 /// Runs requests to the end; every row reads its whole past through its blocks, so a block lost, shared when written,
 /// or not copied shows as a wrong response or a failed check. `ahead`: a step is planned before the last one's tokens are
 /// read.
@@ -56,8 +109,7 @@ fn simulate(
     if turns.n > 1 {
         scheduler.park_turns();
     }
-    // Step at which the environment answers, request and sample.
-    let mut answers: Vec<(usize, Ticket, u32)> = vec![];
+    let mut answers: Vec<DueAnswer> = vec![];
     for (i, request) in requests.iter().enumerate() {
         scheduler.submit(Ticket(i as u64), request.clone(), |_| request.max_tokens);
     }
@@ -65,18 +117,7 @@ fn simulate(
     let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
-        let (due, rest) = answers.into_iter().partition(|(step, ..)| *step <= outcome.n_steps);
-        answers = rest;
-        for (_, ticket, sample) in due {
-            let key = (ticket.0, sample);
-            let n_turns = outcome.responses.iter().filter(|(turn, _)| *turn == key).count();
-            if n_turns < turns.n {
-                let max_tokens = requests[ticket.0 as usize].max_tokens;
-                scheduler.extend(ticket, sample, &given(ticket.0, sample, n_turns), max_tokens);
-            } else {
-                scheduler.release(ticket, sample);
-            }
-        }
+        answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
         let step = scheduler.plan();
         let is_working = !step.rows.is_empty() || !unread.is_empty();
         assert!(
@@ -92,24 +133,8 @@ fn simulate(
             Some(number) => unread[number as usize].1,
             None => token,
         };
-        let mut tokens = vec![];
-        for rows in &step.rows {
-            let s = &scheduler.running()[rows.running_idx];
-            for position in s.n_cached..s.n_cached + rows.n_rows {
-                let block = s.blocks[position / BLOCK_TOKENS];
-                cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
-            }
-            outcome.n_rows += rows.n_rows;
-            let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
-            let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
-            assert!(
-                past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
-                "the blocks hold another sequence's tokens"
-            );
-            assert_eq!(rows.draws, past.len() == s.tokens.len());
-            tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
-            tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
-        }
+        let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
+        outcome.n_rows += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
         assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
         let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
         assert!(step.rows.is_sorted_by_key(ticket), "the rows of a request do not stand side by side");

@@ -23,7 +23,9 @@ use std::thread;
 use std::time::Duration;
 
 /// An episode that has ended. Columns as in [`stapo_core::Rollout`].
-pub(crate) struct EndedEpisode {
+#[derive(Debug)]
+pub struct EndedEpisode {
+    /// The request, whose samples are episodes.
     pub ticket: Ticket,
     pub sample: u32,
     pub tokens: Vec<u32>,

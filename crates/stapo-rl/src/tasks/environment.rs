@@ -133,7 +133,7 @@ impl Task {
     pub fn environment(&self, rewards: Rewards) -> Box<dyn Environment + '_> {
         match &self.environment {
             None => Box::new(OneTurn { task: self, rewards }),
-            Some(OpenEnvironment::Tools(tools)) => Box::new(Calling { tools, task: self, rewards }),
+            Some(OpenEnvironment::Tools(tools)) => Box::new(Calling { tools, judge: Some((self, rewards)) }),
             Some(OpenEnvironment::Program(program)) => Box::new(Played { program, task: self }),
             Some(OpenEnvironment::Guess(words)) => Box::new(GuessGame { words }),
         }
@@ -167,6 +167,35 @@ impl Task {
             by_sample.iter_mut().zip(judged).for_each(|(sample, judged)| sample.push(judged));
         }
         Ok(by_sample)
+    }
+}
+
+/// Tools without a task, whose conversations nobody judges.
+pub struct UnjudgedTools(Tools);
+
+impl UnjudgedTools {
+    /// Opens the tools of an environment of kind `tools`.
+    pub fn open(spec: &EnvironmentSpec, programs: Programs) -> Result<Self, TaskError> {
+        match spec {
+            EnvironmentSpec::Tools(spec) => Ok(Self(Tools::open(spec, programs)?)),
+            other => {
+                let problem = format!("kind {:?} plays the problems of a task", other.kind());
+                Err(TaskError::setting("environment", problem, "name tools, or kind = \"tools\""))
+            }
+        }
+    }
+
+    pub fn schemas(&self) -> &Value {
+        &self.0.schemas
+    }
+
+    pub fn environment(&self) -> Box<dyn Environment + '_> {
+        Box::new(Calling { tools: &self.0, judge: None })
+    }
+
+    /// What the user should know about how the tools run on this machine.
+    pub fn warnings(&self) -> Vec<String> {
+        self.0.warnings()
     }
 }
 

@@ -76,22 +76,26 @@ fn full() -> Metrics {
         tokens_per_second: TokensPerSecond { rollout: 1e4, update: 3e3 },
         n_updates: Some(6),
         tokens_total: Some(3300),
-        seconds: Some(PhaseSeconds {
-            rollout: 1.0,
-            environment: 0.7,
-            grade: 0.1,
-            calibrate: 0.2,
-            update: 2.0,
-            record: 0.3,
-            evaluate: 0.4,
-            checkpoint: 0.5,
-            checkpoint_wait: 0.6,
-        }),
+        seconds: Some(seconds()),
         wall_seconds: Some(60.0),
         memory_bytes: Some(1 << 31),
         warnings: Vec::new(),
         state_sha256: Some("b".into()),
         extra: Extra::new(),
+    }
+}
+
+fn seconds() -> PhaseSeconds {
+    PhaseSeconds {
+        rollout: 1.0,
+        environment: 0.7,
+        grade: 0.1,
+        calibrate: 0.2,
+        update: 2.0,
+        record: 0.3,
+        evaluate: 0.4,
+        checkpoint: 0.5,
+        checkpoint_wait: 0.6,
     }
 }
 

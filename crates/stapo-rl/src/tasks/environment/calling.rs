@@ -2,11 +2,11 @@
 
 use super::spec::ToolsSpec;
 use super::{Answer, Environment, PolicyTurn, Reply, Rewards};
-use crate::reward::Programs;
+use crate::reward::{Judged, Programs};
 use crate::tasks::tools::{Arguments, Call, CallProblem, Observation, ToolSet};
 use crate::tasks::{Task, TaskError};
 use serde_json::Value;
-use stapo_core::{Problem, ToolCall, Turn};
+use stapo_core::{Problem, ToolCall, Turn, Verdict};
 
 /// Open tools.
 pub(in crate::tasks) struct Tools {
@@ -31,8 +31,8 @@ impl Tools {
 
 pub(super) struct Calling<'a> {
     pub tools: &'a Tools,
-    pub task: &'a Task,
-    pub rewards: Rewards,
+    /// What judges the answer; `None` where nobody does.
+    pub judge: Option<(&'a Task, Rewards)>,
 }
 
 impl Environment for Calling<'_> {
@@ -50,8 +50,8 @@ impl Calling<'_> {
         let format = self.tools.spec.format;
         let parsed = format.parse(turn.text());
         if let Some(answer) = &parsed.answer {
-            let answer = self.task.as_marked_answer(answer);
-            return self.judge(turn.problem, &answer);
+            let marked = self.judge.map(|(task, _)| task.as_marked_answer(answer));
+            return self.judge(turn.problem, &marked.unwrap_or_else(|| answer.clone()));
         }
         if parsed.calls.is_empty() {
             return self.judge(turn.problem, turn.text());
@@ -74,8 +74,11 @@ impl Calling<'_> {
     }
 
     fn judge(&self, problem: &Problem, text: &str) -> Result<Answer, TaskError> {
-        let mut judged = self.task.judge_for(self.rewards, &[(problem, text)])?;
-        Ok(Reply::Done(judged.pop().unwrap_or_default()).into())
+        let judged = match self.judge {
+            Some((task, rewards)) => task.judge_for(rewards, &[(problem, text)])?.pop().unwrap_or_default(),
+            None => vec![Judged::new(Verdict::NoAnswer, Some(text.to_string()), "not judged".into())],
+        };
+        Ok(Reply::Done(judged).into())
     }
 }
 
