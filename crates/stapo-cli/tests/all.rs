@@ -44,6 +44,7 @@ mod served_runs;
 mod stopping;
 mod survival;
 mod sweep;
+mod tools;
 mod train;
 mod transcript;
 mod trust;
