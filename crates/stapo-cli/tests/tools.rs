@@ -151,16 +151,16 @@ fn a_function_answers_fails_and_times_out_without_an_end_of_the_run() {
     }
     let folder = folder_below_tmp();
     let tools = function(folder.path(), "weather", WEATHER, 1.0).unwrap();
-    let call = |arguments: Value| -> Observation { tools.call(&named("weather", &arguments)).unwrap() };
-    assert_eq!(call(json!({"city": "Ulm"})).text, "sunny in Ulm");
-    assert_eq!(call(json!({"city": "Ulm", "days": 2})).text, r#"{"city": "Ulm", "days": 2}"#);
-    let raised = call(json!({"city": ""}));
+    let call = |arguments: &Value| -> Observation { tools.call(&named("weather", arguments)).unwrap() };
+    assert_eq!(call(&json!({"city": "Ulm"})).text, "sunny in Ulm");
+    assert_eq!(call(&json!({"city": "Ulm", "days": 2})).text, r#"{"city": "Ulm", "days": 2}"#);
+    let raised = call(&json!({"city": ""}));
     assert_eq!((raised.text.as_str(), raised.failed), ("error: ValueError: no city", true));
-    assert!(call(json!({"city": "Ulm", "wind": 1})).text.contains("unexpected keyword argument 'wind'"));
-    let late = call(json!({"city": "slow"}));
+    assert!(call(&json!({"city": "Ulm", "wind": 1})).text.contains("unexpected keyword argument 'wind'"));
+    let late = call(&json!({"city": "slow"}));
     assert!(late.timed_out && late.failed && late.text.contains("no answer within 1 s"), "{late:?}");
-    assert!(call(json!({"city": "crash"})).text.contains("its process ended"));
-    assert_eq!(call(json!({"city": "Ulm"})).text, "sunny in Ulm", "another process answers");
+    assert!(call(&json!({"city": "crash"})).text.contains("its process ended"));
+    assert_eq!(call(&json!({"city": "Ulm"})).text, "sunny in Ulm", "another process answers");
 }
 
 /// Three processes answer three calls in the time of one.

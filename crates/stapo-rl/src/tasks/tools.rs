@@ -127,8 +127,8 @@ impl ToolSet {
         let tools = specs.iter().map(|spec| spec.open(programs)).collect::<Result<Vec<_>, _>>()?;
         let mut names: Vec<&str> = tools.iter().map(|tool| tool.schema().name.as_str()).collect();
         names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            let problem = format!("two tools are called {:?}", twice[0]);
+        if let Some(twice) = names.windows(2).find_map(|pair| (pair[0] == pair[1]).then_some(pair[0])) {
+            let problem = format!("two tools are called {twice:?}");
             return Err(TaskError::setting("tools", problem, "give each tool a name of its own"));
         }
         Ok(Self { tools })

@@ -1,7 +1,7 @@
 use super::*;
 use stapo_core::random::Key;
 
-fn named(arguments: Value) -> Arguments {
+fn named(arguments: &Value) -> Arguments {
     Arguments::Named(arguments.as_object().unwrap().clone())
 }
 
@@ -25,8 +25,8 @@ fn problem(format: CallFormat, text: &str) -> String {
 fn hermes_calls_are_read_in_order() {
     let text = "First.\n<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>\n<tool_call>{\"name\": \"search\", \"arguments\": \"{\\\"query\\\": \\\"x\\\"}\"}</tool_call>";
     let expected = [
-        ("calculator".to_string(), named(json!({"expression": "1+1"}))),
-        ("search".to_string(), named(json!({"query": "x"}))),
+        ("calculator".to_string(), named(&json!({"expression": "1+1"}))),
+        ("search".to_string(), named(&json!({"query": "x"}))),
     ];
     assert_eq!(parsed(CallFormat::Hermes, text), expected);
     let thought = "<think><tool_call>{\"name\": \"a\"}</tool_call></think>the answer is 4";
@@ -57,13 +57,13 @@ fn what_is_wrong_with_a_call_is_said() {
 fn llama_writes_json_tagged_calls_and_python() {
     let json = "{\"name\": \"search\", \"parameters\": {\"query\": \"x\"}}; {\"name\": \"calculator\", \"parameters\": {\"expression\": \"2\"}}<|eom_id|>";
     let expected = [
-        ("search".to_string(), named(json!({"query": "x"}))),
-        ("calculator".to_string(), named(json!({"expression": "2"}))),
+        ("search".to_string(), named(&json!({"query": "x"}))),
+        ("calculator".to_string(), named(&json!({"expression": "2"}))),
     ];
     assert_eq!(parsed(CallFormat::Llama3, json), expected);
     assert_eq!(parsed(CallFormat::Llama3, &format!("<|python_tag|>{json}")), expected);
     let built_in = "<|python_tag|>search.call(query=\"a, b\", n=3)";
-    let expected = [("search".to_string(), named(json!({"query": "a, b", "n": 3})))];
+    let expected = [("search".to_string(), named(&json!({"query": "a, b", "n": 3})))];
     assert_eq!(parsed(CallFormat::Llama3, built_in), expected);
     let code = "<|python_tag|>print({'name': 1})<|eom_id|>";
     let expected = [("python".to_string(), Arguments::Text("print({'name': 1})".into()))];
@@ -78,7 +78,7 @@ fn plain_calls_and_fenced_blocks() {
     let text = "I need this.\nCALL calculator((1+2)*3)\n  CALL search(query='a', n=2)\nCALL now()";
     let expected = [
         ("calculator".to_string(), Arguments::Text("(1+2)*3".into())),
-        ("search".to_string(), named(json!({"query": "a", "n": 2}))),
+        ("search".to_string(), named(&json!({"query": "a", "n": 2}))),
         ("now".to_string(), Arguments::Text(String::new())),
     ];
     assert_eq!(parsed(CallFormat::Plain, text), expected);
@@ -192,7 +192,7 @@ fn calls_that_no_tool_can_take_become_observations() {
         assert!(words.iter().all(|word| observation.text.contains(word)), "{observation:?}");
     };
     check(text_call("weather", ""), &["error: there is no tool \"weather\"", "calculator, finish"]);
-    let unnamed = Call { tool: "calculator".into(), arguments: named(json!({"x": 1})) };
+    let unnamed = Call { tool: "calculator".into(), arguments: named(&json!({"x": 1})) };
     check(unnamed, &["\"expression\" is missing", "calculator(expression)"]);
 }
 
