@@ -16,4 +16,6 @@ pub mod stats;
 pub use batch::{Batch, Microbatch};
 pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};
 pub use program::{ProgramEnd, ProgramRun, TokenCategory};
-pub use rollout::{Finish, Group, Problem, Rollout, Scored, Turn, Verdict};
+pub use rollout::{
+    Episode, EpisodeTurn, Finish, Group, Problem, Rollout, Scored, ToolCall, Turn, TurnVerdict, Verdict,
+};

@@ -19,10 +19,12 @@ pub use experiment::{Arm, Experiment};
 pub use identity::{ABSENT, Change, Identity, changed_inputs};
 pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepFiles, StepHash};
 pub use metrics::{
-    BenchmarkScore, EntropyChange, EntropyQuantiles, LengthQuantiles, Metrics, PhaseSeconds, PretrainMetrics,
-    ReuseRecord, ReusedUpdate, TokensPerSecond,
+    BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, LengthQuantiles, Metrics, PhaseSeconds,
+    PretrainMetrics, ReuseRecord, ReusedUpdate, TokensPerSecond,
 };
-pub use tokens::{Alternative, EvalRecord, GivenTokens, ResponseRecord, TokenColumns, TokenRecord};
+pub use tokens::{
+    Alternative, EpisodeRecord, EvalRecord, GivenTokens, ResponseRecord, TokenColumns, TokenRecord,
+};
 
 use crate::objective::ObjectiveSpec;
 use serde::Serialize;
@@ -80,6 +82,7 @@ records!(
     StepFiles,
     PretrainMetrics,
     TokenRecord,
+    EpisodeRecord,
     EvalRecord,
     Experiment,
     BuildRecord,

@@ -1,6 +1,10 @@
 //! One type per stage: `Problem` -> `Rollout` -> `Scored` -> `Group`. A stage adds its values as a new type, not by
 //! filling `Option` fields.
 
+mod episode;
+
+pub use episode::{Episode, EpisodeTurn, ToolCall, TurnVerdict};
+
 use crate::program::ProgramRun;
 use crate::stats::has_spread;
 use schemars::JsonSchema;
@@ -44,6 +48,8 @@ pub enum Finish {
     Stop { token: u32 },
     /// The response reached the length limit.
     LengthLimit,
+    /// The episode reached its limit of turns before its environment ended it.
+    TurnLimit,
 }
 
 /// One episode: a sequence of tokens that the policy was given or has sampled, with the signals of the policy that
@@ -103,6 +109,18 @@ impl Rollout {
     pub fn n_sampled(&self) -> usize {
         self.sampled_positions().count()
     }
+
+    /// The tokens of the last turn.
+    pub fn last_turn(&self) -> &[u32] {
+        let n = self.turn_lengths().last().copied().unwrap_or(0);
+        &self.tokens[self.tokens.len() - n..]
+    }
+
+    /// The number of sampled tokens of each turn. Given tokens separate turns.
+    pub fn turn_lengths(&self) -> Vec<usize> {
+        let runs = self.is_sampled.chunk_by(|a, b| a == b);
+        runs.filter(|run| run[0]).map(<[bool]>::len).collect()
+    }
 }
 
 /// The verifier's result, as records name the result.
@@ -128,6 +146,8 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// What the tests of the response's program showed; `None` for a task whose answers are not programs.
     pub program: Option<Box<ProgramRun>>,
+    /// What the environment answered; `None` for a response that a task judged after its only turn.
+    pub episode: Option<Box<Episode>>,
 }
 
 /// All samples of one problem. Advantages are relative to the rewards of the group.

@@ -1,7 +1,10 @@
 //! Conversations rendered to text by the model's own chat template, with the conventions of Hugging Face.
 
+mod continuation;
 #[cfg(test)]
 mod tests;
+
+pub use continuation::{Segment, plain_continuation};
 
 use crate::error::{Error, Result};
 use crate::template::{Dialect, Limits, Refused, Template};
@@ -30,6 +33,7 @@ pub struct ChatTemplate {
     source: String,
     template: Template,
     special_tokens: SpecialTokens,
+    frames: continuation::Frames,
 }
 
 /// One turn of a conversation.
@@ -48,7 +52,8 @@ impl ChatTemplate {
     pub fn new(location: &str, source: &str, special_tokens: SpecialTokens) -> Result<Self> {
         let template = Template::new(without_generation_marks(source), Dialect::Chat)
             .map_err(|refused| named(location, refused))?;
-        Ok(Self { location: location.to_owned(), source: source.to_owned(), template, special_tokens })
+        let (location, source) = (location.to_owned(), source.to_owned());
+        Ok(Self { location, source, template, special_tokens, frames: continuation::Frames::default() })
     }
 
     /// The conversation and the start of the assistant's answer (`add_generation_prompt`). `variables` are further
@@ -97,10 +102,20 @@ impl ChatTemplate {
         self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
     }
 
-    /// The variables of the template for a conversation, and the bounds of its rendering.
-    fn rendering(
+    /// A conversation of messages with further keys, with the start of the assistant's answer.
+    fn render_json(
         &self,
-        messages: &[Message],
+        messages: &[serde_json::Value],
+        variables: &Map<String, serde_json::Value>,
+    ) -> Result<String> {
+        let (context, limits) = self.rendering(messages, true, variables);
+        self.template.render(&context, limits).map_err(|refused| named(&self.location, refused))
+    }
+
+    /// The variables of the template for a conversation, and the bounds of its rendering.
+    fn rendering<M: Serialize + ContentBytes>(
+        &self,
+        messages: &[M],
         add_generation_prompt: bool,
         variables: &Map<String, serde_json::Value>,
     ) -> (Value, Limits) {
@@ -115,13 +130,30 @@ impl ChatTemplate {
         for (name, value) in variables {
             context.insert(name, Value::from(Serde(value)));
         }
-        let n_bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+        let n_bytes: usize = messages.iter().map(M::content_bytes).sum();
         let limits = Limits {
             steps: MIN_STEPS.max(messages.len() as u64 * STEPS_PER_MESSAGE),
             work_bytes: MIN_WORK_BYTES + n_bytes as u64 * WORK_PER_BYTE,
             output_bytes: MAX_OUTPUT_BYTES,
         };
         (Value::from(context), limits)
+    }
+}
+
+/// The length of a message's content, which decides how much work a rendering may do.
+trait ContentBytes {
+    fn content_bytes(&self) -> usize;
+}
+
+impl ContentBytes for Message {
+    fn content_bytes(&self) -> usize {
+        self.content.len()
+    }
+}
+
+impl ContentBytes for serde_json::Value {
+    fn content_bytes(&self) -> usize {
+        self["content"].as_str().map_or(0, str::len)
     }
 }
 

@@ -24,7 +24,7 @@ mod tokenizer;
 pub mod untrusted;
 pub mod weights;
 
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Message, Segment, plain_continuation};
 pub use config::{
     EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling, TensorSpec,
 };

@@ -4,9 +4,12 @@
 mod tests;
 pub(crate) mod vetting;
 
+use crate::chat::Segment;
 use crate::error::{Error, Result};
 use crate::untrusted::caught;
-use tokenizers::{ModelWrapper, Tokenizer as Inner};
+use tokenizers::{
+    Model, ModelWrapper, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer as Inner,
+};
 
 /// The largest `tokenizer.json` read; Qwen3's is 11 MB.
 pub(crate) const MAX_TOKENIZER_JSON: u64 = 256 << 20;
@@ -76,6 +79,83 @@ impl Tokenizer {
         caught(|| self.inner.encode_fast(text, add_special_tokens))
             .unwrap_or_else(|_| Err("the tokenizers library failed on a text".into()))
             .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|e| Error::malformed("tokenizer", e.to_string()))
+    }
+
+    /// The ids of a continuation, segment by segment: special tokens have their meaning in text of the template and are
+    /// plain characters in observations.
+    pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        for segment in segments {
+            ids.extend(match segment {
+                Segment::Template(text) => self.encode_rendered(text)?,
+                Segment::Observation(text) => self.encode_literally(text)?,
+            });
+        }
+        Ok(ids)
+    }
+
+    /// The ids that follow a turn of the assistant: [`Tokenizer::encode_segments`], without the end of the turn where
+    /// the model sampled it. `ended_with` is the stop token at the end of the turn; `None` for a turn that was cut off.
+    /// Any stop token ends a turn: Llama 3 ends a call with `<|eom_id|>`, where its template writes `<|eot_id|>`.
+    pub fn encode_continuation(&self, segments: &[Segment], ended_with: Option<u32>) -> Result<Vec<u32>> {
+        let mut ids = self.encode_segments(segments)?;
+        let is_template = matches!(segments.first(), Some(Segment::Template(_)));
+        if let (Some(stop), Some(&first)) = (ended_with, ids.first())
+            && is_template
+            && (first == stop || self.is_special(first))
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
+    /// Whether the id is a special token, which structures a conversation and has no text.
+    fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&id).is_some_and(|token| token.special)
+    }
+
+    /// The ids of text from outside. No id is that of an added token, whatever the text spells.
+    pub fn encode_literally(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.ids_without_added(text)?;
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        if !ids.iter().any(|id| added.contains_key(id)) {
+            return Ok(ids);
+        }
+        // Some vocabularies hold the added tokens too, and the model finds them there. The text is cut behind the first
+        // character of each, so that no part spells one.
+        let mut parts = Vec::new();
+        let mut start = 0;
+        for (at, first) in text.char_indices() {
+            let end = at + first.len_utf8();
+            let spells = |content: &str| content.len() > first.len_utf8() && text[at..].starts_with(content);
+            if added.values().any(|token| spells(&token.content)) {
+                parts.push(&text[start..end]);
+                start = end;
+            }
+        }
+        parts.push(&text[start..]);
+        let ids: Vec<Vec<u32>> =
+            parts.into_iter().map(|part| self.ids_without_added(part)).collect::<Result<_>>()?;
+        Ok(ids.concat())
+    }
+
+    /// The ids that the tokenizer's model gives to a text, without a search for added tokens.
+    fn ids_without_added(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = || -> tokenizers::Result<Vec<u32>> {
+            let mut parts = PreTokenizedString::from(text);
+            if let Some(normalizer) = self.inner.get_normalizer() {
+                parts.normalize(|part| normalizer.normalize(part))?;
+            }
+            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut parts)?;
+            }
+            parts.tokenize(|part| self.inner.get_model().tokenize(part.get()))?;
+            Ok(parts.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+        };
+        caught(encode)
+            .unwrap_or_else(|_| Err("the tokenizers library failed on a text".into()))
             .map_err(|e| Error::malformed("tokenizer", e.to_string()))
     }
 

@@ -19,5 +19,6 @@ mod quantised;
 mod real_model;
 #[path = "../src/testing.rs"]
 mod testing;
+mod turns;
 
 use stapo_model::{EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling};

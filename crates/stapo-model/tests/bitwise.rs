@@ -39,7 +39,7 @@ fn policy_on(options: CpuOptions, family: Family) -> Policy {
     Policy::random(&Device::cpu(options), &config(family), 7, 0.2).unwrap()
 }
 
-fn policy(family: Family) -> Policy {
+pub fn policy(family: Family) -> Policy {
     policy_on(CpuOptions::default(), family)
 }
 
@@ -72,7 +72,7 @@ fn with_adapters(options: CpuOptions, config: &ModelConfig, targets: Vec<LoraTar
 }
 
 /// Every family and a model whose layers differ, without adapters and with them.
-fn policies() -> Vec<(String, Policy)> {
+pub fn policies() -> Vec<(String, Policy)> {
     let plain = Family::ALL.map(|family| (format!("{family:?}"), policy(family)));
     let options = CpuOptions::default();
     let adapted =
@@ -87,7 +87,7 @@ fn policies() -> Vec<(String, Policy)> {
     plain.into_iter().chain(adapted).chain(mixed).collect()
 }
 
-fn token(i: usize) -> u32 {
+pub fn token(i: usize) -> u32 {
     (i as u32).wrapping_mul(2654435761) >> 8
 }
 
@@ -95,7 +95,7 @@ fn prompt(n: usize) -> Vec<u32> {
     (0..n).map(|i| token(i + 31 * n) % 101).collect()
 }
 
-fn requests() -> Vec<Request> {
+pub fn requests() -> Vec<Request> {
     let shapes = [(1, 3, 20), (40, 4, 30), (17, 1, 50), (16, 2, 9), (5, 5, 25)];
     let request = |(i, (n_prompt, n_samples, max_tokens)): (usize, (usize, u32, usize))| Request {
         problem: i as u64,
@@ -107,7 +107,7 @@ fn requests() -> Vec<Request> {
     shapes.into_iter().enumerate().map(request).collect()
 }
 
-fn settings() -> EngineSettings {
+pub fn settings() -> EngineSettings {
     let filter = Filter { top_k: Some(60), top_p: 0.95, min_p: 0.001 };
     EngineSettings {
         seed: 3,
@@ -140,7 +140,7 @@ fn content(responses: Vec<Completion>) -> Vec<Completion> {
     responses.into_iter().map(|response| Completion { ticket: Ticket(0), ..response }).collect()
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
@@ -159,7 +159,7 @@ fn batch(sequences: &[(Vec<u32>, usize)]) -> PackedBatch {
     batch
 }
 
-fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> TokenScores {
+pub fn scores(policy: &Policy, sequences: &[(Vec<u32>, usize)]) -> TokenScores {
     let options = HeadOptions { temperature: 1.2, n_alternatives: 3, has_entropy_gradient: true };
     Pass::scoring(policy).unwrap().forward(policy, &batch(sequences), options).unwrap()
 }

@@ -10,7 +10,7 @@ use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Upda
 use stapo_model::ranks::RankError;
 use stapo_model::{CpuOptions, Device, Family, Form, Heads, ModelConfig, Region, Stored, Tenant, TensorSpec};
 
-fn gpu() -> Option<Device> {
+pub fn gpu() -> Option<Device> {
     Device::cuda(CudaOptions::default()).map_err(|error| println!("skipped: {error}")).ok()
 }
 
@@ -32,7 +32,7 @@ fn config_with_heads(family: Family, head_dim: usize) -> ModelConfig {
 }
 
 /// Every family, without adapters and with them, on all modules and on some; the second factors are not zero.
-fn policies(device: &Device) -> Vec<(String, Policy)> {
+pub fn policies(device: &Device) -> Vec<(String, Policy)> {
     let plain = |family| (format!("{family:?}"), Policy::random(device, &config(family), 7, 0.1).unwrap());
     let adapted = |(family, head_dim, rank, targets): (Family, usize, usize, &[LoraTarget])| {
         let name = format!("{family:?}, heads of {head_dim}, adapters of rank {rank} on {targets:?}");

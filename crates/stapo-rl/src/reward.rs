@@ -1,16 +1,20 @@
 //! Verdicts on responses, and the rewards that verdicts give.
 
 pub mod code;
+pub(crate) mod dialogue;
 pub(crate) mod judged;
 mod permission;
+pub(crate) mod process;
 pub(crate) mod spec;
 pub(crate) mod verdict;
 
 pub use judged::Judged;
-pub use permission::{Programs, fingerprint, is_program, record_program};
+pub(crate) use permission::check as check_program;
+pub use permission::{Programs, fingerprint, is_program, record_command, record_program};
 pub use spec::{
     CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
     RuleSpec, VerifierSpec,
 };
 pub use stapo_sandbox::launcher;
+pub(crate) use verdict::driver_greeting;
 pub use verdict::{left_to_grader, show_prints};

@@ -1,15 +1,22 @@
 //! Steps 1 to 3 of a training step: problems -> responses -> verdicts and rewards.
 
+mod answers;
 mod continuations;
+mod conversations;
+mod episodes;
 mod foreign;
 mod gathered;
 mod sampler;
 
+pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};
+pub use conversations::{ConversationSampling, converse};
+pub use episodes::EndedEpisode;
+pub(crate) use episodes::{Asked, EpisodeEvent, Episodes};
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::learn::memory::RunMemory;
 use crate::plan::config::{Plan, Reward};
 use crate::policy::loaded::LoadedModel;
@@ -20,7 +27,8 @@ use crate::run::{Abandon, Counters};
 use crate::tasks::{Environment, PolicyTurn, Reply, Task};
 use foreign::ForeignRollouts;
 use rayon::prelude::*;
-use stapo_core::{Batch, Problem, Rollout, Scored, Verdict};
+use stapo_core::record::EpisodeRecord;
+use stapo_core::{Batch, Episode, Problem, Rollout, Scored, Verdict};
 
 /// Where the rollouts of a run come from.
 pub trait RolloutSource {
@@ -46,6 +54,8 @@ pub struct RolloutContext<'a> {
     /// What the policy in training has made so far; `n_updates` is its version.
     pub counters: Counters,
     pub ranks: &'a dyn Transport,
+    /// Answers of environments that the run has recorded.
+    pub recorded: &'a RecordedAnswers,
     pub meter: &'a Meter,
     pub abandon: &'a Abandon,
 }
@@ -61,6 +71,8 @@ pub struct Sampled {
     /// Responses and response tokens sampled, including those of replaced groups.
     pub n_responses: usize,
     pub n_sampled: usize,
+    /// What environments of several turns answered, including episodes of replaced groups.
+    pub episodes: Vec<EpisodeRecord>,
 }
 
 /// What an environment says of the responses to problems: one judgement per reward and response. The judging is done at
@@ -78,38 +90,42 @@ fn judge(
         .collect::<Result<_>>()?;
     let answered = rollouts.iter().zip(&texts);
     let turn = |(rollout, text): (&&Rollout, _)| PolicyTurn {
+        episode: 0,
         problem: &problems[rollout.problem_idx],
         texts: std::slice::from_ref(text),
     };
     let turns: Vec<PolicyTurn> = answered.map(turn).collect();
-    let replies = environment.reply(&turns)?;
-    assert_eq!(replies.len(), turns.len(), "an environment replies to every turn");
-    replies.into_iter().zip(&turns).map(|(reply, turn)| judgement(reply, turn.problem)).collect()
+    let answers = environment.answer(&turns)?;
+    assert_eq!(answers.len(), turns.len(), "an environment answers every turn");
+    let judged = answers.into_iter().map(|answer| match answer.reply {
+        Reply::Done(judged) => judged,
+        Reply::Continue(_) => unreachable!("a plan with an environment of several turns samples episodes"),
+    });
+    Ok(judged.collect())
 }
 
-/// The judgements that end a conversation. The engine samples one turn, so an environment that goes on is refused.
-fn judgement(reply: Reply, problem: &Problem) -> Result<Vec<Judged>> {
-    match reply {
-        Reply::Done(judged) => Ok(judged),
-        Reply::Continue(_) => Err(Error::Misfit {
-            key: "task",
-            problem: format!("goes on after the first turn of problem {:?}", problem.id),
-            remedy: "take a task of one turn: the engine cannot continue a finished response",
-        }),
-    }
+/// A response, one judgement per reward, and what an environment of several turns answered.
+pub(crate) struct JudgedRollout {
+    pub rollout: Rollout,
+    pub judged: Vec<Judged>,
+    pub episode: Option<Box<Episode>>,
 }
 
 /// A rollout with the rewards of its verdicts, one verdict for each reward of the plan. The shaping of long responses,
-/// where the plan has one, is a part of the first reward.
-fn scored(plan: &Plan, rollout: Rollout, judged: &[Judged]) -> Scored {
+/// where the plan has one, is a part of the first reward; so are the rewards of turns.
+fn scored(plan: &Plan, judged: JudgedRollout) -> Scored {
+    let JudgedRollout { rollout, judged, mut episode } = judged;
     let mut rewards: Vec<f64> =
-        plan.rewards.iter().zip(judged).map(|(reward, judged)| value(reward, judged)).collect();
+        plan.rewards.iter().zip(&judged).map(|(reward, judged)| value(reward, judged)).collect();
     if let Some(shaping) = plan.config.rollout.overlong {
         rewards[0] += shaping.penalty(rollout.n_sampled());
     }
+    if let Some(episode) = &mut episode {
+        rewards = episode.set_returns(&rewards, plan.episode().discount);
+    }
     let weighted = plan.rewards.iter().zip(&rewards).map(|(reward, value)| reward.weight * value);
     let program = judged[0].program.clone();
-    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, rollout }
+    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, episode, rollout }
 }
 
 /// The reward of an external verifier, or else the verdict's.

@@ -15,18 +15,25 @@ mod drawn;
 mod environment;
 pub(crate) mod error;
 mod generated;
+mod guess;
 pub mod prompting;
 pub(crate) mod rows;
 mod spec;
 pub(crate) mod split;
 pub(crate) mod template;
+pub mod tools;
 pub mod unseen;
 mod wording;
 
 pub use arithmetic::{ArithmeticSpec, Mistakes, Operator};
 pub use countdown::CountdownSpec;
-pub use environment::{Environment, PolicyTurn, Reply, Rewards};
+pub(crate) use environment::sha256;
+pub use environment::{
+    Answer, ClassSpec, Environment, EnvironmentSpec, GuessWords, PolicyTurn, ProgramSpec, Reply, Rewards,
+    ToolsSpec, UnjudgedTools,
+};
 pub use error::TaskError;
+pub use guess::GuessSpec;
 pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
 pub use rows::{DataFile, DataPath, FileCensus, file_kind, first_row};
@@ -36,6 +43,7 @@ pub use stapo_verify::Mode;
 
 use crate::reward::verdict::Verifier;
 use crate::reward::{Judged, Programs, VerifierSpec};
+use environment::OpenEnvironment;
 use generated::{GeneratedTask, Generator};
 use rows::{KeptRows, ProblemRows};
 use serde_json::{Map, Value};
@@ -55,6 +63,8 @@ pub struct Task {
     verifier: Verifier,
     /// The verifiers of further rewards.
     further: Vec<Verifier>,
+    /// What answers the policy between its turns; `None` where a response is one turn.
+    environment: Option<OpenEnvironment>,
 }
 
 enum ProblemSource {
@@ -108,6 +118,13 @@ impl Task {
                 let generator = Generator::Countdown(spec.clone());
                 ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
             }
+            TaskSpec::Guess(spec) => {
+                spec.check()?;
+                let template = spec.template.as_deref().unwrap_or(guess::TEMPLATE);
+                let wording = Wording::new(template, spec.system.as_deref())?;
+                let generator = Generator::Guess(spec.clone());
+                ProblemSource::generated(generator, wording, spec.held_out_share, spec.n_held_out)?
+            }
             TaskSpec::Jsonl(spec) | TaskSpec::Parquet(spec) | TaskSpec::File(spec) => {
                 ProblemSource::Rows(Box::new(ProblemRows::open(spec, verifier, kept)?))
             }
@@ -124,13 +141,26 @@ impl Task {
         further: impl IntoIterator<Item = &'a VerifierSpec>,
         programs: Programs,
     ) -> Result<Self, TaskError> {
+        Self::with_environment(spec, further, None, programs)
+    }
+
+    /// As [`Task::with_verifiers`], with an environment that answers the policy between its turns.
+    pub fn with_environment<'a>(
+        spec: &TaskSpec,
+        further: impl IntoIterator<Item = &'a VerifierSpec>,
+        environment: Option<&EnvironmentSpec>,
+        programs: Programs,
+    ) -> Result<Self, TaskError> {
         let verifier = Verifier::open(spec.verifier(), programs)?;
         let opened = further.into_iter().map(|verifier| Verifier::open(verifier, programs));
         let further = opened.collect::<Result<Vec<_>, _>>()?;
-        let reads_rows = verifier.reads_rows() || further.iter().any(Verifier::reads_rows);
+        let reads_rows = verifier.reads_rows()
+            || further.iter().any(Verifier::reads_rows)
+            || environment.is_some_and(EnvironmentSpec::reads_rows);
         let kept = if reads_rows { KeptRows::All } else { KeptRows::None };
         let source = Self::open_source(spec, &verifier, kept)?;
-        Ok(Self { source, verifier, further })
+        let environment = environment.map(|spec| OpenEnvironment::open(spec, programs)).transpose()?;
+        Ok(Self { source, verifier, further, environment })
     }
 
     /// The problem at `position`. `Train`: generated tasks are endless; a file repeats in epochs, each a permutation
@@ -176,6 +206,11 @@ impl Task {
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
     }
 
+    /// The verifiers of all rewards.
+    pub(crate) fn n_verifiers(&self) -> usize {
+        1 + self.further.len()
+    }
+
     /// Whether verdicts can depend on the machine's speed.
     pub(crate) fn has_time_outs(&self) -> bool {
         self.verifier.has_time_outs()
@@ -197,7 +232,19 @@ impl Task {
             ))
         });
         let shared = std::iter::once(&self.verifier).chain(&self.further).flat_map(Verifier::warnings);
-        unreadable.into_iter().chain(shared).collect()
+        let environment = self.environment.iter().flat_map(OpenEnvironment::warnings);
+        unreadable.into_iter().chain(shared).chain(environment).collect()
+    }
+
+    /// The fields of a problem's row, where the rows of a file are kept.
+    fn row(&self, id: &str) -> Option<&Map<String, Value>> {
+        self.source.row(id)
+    }
+
+    /// An answer without a response around it, in the form that the task's verifier looks for.
+    fn as_marked_answer(&self, answer: &str) -> String {
+        let is_marked = !self.verifier.reads_boxes() || answer.contains("\\boxed");
+        if is_marked { answer.to_string() } else { format!("\\boxed{{{answer}}}") }
     }
 
     /// A worked solution. Generated tasks write one, with mistakes, as pretraining uses it; a file holds its own under

@@ -26,7 +26,7 @@ use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
-use crate::rollout::{RolloutContext, RolloutSource, Sampler, open_source};
+use crate::rollout::{RecordedAnswers, RolloutContext, RolloutSource, Sampler, open_source};
 use crate::run::meter::{Meter, Phase};
 use crate::run::{Abandon, PartFiles, Run, StopRequest};
 use crate::tasks::Task;
@@ -81,6 +81,10 @@ pub struct Trainer {
     /// What a distillation learns from.
     teacher: Option<Teacher>,
     pub(crate) source: Box<dyn RolloutSource>,
+    /// Which programs of verifiers and environments may start.
+    programs: Programs,
+    /// Answers of environments in steps that are made again.
+    pub recorded: RecordedAnswers,
     /// The memory of rollouts and updates, kept from step to step.
     pub(crate) memory: RunMemory,
     /// What was found about the prompts at the start.
@@ -102,7 +106,8 @@ impl Trainer {
         refuse_token_sums_on_ranks(plan, &ranks)?;
         // The task is opened first: a verifier program that may not start is refused before a model is loaded.
         let further = plan.rewards.iter().skip(1).map(|reward| &reward.verifier);
-        let mut task = Task::with_verifiers(&plan.task, further, programs)?;
+        let environment = plan.config.environment.as_ref();
+        let mut task = Task::with_environment(&plan.task, further, environment, programs)?;
         let found = plan.config.model.find()?;
         let free = device.memory().map(|(free, _)| free as u64);
         let shape = found.shape()?;
@@ -126,6 +131,8 @@ impl Trainer {
             reference,
             teacher,
             source,
+            programs,
+            recorded: RecordedAnswers::default(),
             memory,
             warnings,
             benchmarks: None,
@@ -165,7 +172,7 @@ impl Trainer {
     /// otherwise; replaying steps needs none.
     pub fn open_benchmarks(&mut self, plan: &Plan) -> Result<()> {
         if self.benchmarks.is_none() {
-            self.benchmarks = Some(open_benchmarks(plan)?);
+            self.benchmarks = Some(open_benchmarks(plan, self.programs)?);
         }
         Ok(())
     }
@@ -180,8 +187,9 @@ impl Trainer {
         meter.enter(Phase::Rollout);
         let mut sample = || {
             let memory = &mut self.memory;
-            let (abandon, counters) = (&*self.abandon, *counters);
-            let mut training = RolloutContext { model, memory, task, plan, counters, ranks, meter, abandon };
+            let (abandon, counters, recorded) = (&*self.abandon, *counters, &self.recorded);
+            let mut training =
+                RolloutContext { model, memory, task, plan, counters, ranks, recorded, meter, abandon };
             let sampled = self.source.next(&mut training)?;
             canary::check_verdicts(plan, step, &sampled.batch)?;
             let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
@@ -212,14 +220,15 @@ impl Trainer {
         let benchmarks = self.benchmarks.as_deref().unwrap_or_default();
         let n_samples = benchmarks.iter().map(|benchmark| benchmark.problems.len() * benchmark.n_samples);
         meter.expect(Phase::Evaluate, n_samples.sum());
-        let (task, policy_version, ranks) = (&self.task, counters.n_updates, ranks.as_ref());
+        let (task, recorded, ranks) = (&self.task, &self.recorded, ranks.as_ref());
+        let counters = *counters;
         // An evaluation after a step belongs to that step, which is finished.
         let never = Abandon::default();
         let abandon = if self.abandon.has_trained() { &never } else { &*self.abandon };
-        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter, abandon };
-        let held_out = sampler.held_out_accuracy()?;
+        let mut sampler = Sampler { model, memory, task, plan, counters, ranks, recorded, meter, abandon };
+        let (held_out, episodes) = sampler.held_out_accuracy()?;
         let (scores, samples) = evaluate_benchmarks(&mut sampler, benchmarks, counters.step)?;
-        Ok((Evaluated { held_out, benchmarks: scores }, samples))
+        Ok(Evaluation { evaluated: Evaluated { held_out, benchmarks: scores }, samples, episodes })
     }
 
     /// The processes that train together.
@@ -274,7 +283,9 @@ fn refuse_token_sums_on_ranks(plan: &Plan, ranks: &Ranks) -> Result<()> {
 
 /// Checks the prompts of a run before its first step; returns what the user should know.
 fn check_prompts(plan: &Plan, model: &LoadedModel, task: &mut Task) -> Result<Vec<String>> {
-    let left_out = fit_prompts(plan, &model.prompting(&plan.style)?, task)?;
+    let tools = task.tool_schemas().cloned();
+    let prompting = model.prompting(&plan.style)?.with_tools(tools.as_ref());
+    let left_out = fit_prompts(plan, &prompting, task)?;
     let is_unrendered = model.template.is_some() && !plan.style.chat;
     let unrendered = is_unrendered.then(|| {
         "the model has a chat template and rollout.chat is false, so prompts are plain text; an instruction-tuned model needs rollout.chat=true".to_string()

@@ -1,5 +1,6 @@
 //! Reuse of rollout batches, several rewards, teachers, rollouts from elsewhere, and adapters.
 
+mod episodes;
 mod golden_steps;
 mod lora;
 mod quantised;

@@ -16,6 +16,8 @@ pub struct Pool {
     starter: Box<Starter>,
     layers: Layers,
     workers: Vec<Mutex<Worker>>,
+    /// The worker that the next call begins with, so that calls of several threads do not wait for the same one.
+    next_worker: AtomicUsize,
 }
 
 /// Interpreters that serve one program at a time, started when they are first needed and again after they died.
@@ -41,7 +43,8 @@ impl Pool {
         let mut workers: Vec<Worker> = (0..n_workers).map(|_| Worker::default()).collect();
         workers[0].programs = Some(first);
         let workers = workers.into_iter().map(Mutex::new).collect();
-        Ok(Self { settings, interpreter, starter: Box::new(starter), layers, workers })
+        let (starter, next_worker) = (Box::new(starter), AtomicUsize::new(0));
+        Ok(Self { settings, interpreter, starter, layers, workers, next_worker })
     }
 
     /// What keeps programs apart on this machine.
@@ -126,8 +129,10 @@ impl Pool {
         let next = AtomicUsize::new(0);
         let results: Vec<Mutex<Option<Result<R, SandboxError>>>> =
             items.iter().map(|_| Mutex::new(None)).collect();
+        let n_started = items.len().min(self.workers.len());
+        let first = self.next_worker.fetch_add(n_started, Ordering::Relaxed) % self.workers.len();
         std::thread::scope(|scope| {
-            for worker in self.workers.iter().take(items.len()) {
+            for worker in self.workers.iter().cycle().skip(first).take(n_started) {
                 let (next, results, work, ended) = (&next, &results, &work, &ended);
                 scope.spawn(move || {
                     let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);

@@ -110,6 +110,15 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
 
+    /// Tools that the policy may call, by name: calculator, python, finish, search:FILE; or the table of an environment as in
+    /// a config. By default those of the run that is evaluated; `none` for none.
+    #[arg(long, value_name = "TOOLS")]
+    tools: Option<String>,
+
+    /// Turns of an episode, at most, with tools; by default as the run, or 4.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    max_turns: Option<usize>,
+
     /// Judges every sample by a second verifier too and reports where it disagrees with the benchmark's rule: a mode such
     /// as boxed-exact, a program with its arguments that reads and writes JSON lines, or a table as in a config.
     #[arg(long, value_name = "VERIFIER")]
@@ -152,7 +161,7 @@ pub struct Args {
 }
 
 /// The flags that an evaluation keeps in its folder, so that a resumed one takes none of them.
-const OF_THE_FOLDER: [&str; 17] = [
+const OF_THE_FOLDER: [&str; 19] = [
     "out",
     "model",
     "adapter",
@@ -167,6 +176,8 @@ const OF_THE_FOLDER: [&str; 17] = [
     "chat",
     "chat_arguments",
     "stop",
+    "tools",
+    "max_turns",
     "verifier",
     "seed",
     "kv_memory",
@@ -246,8 +257,9 @@ impl Questions {
         stop: &Stop,
         take: impl FnMut(EvalEvent) -> stapo_rl::Result<()>,
     ) -> Result<Option<i32>> {
-        let style = plan.style();
-        let sampling = plan.sampling(&style, (joined.ranks.rank(), joined.ranks.world()), self.step);
+        let (style, episode) = (plan.style(), plan.episode());
+        let sampling =
+            plan.sampling((&style, &episode), (joined.ranks.rank(), joined.ranks.world()), self.step);
         let decodings = &decodings(&plan.decodings)?;
         let Self { model, benchmarks, .. } = self;
         let evaluation = Evaluation { model, benchmarks, decodings, sampling, done };
@@ -279,7 +291,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let progress = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
     let evaluated = questions.ask(&plan, &done, joined, stop, |event| {
         match event {
-            EvalEvent::Asked => {}
+            EvalEvent::Asked | EvalEvent::Waits => {}
             EvalEvent::Token => n_tokens += 1,
             EvalEvent::Finished(record) => {
                 folder.add(&record)?;
@@ -384,6 +396,8 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
         stop: asking.style.stop,
         prompting_of: asking.run,
         verifier: args.verifier.clone(),
+        environment: asking.environment,
+        episode: asking.episode,
         seed: args.seed,
         kv_mib: args.kv.mib()?,
         inputs: Vec::new(),
@@ -417,6 +431,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     if let Some(text) = &plan.verifier {
         allow_command::record([&VerifierSpec::named(text)?]);
     }
+    allow_command::record_environment(plan.environment.as_ref());
     Ok(Opened { folder, plan, done: Done::new(), questions })
 }
 

@@ -1,5 +1,7 @@
 //! `stapo generate`: continues prompts.
 
+mod conversing;
+
 use crate::shared::model::ModelArgs;
 use crate::shared::option::{KvMemory, fraction, positive, share, temperature_or_greedy};
 use crate::shared::prompts::{Choice, PromptOptions, PromptRecord, choice, for_each_record, prompt};
@@ -53,6 +55,13 @@ pub struct Args {
     greedy: bool,
     #[command(flatten)]
     prompts: PromptOptions,
+    /// Tools that the model may call, by name: calculator, python, finish, search:FILE; or the table of an environment as in
+    /// a config. Their answers count in the length of the response.
+    #[arg(long, value_name = "TOOLS", conflicts_with = "alternatives")]
+    tools: Option<String>,
+    /// Turns of the model, at most, with tools.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "tools", value_parser = positive)]
+    max_turns: usize,
     /// Longest response.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
     max_tokens: usize,
@@ -83,6 +92,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ..EngineSettings::default()
     };
     let mut memory = EngineMemory::new();
+    if let Some(tools) = &args.tools {
+        return conversing::run(args, &model, &mut memory, settings, tools);
+    }
     let mut engine = Engine::new(&model.policy, &mut memory, settings)?;
     if !args.prompts.stop.is_empty() {
         engine.stop_at(StopTexts::new(model.tokenizer()?, &args.prompts.stop));

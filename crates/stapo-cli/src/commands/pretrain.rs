@@ -155,7 +155,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     };
     let task = config.evaluation_task()?;
     let verifiers = task.iter().map(TaskSpec::verifier);
-    allow_command::announce(pretrainer.task.as_ref(), verifiers, run.warnings());
+    allow_command::announce(pretrainer.task.as_ref(), verifiers, None, run.warnings());
     if let Err(error) = pretrain(&config, &mut run, &mut pretrainer, &mut view) {
         // Where the receipt cannot be written, the error that ended the run is shown all the same.
         let _ = run.seal();

@@ -146,7 +146,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     };
     heed(stop, &mut trainer);
     let verifiers = plan.rewards.iter().map(|reward| &reward.verifier);
-    allow_command::announce(Some(&trainer.task), verifiers, run.warnings());
+    allow_command::announce(Some(&trainer.task), verifiers, plan.config.environment.as_ref(), run.warnings());
     if let Some(chosen) = trainer.memory().chosen() {
         eprintln!("memory: {chosen}");
     }

@@ -38,6 +38,11 @@ pub struct Args {
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
+    /// Also asks the environment again for every recorded answer, as of a tool, and names the first that differs. Without
+    /// this flag a replay takes the answers from the records.
+    #[arg(long, requires = "replay")]
+    live: bool,
+
     /// Ignores missing checkpoints, as in a copy without the large files.
     #[arg(long)]
     without_checkpoints: bool,
@@ -76,7 +81,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if !args.replay {
         return verified(args, &Joined::alone());
     }
-    Joined::work(&args.ranks, |joined| verified(args, joined), |joined| replay::follow(args.allow, joined))
+    Joined::work(
+        &args.ranks,
+        |joined| verified(args, joined),
+        |joined| replay::follow(args.allow, args.live, joined),
+    )
 }
 
 fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
@@ -234,5 +243,5 @@ fn replayed_run(args: &Args, run: &Path, joined: &Joined) -> Result<bool> {
         println!("replay: none, a supervised run has no replay");
         return Ok(true);
     }
-    replay::replay(run, args.steps, args.allow, joined)
+    replay::replay(run, args.steps, (args.allow, args.live), joined)
 }

@@ -1,7 +1,7 @@
 //! Which verifier programs a command may start.
 
-use stapo_rl::reward::{Programs, VerifierSpec, record_program};
-use stapo_rl::tasks::Task;
+use stapo_rl::reward::{Programs, VerifierSpec, record_command, record_program};
+use stapo_rl::tasks::{EnvironmentSpec, Task};
 use std::path::Path;
 
 /// The flag of commands that judge responses.
@@ -38,10 +38,12 @@ fn is_in_run_folder(path: &Path) -> bool {
 pub fn announce<'a>(
     task: Option<&Task>,
     verifiers: impl IntoIterator<Item = &'a VerifierSpec>,
+    environment: Option<&EnvironmentSpec>,
     warnings: impl IntoIterator<Item = impl std::fmt::Display>,
 ) {
     task.into_iter().for_each(warn);
     record(verifiers);
+    record_environment(environment);
     for text in warnings {
         eprintln!("warning: {text}");
     }
@@ -49,7 +51,18 @@ pub fn announce<'a>(
 
 /// Records the verifier programs of a run that starts, so that the run can be resumed and verified without a flag.
 pub fn record<'a>(verifiers: impl IntoIterator<Item = &'a VerifierSpec>) {
-    for problem in verifiers.into_iter().filter_map(|verifier| record_program(verifier).err()) {
+    verifiers.into_iter().map(record_program).for_each(warn_unrecorded);
+}
+
+/// Records the programs of an environment in the same way.
+pub fn record_environment(environment: Option<&EnvironmentSpec>) {
+    for (_, command) in environment.into_iter().flat_map(EnvironmentSpec::programs) {
+        warn_unrecorded(record_command(&command));
+    }
+}
+
+fn warn_unrecorded(recorded: Result<(), String>) {
+    if let Err(problem) = recorded {
         eprintln!(
             "warning: the verifier program could not be recorded: {problem}; to resume this run, pass --allow-command"
         );

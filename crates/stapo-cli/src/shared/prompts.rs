@@ -32,8 +32,8 @@ pub struct Choice {
 
 #[derive(Deserialize)]
 pub struct ChatMessage {
-    role: String,
-    content: String,
+    pub role: String,
+    pub content: String,
 }
 
 /// How prompts are rendered and where responses end.

@@ -6,12 +6,12 @@ use crate::shared::page::{self, THEME_BUTTON};
 use crate::shared::run_folder;
 use anyhow::{Result, bail};
 use serde::Serialize;
-use stapo_core::ProgramRun;
 use stapo_core::objective::{
     Mask, MaskKind, MaskSignals, QuantileOver, Select, Threshold, influence, logp_below,
 };
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::rollout::{Finish, Verdict};
+use stapo_core::{EpisodeTurn, ProgramRun, ToolCall};
 use stapo_rl::Plan;
 use stapo_rl::run::{Run, part_files, responses_of_file, step_of};
 use std::path::Path;
@@ -128,6 +128,20 @@ struct Shown<'a> {
     alternatives: Vec<Vec<(&'a str, f64)>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<&'a ProgramRun>,
+    /// The turns of an episode. What follows a turn, but the last, is the entry of `given` of the same index.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    turns: Vec<ShownTurn<'a>>,
+}
+
+/// What the environment did about a turn.
+#[derive(Serialize)]
+struct ShownTurn<'a> {
+    calls: &'a [ToolCall],
+    reward: f64,
+    /// The discounted rewards from the turn on.
+    #[serde(rename = "return")]
+    later_reward: Option<f64>,
+    n_cut: usize,
 }
 
 pub fn recorded(inspected: &Inspected) -> Recorded<'_> {
@@ -230,7 +244,13 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
             .map(|list| list.iter().map(|a| (a.text.as_str(), a.logp)).collect())
             .collect(),
         program: response.program.as_deref(),
+        turns: response.episode.iter().flat_map(|episode| &episode.turns).map(shown_turn).collect(),
     }
+}
+
+fn shown_turn(turn: &EpisodeTurn) -> ShownTurn<'_> {
+    let EpisodeTurn { calls, reward, n_cut, returns, .. } = turn;
+    ShownTurn { calls, reward: *reward, later_reward: returns.first().copied(), n_cut: *n_cut }
 }
 
 /// Gradient norm of a token at the logits, computed as if no mask silenced it; `None` if the run recorded no weights.

@@ -177,6 +177,25 @@ catalogue! {
         Some("response/tokens_max"), "length of the longest response", |m| Some(m.response_tokens?.max as f64);
     TRUNCATED_SHARE: "truncated_share", "Truncated responses", "truncated", Share, Linear, Lower,
         Some("response/truncated_share"), "responses that the length limit cut", |m| Some(m.truncated_share);
+    TURNS_MEAN: "episodes.turns_mean", "Turns", "turns", Plain, Linear, Neither,
+        Some("episode/turns_mean"), "mean number of turns of an episode, in runs with an environment",
+        |m| Some(m.episodes?.turns_mean);
+    N_CALLS: "episodes.n_calls", "Tool calls", "calls", Plain, Linear, Neither,
+        Some("episode/n_calls"), "calls of tools in all episodes of the step", |m| Some(m.episodes?.n_calls as f64);
+    N_FAILED_CALLS: "episodes.n_failed_calls", "Failed tool calls", "failed", Plain, Linear, Lower,
+        Some("episode/n_failed_calls"), "calls that were wrong or that a tool could not answer",
+        |m| Some(m.episodes?.n_failed_calls as f64);
+    N_TIMED_OUT_CALLS: "episodes.n_timed_out_calls", "Timed-out tool calls", "timed out", Plain, Linear, Lower,
+        Some("episode/n_timed_out_calls"), "calls that a limit of time stopped",
+        |m| Some(m.episodes?.n_timed_out_calls as f64);
+    N_CUT_OBSERVATIONS: "episodes.n_cut_observations", "Cut observations", "cut", Plain, Linear, Lower,
+        Some("episode/n_cut_observations"), "observations that were cut because they were too long",
+        |m| Some(m.episodes?.n_cut_observations as f64);
+    N_GIVEN: "episodes.n_given", "Given tokens", "given", Tokens, Linear, Neither,
+        Some("episode/n_given"), "tokens that the policy was given between turns", |m| Some(m.episodes?.n_given as f64);
+    TURN_LIMIT_SHARE: "episodes.turn_limit_share", "Episodes out of turns", "out of turns", Share, Linear, Lower,
+        Some("episode/turn_limit_share"), "episodes that reached the limit of turns",
+        |m| Some(m.episodes?.turn_limit_share);
     ENTROPY_MEAN: "entropy_mean", "Entropy", "entropy", Nats, Linear, Neither,
         Some("entropy/mean"), "mean over all response tokens, when sampled", |m| Some(m.entropy_mean);
     ENTROPY_Q05: "entropy_quantiles.q05", "Entropy, 5 % quantile", "q05", Nats, Linear, Neither,
@@ -258,6 +277,9 @@ catalogue! {
         Some("speed/update_tokens_per_second"), "`n_tokens / seconds.update`", |m| Some(m.tokens_per_second.update);
     SECONDS_ROLLOUT: "seconds.rollout", "Rollout time", "rollout", Seconds, Linear, Lower,
         Some("seconds/rollout"), "sampling, since the line before, like all phases", |m| Some(m.seconds?.rollout);
+    SECONDS_ENVIRONMENT: "seconds.environment", "Environment wait", "environment", Seconds, Linear, Lower,
+        Some("seconds/environment"), "waiting for environments while no sequence could be sampled",
+        |m| Some(m.seconds?.environment).filter(|seconds| *seconds > 0.0);
     SECONDS_GRADE: "seconds.grade", "Grading time", "grade", Seconds, Linear, Lower,
         Some("seconds/grade"), "judging responses", |m| Some(m.seconds?.grade);
     SECONDS_CALIBRATE: "seconds.calibrate", "Calibration time", "calibrate", Seconds, Linear, Lower,

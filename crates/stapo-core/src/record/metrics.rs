@@ -43,6 +43,9 @@ pub struct Metrics {
     pub response_tokens: Option<LengthQuantiles>,
     /// Share of the responses that reached the length limit.
     pub truncated_share: f64,
+    /// What happened between turns; absent for a run without an environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episodes: Option<EpisodeMetrics>,
     /// Nats, over all response tokens.
     pub entropy_mean: f64,
     pub entropy_quantiles: EntropyQuantiles,
@@ -123,7 +126,9 @@ impl Metrics {
     /// rates of the two phases; absent where `n_sampled` is absent too.
     pub fn working_seconds(&self) -> Option<f64> {
         if let Some(seconds) = self.seconds {
-            return Some(seconds.rollout + seconds.grade + seconds.calibrate + seconds.update);
+            return Some(
+                seconds.rollout + seconds.environment + seconds.grade + seconds.calibrate + seconds.update,
+            );
         }
         let phase = |n_tokens: usize, rate: f64| if n_tokens == 0 { 0.0 } else { n_tokens as f64 / rate };
         let rates = self.tokens_per_second;
@@ -138,6 +143,9 @@ impl Metrics {
 pub struct PhaseSeconds {
     /// Sampling.
     pub rollout: f64,
+    /// Waiting for environments while no sequence could be sampled; a part of the sampling that no other phase counts.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub environment: f64,
     pub grade: f64,
     /// Scoring by reference, teacher and policy, advantages, and the thresholds of masks.
     pub calibrate: f64,
@@ -152,10 +160,25 @@ pub struct PhaseSeconds {
     pub checkpoint_wait: f64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
+}
+
 impl PhaseSeconds {
     pub fn total(&self) -> f64 {
-        let Self { rollout, grade, calibrate, update, record, evaluate, checkpoint, checkpoint_wait } = self;
-        rollout + grade + calibrate + update + record + evaluate + checkpoint + checkpoint_wait
+        let Self {
+            rollout,
+            environment,
+            grade,
+            calibrate,
+            update,
+            record,
+            evaluate,
+            checkpoint,
+            checkpoint_wait,
+        } = self;
+        rollout + environment + grade + calibrate + update + record + evaluate + checkpoint + checkpoint_wait
     }
 }
 
@@ -173,6 +196,23 @@ pub struct BenchmarkScore {
     /// Of the file of the questions; absent for generated questions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+}
+
+/// What happened between the turns of a step's episodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct EpisodeMetrics {
+    /// Turns of the policy, mean over the episodes.
+    pub turns_mean: f64,
+    /// Calls of tools, those that failed, and those that a limit of time stopped.
+    pub n_calls: usize,
+    pub n_failed_calls: usize,
+    pub n_timed_out_calls: usize,
+    /// Observations that were cut because they were too long.
+    pub n_cut_observations: usize,
+    /// Tokens that the policy was given between turns.
+    pub n_given: usize,
+    /// Share of the episodes that reached the limit of turns.
+    pub turn_limit_share: f64,
 }
 
 /// Tokens. Quantiles are interpolated linearly.

@@ -3,7 +3,7 @@
 use super::Extra;
 use crate::objective::{MaskKind, ObjectiveSpec};
 use crate::program::{ProgramRun, TokenCategory};
-use crate::rollout::{Finish, Verdict};
+use crate::rollout::{Episode, Finish, Verdict};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -42,6 +42,31 @@ pub struct ResponseRecord {
     /// What the tests of the response's program showed; absent for a task whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
+    /// What the environment answered; absent for a response that was judged after its only turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<Box<Episode>>,
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// The answers of an environment in one episode: a line of `episodes/`, which has every episode of its step. A replay
+/// takes the answers from there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EpisodeRecord {
+    pub schema: u32,
+    /// The step that sampled the episode, or after which it was evaluated; 0 before the first.
+    pub step: u64,
+    /// True for an episode of the evaluation on held-out problems.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evaluation: bool,
+    /// How often groups had been redrawn before.
+    pub draw: u64,
+    /// Index of the problem among those drawn together.
+    pub problem_idx: usize,
+    pub sample_idx: usize,
+    pub problem_id: String,
+    #[serde(flatten)]
+    pub episode: Episode,
     #[serde(flatten)]
     pub extra: Extra,
 }
@@ -174,6 +199,9 @@ pub struct EvalRecord {
     /// What the tests of the response's program showed; absent for a benchmark whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
+    /// What an environment answered. `text` and `tokens` then have the given tokens too, and `n_tokens` counts the sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<Box<Episode>>,
     #[serde(flatten)]
     pub extra: Extra,
 }

@@ -127,29 +127,11 @@ impl<'a> Engine<'a> {
 
     /// `limit` gives the longest response of each sample, beside that of the request.
     fn accept(&mut self, mut request: Request, limit: impl Fn(u32) -> usize) -> Result<Ticket, RequestError> {
-        let config = self.policy.config();
-        let n_prompt = request.prompt.len();
-        if n_prompt == 0 {
-            return Err(RequestError::EmptyPrompt);
-        }
-        if request.n_samples == 0 || request.max_tokens == 0 {
-            let Request { n_samples, max_tokens, .. } = request;
+        let Request { n_samples, max_tokens, .. } = request;
+        if n_samples == 0 {
             return Err(RequestError::NothingAsked { n_samples, max_tokens });
         }
-        if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= config.vocabulary) {
-            return Err(RequestError::UnknownToken { token, vocabulary: config.vocabulary });
-        }
-        let max_positions = config.position_limit();
-        if n_prompt >= max_positions {
-            return Err(RequestError::PromptTooLong { n_prompt, max_positions });
-        }
-        request.max_tokens = request.max_tokens.min(max_positions - n_prompt);
-        // The last token sampled is never run.
-        let n_tokens = n_prompt + request.max_tokens - 1;
-        let n_cache_tokens = self.scheduler.max_sequence_tokens();
-        if n_tokens > n_cache_tokens {
-            return Err(RequestError::CacheTooSmall { n_tokens, n_cache_tokens });
-        }
+        request.max_tokens = self.fit(request.prompt.len(), &request.prompt, max_tokens)?;
         let ticket = Ticket(self.n_submitted);
         self.n_submitted += 1;
         let longest = request.max_tokens;
@@ -157,9 +139,72 @@ impl<'a> Engine<'a> {
         Ok(ticket)
     }
 
+    /// The most tokens, up to `max_tokens`, that can be sampled after `n_before` tokens, of which the last, `given`, are new.
+    fn fit(&self, n_before: usize, given: &[u32], max_tokens: usize) -> Result<usize, RequestError> {
+        let config = self.policy.config();
+        if given.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if max_tokens == 0 {
+            return Err(RequestError::NothingAsked { n_samples: 1, max_tokens });
+        }
+        if let Some(&token) = given.iter().find(|&&token| token as usize >= config.vocabulary) {
+            return Err(RequestError::UnknownToken { token, vocabulary: config.vocabulary });
+        }
+        let max_positions = config.position_limit();
+        if n_before >= max_positions {
+            return Err(RequestError::PromptTooLong { n_prompt: n_before, max_positions });
+        }
+        let max_tokens = max_tokens.min(max_positions - n_before);
+        // The last token sampled is never run.
+        let n_tokens = n_before + max_tokens - 1;
+        let n_cache_tokens = self.scheduler.max_sequence_tokens();
+        if n_tokens > n_cache_tokens {
+            return Err(RequestError::CacheTooSmall { n_tokens, n_cache_tokens });
+        }
+        Ok(max_tokens)
+    }
+
+    /// Keeps every finished turn, with its keys and values while memory suffices, until [`Engine::extend`] or
+    /// [`Engine::release`]. A completion then is a turn.
+    pub fn park_turns(&mut self) {
+        self.scheduler.park_turns();
+    }
+
+    /// Continues a finished turn: the policy is given `tokens`, at least one, and samples a turn of at most `max_tokens`,
+    /// on the keys and values of what came before. Draws are keyed by the position in the whole response, given tokens
+    /// included.
+    ///
+    /// # Panics
+    /// Unless the sample's turn has finished and is parked.
+    pub fn extend(
+        &mut self,
+        (ticket, sample): (Ticket, u32),
+        tokens: &[u32],
+        max_tokens: usize,
+    ) -> Result<(), RequestError> {
+        let past = self.scheduler.parked_tokens(ticket, sample).expect("extend of a turn that is not parked");
+        let max_tokens = self.fit(past.len() + tokens.len(), tokens, max_tokens)?;
+        self.scheduler.extend(ticket, sample, tokens, max_tokens);
+        Ok(())
+    }
+
+    /// Ends a response whose last turn is parked.
+    ///
+    /// # Panics
+    /// Unless the sample's turn has finished and is parked.
+    pub fn release(&mut self, ticket: Ticket, sample: u32) {
+        self.scheduler.release(ticket, sample);
+    }
+
+    /// Whether no sequence is left to run; parked turns may be left.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
     /// Works until every response is finished or `on_event` returns false.
     pub fn run(&mut self, mut on_event: impl FnMut(Event<'_>) -> bool) -> Result<(), OutOfMemory> {
-        while !self.scheduler.is_idle() {
+        while !self.is_idle() {
             let mut goes_on = true;
             self.step(|event| goes_on &= on_event(event))?;
             if !goes_on {
@@ -219,9 +264,8 @@ impl<'a> Engine<'a> {
                 finished.extend(self.scheduler.receive(unread, sampled, finish));
             }
         }
-        for (sequence, finish) in finished {
-            let Sequence { ticket, sample, sampled: tokens, .. } = sequence;
-            on_event(Event::Finished(Completion { ticket, sample, tokens, finish }));
+        for completion in finished {
+            on_event(Event::Finished(completion));
         }
     }
 

@@ -13,6 +13,8 @@ pub struct RequestGroup {
     pub waiting: VecDeque<Sequence>,
     /// Sequences that run or that wait for their last token to be read.
     pub n_running: usize,
+    /// Sequences whose turn has ended and that may go on with another.
+    pub n_parked: usize,
 }
 
 /// The keys and values of a request's prompt, which all samples share.
@@ -30,9 +32,15 @@ impl RequestGroup {
         matches!(self.prefix, Prefix::Filling(sample) if sample == sequence.sample)
     }
 
-    /// Whether one of the group's sequences may start to run. While a sample computes the prompt the others wait.
+    /// Whether one of the group's sequences may start to run. While a sample computes the prompt, only a sequence that
+    /// has kept its blocks may.
     pub fn can_admit(&self) -> bool {
-        !self.waiting.is_empty() && !matches!(self.prefix, Prefix::Filling(_))
+        let is_filling = matches!(self.prefix, Prefix::Filling(_));
+        self.waiting.front().is_some_and(|next| !is_filling || !next.blocks.is_empty())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.n_running == 0 && self.n_parked == 0 && self.waiting.is_empty()
     }
 
     pub fn drop_prefix(&mut self, pool: &mut BlockPool) {

@@ -1,11 +1,13 @@
 //! Continuous batching: the scheduler decides which sequences run in the next step, and in which blocks of the cache.
 //! Its choices change speed only, never a result.
 
+mod parking;
+
 use super::block::{Block, BlockPool};
 use super::group::{Prefix, RequestGroup};
 use super::running::RunningSequences;
 use super::sequence::{Sequence, UnreadToken};
-use super::{FinishReason, Request, SampledToken, Ticket};
+use super::{Completion, FinishReason, Request, SampledToken, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The rows `tokens[n_cached..n_cached + n_rows]` of a running sequence.
@@ -58,8 +60,12 @@ pub struct Scheduler {
     groups: BTreeMap<Ticket, RequestGroup>,
     /// In the order of admission: the sequence admitted last is the first to be preempted.
     running: RunningSequences,
-    /// Sequences all of whose tokens were drawn, the last one not yet read, by request and sample. They hold no blocks.
+    /// Sequences all of whose tokens were drawn, the last one not yet read, by request and sample. They hold no blocks,
+    /// unless turns are parked.
     drained: BTreeMap<(Ticket, u32), Sequence>,
+    /// Sequences whose turn has ended, with their blocks until memory is short.
+    parked: BTreeMap<(Ticket, u32), Sequence>,
+    parks_turns: bool,
     n_preemptions: u64,
     /// Responses that ended, and their tokens.
     n_finished: usize,
@@ -81,6 +87,8 @@ impl Scheduler {
             groups: BTreeMap::new(),
             running: RunningSequences::default(),
             drained: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            parks_turns: false,
             n_preemptions: 0,
             n_finished: 0,
             n_finished_tokens: 0,
@@ -96,12 +104,13 @@ impl Scheduler {
     pub fn submit(&mut self, ticket: Ticket, request: Request, max_tokens: impl Fn(u32) -> usize) {
         let sequence = |i| Sequence::new(ticket, i, request.prompt.clone(), max_tokens(i));
         let waiting = (0..request.n_samples).map(sequence).collect();
-        let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0 };
+        let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0, n_parked: 0 };
         self.groups.insert(ticket, group);
     }
 
+    /// Whether nothing is left to run or to read; parked sequences may be left.
     pub fn is_idle(&self) -> bool {
-        self.groups.is_empty()
+        self.groups.values().all(|group| group.n_running == 0 && group.waiting.is_empty())
     }
 
     pub fn n_preemptions(&self) -> u64 {
@@ -153,8 +162,8 @@ impl Scheduler {
         for rows in rows.iter_mut().filter(|rows| rows.draws) {
             let sequence = &self.running[rows.running_idx];
             let group = &self.groups[&sequence.ticket];
-            if sequence.n_drawn == 0 && group.is_filled_by(sequence) {
-                let undrawn = group.waiting.iter().filter(|sibling| sibling.n_drawn == 0);
+            if sequence.next_position() == 0 && group.is_filled_by(sequence) {
+                let undrawn = group.waiting.iter().filter(|sibling| sibling.next_position() == 0);
                 rows.siblings = undrawn.take(n_left).map(|sibling| sibling.sample).collect();
                 n_left -= rows.siblings.len();
             }
@@ -199,7 +208,9 @@ impl Scheduler {
         for idx in (0..self.running.len()).rev() {
             if self.running[idx].n_pending() == 0 {
                 let mut sequence = self.running.remove(idx);
-                sequence.evict(&mut self.pool);
+                if !self.parks_turns {
+                    sequence.evict(&mut self.pool);
+                }
                 self.drained.insert((sequence.ticket, sequence.sample), sequence);
             }
         }
@@ -217,58 +228,72 @@ impl Scheduler {
         }
     }
 
-    /// Whether the sequence of `token` is unfinished; after a stop token it is not, and what was drawn for it ahead of
-    /// time is dropped.
+    /// Whether the turn of `token` is unfinished; after a stop token it is not, and what was drawn for it ahead of time
+    /// is dropped.
     pub fn expects(&self, token: UnreadToken) -> bool {
         self.find(token).is_some()
     }
 
     fn find(&self, token: UnreadToken) -> Option<Held> {
-        let UnreadToken { ticket, sample, .. } = token;
+        let UnreadToken { ticket, sample, position } = token;
+        // A token drawn ahead of time for a turn that has ended stands before the next turn's first.
+        let expects = |sequence: &Sequence| position >= sequence.next_unread();
         if let Some(idx) = self.running.position(ticket, sample) {
-            return Some(Held::Running(idx));
+            return Some(Held::Running(idx)).filter(|_| expects(&self.running[idx]));
         }
-        if self.drained.contains_key(&(ticket, sample)) {
-            return Some(Held::Drained);
+        if let Some(drained) = self.drained.get(&(ticket, sample)) {
+            return Some(Held::Drained).filter(|_| expects(drained));
         }
         let waiting = &self.groups.get(&ticket)?.waiting;
-        waiting.iter().position(|sequence| sequence.sample == sample).map(Held::Waiting)
+        let idx = waiting.iter().position(|sequence| sequence.sample == sample)?;
+        Some(Held::Waiting(idx)).filter(|_| expects(&waiting[idx]))
     }
 
-    /// Hands a token to its sequence. Returns the sequence, removed from the scheduler, if `finish` finds it finished.
+    /// Hands a token to its sequence. Returns the response, or its turn where turns are parked, if `finish` finds it
+    /// finished.
     pub fn receive(
         &mut self,
         token: UnreadToken,
         sampled: SampledToken,
         finish: impl Fn(&Sequence, &Request) -> Option<FinishReason>,
-    ) -> Option<(Sequence, FinishReason)> {
+    ) -> Option<Completion> {
         let held = self.find(token)?;
-        let key = (token.ticket, token.sample);
-        let group = self.groups.get_mut(&token.ticket).expect("a sequence has its group");
+        let UnreadToken { ticket, sample, position } = token;
+        let group = self.groups.get_mut(&ticket).expect("a sequence has its group");
         let sequence = match held {
             Held::Running(idx) => &mut self.running[idx],
-            Held::Drained => self.drained.get_mut(&key)?,
+            Held::Drained => self.drained.get_mut(&(ticket, sample))?,
             Held::Waiting(idx) => &mut group.waiting[idx],
         };
-        assert_eq!(sequence.sampled.len(), token.position as usize, "tokens are read in order");
+        assert_eq!(sequence.next_unread(), position, "tokens are read in order");
         sequence.receive(sampled);
         let finish = finish(sequence, &group.request)?;
         self.n_finished += 1;
         self.n_finished_tokens += sequence.sampled.len();
         let mut sequence = match held {
             Held::Running(idx) => self.running.remove(idx),
-            Held::Drained => self.drained.remove(&key)?,
+            Held::Drained => self.drained.remove(&(ticket, sample))?,
             Held::Waiting(idx) => group.waiting.remove(idx)?,
         };
-        sequence.evict(&mut self.pool);
         match held {
             Held::Waiting(_) => group.drop_unneeded_prefix(&mut self.pool),
             Held::Running(_) | Held::Drained => group.n_running -= 1,
         }
-        if group.n_running == 0 && group.waiting.is_empty() {
-            self.groups.remove(&token.ticket);
+        let tokens = sequence.end_turn();
+        if self.parks_turns {
+            group.n_parked += 1;
+            self.parked.insert((ticket, sample), sequence);
+        } else {
+            sequence.evict(&mut self.pool);
+            self.drop_group_if_over(ticket);
         }
-        Some((sequence, finish))
+        Some(Completion { ticket, sample, tokens, finish })
+    }
+
+    fn drop_group_if_over(&mut self, ticket: Ticket) {
+        if self.groups.get(&ticket).is_some_and(RequestGroup::is_over) {
+            self.groups.remove(&ticket);
+        }
     }
 
     /// Admits the next sequence, of the oldest request that has one. False: no sequence may be admitted.
@@ -277,17 +302,19 @@ impl Scheduler {
         let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
         let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
         let block_tokens = self.capacity.block_tokens;
-        let n_shared_blocks = match &group.prefix {
+        let n_kept_blocks = match &group.prefix {
+            _ if !next.blocks.is_empty() => next.blocks.len(),
             Prefix::Ready(_) => next.n_found() / block_tokens,
             Prefix::Absent | Prefix::Filling(_) => 0,
         };
-        let n_needed = next.tokens.len().div_ceil(block_tokens) - n_shared_blocks + n_reserved;
+        let n_needed = next.tokens.len().div_ceil(block_tokens).saturating_sub(n_kept_blocks) + n_reserved;
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
         if is_full && !self.running.is_empty() {
             return false;
         }
         let mut sequence = group.waiting.pop_front().expect("a group that can admit has a waiting sequence");
         match &group.prefix {
+            _ if !sequence.blocks.is_empty() => (),
             Prefix::Ready(blocks) => {
                 sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
                 sequence.n_cached = sequence.n_found();
@@ -352,14 +379,17 @@ impl Scheduler {
         }
     }
 
-    /// Frees blocks for a running sequence: prompts held for waiting samples go first, then the sequence admitted last
-    /// is preempted. False: that was the sequence itself.
+    /// Frees blocks for a running sequence: prompts held for waiting samples go first, then blocks of sequences between
+    /// two turns, then the sequence admitted last is preempted. False: that was the sequence itself.
     fn free_blocks(&mut self, running_idx: usize) -> bool {
         for group in self.groups.values_mut().rev() {
             if let Prefix::Ready(_) = group.prefix {
                 group.drop_prefix(&mut self.pool);
                 return true;
             }
+        }
+        if self.evict_between_turns() {
+            return true;
         }
         let last = self.running.len() - 1;
         assert!(last > 0, "a sequence alone has room: submit checked its length");

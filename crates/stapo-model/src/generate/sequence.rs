@@ -1,4 +1,4 @@
-//! One response in the making.
+//! One response in the making, in one turn or several.
 
 use super::block::{Block, BlockPool};
 use super::{SampledToken, Ticket};
@@ -11,17 +11,19 @@ pub struct Sequence {
     pub ticket: Ticket,
     /// The sequence's number among the samples of its request.
     pub sample: u32,
-    /// The prompt, then what was sampled.
+    /// The prompt, then what was sampled, and between two turns what the policy was given.
     pub tokens: Vec<u32>,
     pub n_prompt: usize,
+    /// Index in `tokens` of the first token that the current turn samples.
+    pub turn_start: usize,
     /// Keys and values of `tokens[..n_cached]` lie in `blocks`.
     pub n_cached: usize,
     pub blocks: Vec<Block>,
-    /// The longest response.
+    /// The longest turn.
     pub max_tokens: usize,
-    /// Tokens drawn for the sequence, read or not.
+    /// Tokens drawn in the current turn, read or not.
     pub n_drawn: usize,
-    /// One for each token read.
+    /// One for each token of the current turn that was read.
     pub sampled: Vec<SampledToken>,
 }
 
@@ -30,7 +32,7 @@ pub struct Sequence {
 pub struct UnreadToken {
     pub ticket: Ticket,
     pub sample: u32,
-    /// The token's position in the response.
+    /// The token's position in the response: tokens after the prompt that come before it, sampled and given.
     pub position: u32,
 }
 
@@ -42,6 +44,7 @@ impl Sequence {
             sample,
             tokens: prompt,
             n_prompt,
+            turn_start: n_prompt,
             n_cached: 0,
             blocks: Vec::new(),
             max_tokens,
@@ -50,10 +53,20 @@ impl Sequence {
         }
     }
 
+    /// The position in the response of the token that is drawn next.
+    pub fn next_position(&self) -> u32 {
+        (self.turn_start - self.n_prompt + self.n_drawn) as u32
+    }
+
+    /// The position in the response of the token that is read next.
+    pub fn next_unread(&self) -> u32 {
+        (self.turn_start - self.n_prompt + self.sampled.len()) as u32
+    }
+
     /// Counts the token that is drawn for the sequence as number `number` of a step. Unless the token is the last of the
-    /// response, its row is to be run next.
+    /// turn, its row is to be run next.
     pub fn draw(&mut self, number: usize) -> UnreadToken {
-        let position = self.n_drawn as u32;
+        let position = self.next_position();
         self.n_drawn += 1;
         if self.n_drawn < self.max_tokens {
             self.tokens.push(sampling::drawn(number));
@@ -63,11 +76,29 @@ impl Sequence {
 
     /// Takes in the next token that was drawn for the sequence.
     pub fn receive(&mut self, sampled: SampledToken) {
-        // The last token of a response is never run, so it is not among `tokens`.
-        if let Some(token) = self.tokens.get_mut(self.n_prompt + self.sampled.len()) {
+        // The last token of a turn is not run before the next turn, so it is not among `tokens`.
+        if let Some(token) = self.tokens.get_mut(self.turn_start + self.sampled.len()) {
             *token = sampled.token;
         }
         self.sampled.push(sampled);
+    }
+
+    /// Ends the turn and returns its tokens. A token drawn after the last one, which an engine that plans ahead asks for
+    /// before it reads a stop token, is dropped; its row has not run.
+    pub fn end_turn(&mut self) -> Vec<SampledToken> {
+        let sampled = std::mem::take(&mut self.sampled);
+        self.tokens.truncate(self.turn_start);
+        self.tokens.extend(sampled.iter().map(|sampled| sampled.token));
+        self.n_cached = self.n_cached.min(self.tokens.len());
+        sampled
+    }
+
+    /// Begins the next turn, of at most `max_tokens`, after the tokens that the policy is given.
+    pub fn begin_turn(&mut self, given: &[u32], max_tokens: usize) {
+        self.tokens.extend_from_slice(given);
+        self.turn_start = self.tokens.len();
+        self.n_drawn = 0;
+        self.max_tokens = max_tokens;
     }
 
     /// Tokens still to be run: one when decoding, more while the cache is (re)filled, none once all tokens were drawn.

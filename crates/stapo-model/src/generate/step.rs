@@ -85,7 +85,7 @@ impl StepRows {
         let row = self.tokens.len() as u32 - 1;
         if scheduled.draws {
             self.drawing.push(row);
-            self.draws.push((sequence.ticket, sequence.sample, sequence.n_drawn as u32));
+            self.draws.push((sequence.ticket, sequence.sample, sequence.next_position()));
         }
         self.drawing.extend(scheduled.siblings.iter().map(|_| row));
         self.draws.extend(scheduled.siblings.iter().map(|sample| (sequence.ticket, *sample, 0)));

@@ -25,6 +25,74 @@ struct Outcome {
     n_rows: usize,
 }
 
+/// Turns of every response, and how many steps its environment takes to answer: a function of the response and the turn.
+#[derive(Clone, Copy)]
+struct Turns {
+    n: usize,
+    delay: fn(u32) -> usize,
+}
+
+const ONE_TURN: Turns = Turns { n: 1, delay: |_| 0 };
+
+/// What the policy is given after a turn.
+fn given(ticket: u64, sample: u32, turn: usize) -> Vec<u32> {
+    let n = 1 + (ticket as usize * 3 + sample as usize + turn * 5) % 7;
+    (0..n).map(|i| (i * 17 + turn * 3 + sample as usize) as u32).collect()
+}
+
+/// A step at which the environment answers, with the request and the sample.
+type DueAnswer = (usize, Ticket, u32);
+
+/// Lets sequences whose environment has answered go on, or releases them after their last turn. Returns the other answers.
+fn answer_due(
+    scheduler: &mut Scheduler,
+    requests: &[Request],
+    turns: Turns,
+    answers: Vec<DueAnswer>,
+    outcome: &Outcome,
+) -> Vec<DueAnswer> {
+    let (due, rest): (Vec<DueAnswer>, Vec<DueAnswer>) =
+        answers.into_iter().partition(|(step, ..)| *step <= outcome.n_steps);
+    for (_, ticket, sample) in due {
+        let key = (ticket.0, sample);
+        let n_turns = outcome.responses.iter().filter(|(turn, _)| *turn == key).count();
+        if n_turns < turns.n {
+            let max_tokens = requests[ticket.0 as usize].max_tokens;
+            scheduler.extend(ticket, sample, &given(ticket.0, sample, n_turns), max_tokens);
+        } else {
+            scheduler.release(ticket, sample);
+        }
+    }
+    rest
+}
+
+/// Writes rows to the cache and draws from what the cache then holds. `known` gives the token of a draw.
+fn run_rows(
+    scheduler: &Scheduler,
+    step: &[ScheduledRows],
+    cache: &mut [[u32; BLOCK_TOKENS]],
+    known: impl Fn(u32) -> u32,
+) -> Vec<u32> {
+    let mut tokens = vec![];
+    for rows in step {
+        let s = &scheduler.running()[rows.running_idx];
+        for position in s.n_cached..s.n_cached + rows.n_rows {
+            let block = s.blocks[position / BLOCK_TOKENS];
+            cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
+        }
+        let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
+        let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
+        assert!(
+            past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
+            "the blocks hold another sequence's tokens"
+        );
+        assert_eq!(rows.draws, past.len() == s.tokens.len());
+        tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
+        tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
+    }
+    tokens
+}
+
 /// Runs requests to the end; every row reads its whole past through its blocks, so a block lost, shared when written,
 /// or not copied shows as a wrong response or a failed check. `ahead`: a step is planned before the last one's tokens are
 /// read.
@@ -33,20 +101,29 @@ fn simulate(
     max_rows: usize,
     max_sequences: usize,
     requests: &[Request],
-    ahead: bool,
+    (ahead, turns): (bool, Turns),
 ) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
     let capacity = Capacity { n_blocks, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
     let mut scheduler = Scheduler::new(capacity);
+    if turns.n > 1 {
+        scheduler.park_turns();
+    }
+    let mut answers: Vec<DueAnswer> = vec![];
     for (i, request) in requests.iter().enumerate() {
         scheduler.submit(Ticket(i as u64), request.clone(), |_| request.max_tokens);
     }
     let mut cache = vec![[u32::MAX; BLOCK_TOKENS]; n_blocks];
     let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
-    while !scheduler.is_idle() {
+    while !scheduler.is_idle() || !answers.is_empty() {
+        answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
         let step = scheduler.plan();
-        assert!(!step.rows.is_empty() || !unread.is_empty(), "a step without rows would run for ever");
+        let is_working = !step.rows.is_empty() || !unread.is_empty();
+        assert!(
+            is_working || !answers.is_empty() || scheduler.is_idle(),
+            "a step without rows would run for ever"
+        );
         outcome.n_steps += 1;
         assert!(outcome.n_steps < 100_000, "no progress");
         for (from, to) in step.copies {
@@ -56,24 +133,8 @@ fn simulate(
             Some(number) => unread[number as usize].1,
             None => token,
         };
-        let mut tokens = vec![];
-        for rows in &step.rows {
-            let s = &scheduler.running()[rows.running_idx];
-            for position in s.n_cached..s.n_cached + rows.n_rows {
-                let block = s.blocks[position / BLOCK_TOKENS];
-                cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
-            }
-            outcome.n_rows += rows.n_rows;
-            let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
-            let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
-            assert!(
-                past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
-                "the blocks hold another sequence's tokens"
-            );
-            assert_eq!(rows.draws, past.len() == s.tokens.len());
-            tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
-            tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
-        }
+        let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
+        outcome.n_rows += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
         assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
         let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
         assert!(step.rows.is_sorted_by_key(ticket), "the rows of a request do not stand side by side");
@@ -91,30 +152,41 @@ fn simulate(
         };
         for (unread_token, token) in read {
             let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
-            if let Some((s, _)) = scheduler.receive(unread_token, sampled, finish) {
-                let response = s.sampled.iter().map(|t| t.token).collect();
-                outcome.responses.push(((s.ticket.0, s.sample), response));
+            if let Some(turn) = scheduler.receive(unread_token, sampled, finish) {
+                let response = turn.tokens.iter().map(|t| t.token).collect();
+                outcome.responses.push(((turn.ticket.0, turn.sample), response));
+                if turns.n > 1 {
+                    let number = outcome.responses.len() as u32 + turn.sample;
+                    answers.push((outcome.n_steps + (turns.delay)(number), turn.ticket, turn.sample));
+                }
             }
         }
     }
     outcome.n_preemptions = scheduler.n_preemptions();
     assert_eq!(scheduler.n_free_blocks(), n_blocks, "memory was not given back");
-    outcome.responses.sort();
+    // The turns of a response stay in their order.
+    outcome.responses.sort_by_key(|(key, _)| *key);
     outcome
 }
 
-fn expected(requests: &[Request]) -> Vec<((u64, u32), Vec<u32>)> {
+fn expected(requests: &[Request], n_turns: usize) -> Vec<((u64, u32), Vec<u32>)> {
     let mut all = vec![];
     for (i, request) in requests.iter().enumerate() {
         for sample in 0..request.n_samples {
             let mut tokens = request.prompt.clone();
-            for _ in 0..request.max_tokens {
-                tokens.push(next_token(&tokens, sample));
-                if request.stops.contains(&tokens[tokens.len() - 1]) {
-                    break;
+            for turn in 0..n_turns {
+                if turn > 0 {
+                    tokens.extend(given(i as u64, sample, turn));
                 }
+                let start = tokens.len();
+                for _ in 0..request.max_tokens {
+                    tokens.push(next_token(&tokens, sample));
+                    if request.stops.contains(&tokens[tokens.len() - 1]) {
+                        break;
+                    }
+                }
+                all.push(((i as u64, sample), tokens[start..].to_vec()));
             }
-            all.push(((i as u64, sample), tokens[request.prompt.len()..].to_vec()));
         }
     }
     all
@@ -131,15 +203,15 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
             .find(|(key, _)| *key == (ticket, 1))
             .map_or(0, |(_, tokens)| tokens[tokens.len() / 3])
     };
-    requests[1].stops = vec![second(expected(&requests), 1)];
-    requests[3].stops = vec![second(expected(&requests), 3)];
-    let wanted = expected(&requests);
+    requests[1].stops = vec![second(expected(&requests, 1), 1)];
+    requests[3].stops = vec![second(expected(&requests, 1), 3)];
+    let wanted = expected(&requests, 1);
     assert!(wanted.iter().any(|((ticket, _), tokens)| tokens.len() < requests[*ticket as usize].max_tokens));
     let mut some_preempted = false;
     for n_blocks in [9, 10, 13, 20, 37, 200] {
         for max_rows in [1, 3, 7, 64, 1000] {
             for (max_sequences, ahead) in [1, 2, 5, 100].into_iter().flat_map(|n| [(n, false), (n, true)]) {
-                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, ahead);
+                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, (ahead, ONE_TURN));
                 assert_eq!(
                     outcome.responses, wanted,
                     "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
@@ -154,7 +226,7 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
 #[test]
 fn a_prompt_is_computed_once_for_all_its_samples() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
-    let outcome = simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], false);
+    let outcome = simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], (false, ONE_TURN));
     // Then everyone runs all but the last sampled token.
     assert_eq!(outcome.n_rows, n_prompt + n_samples as usize * (max_tokens - 1));
 }
@@ -162,11 +234,50 @@ fn a_prompt_is_computed_once_for_all_its_samples() {
 #[test]
 fn requests_of_one_sample_all_start_in_the_first_step() {
     let requests: Vec<Request> = (0..50).map(|_| request(6, 1, 4)).collect();
-    assert_eq!(simulate(500, 1000, 100, &requests, false).n_steps, 4);
+    assert_eq!(simulate(500, 1000, 100, &requests, (false, ONE_TURN)).n_steps, 4);
 }
 
 #[test]
 fn a_sequence_that_fills_the_whole_cache_finishes() {
-    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], true);
-    assert_eq!(outcome.responses, expected(&[request(10, 3, 15)]));
+    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], (true, ONE_TURN));
+    assert_eq!(outcome.responses, expected(&[request(10, 3, 15)], 1));
+}
+
+#[test]
+fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
+    let mut requests = [request(1, 3, 5), request(9, 4, 7), request(14, 1, 3), request(8, 4, 1)];
+    let some = |responses: Vec<((u64, u32), Vec<u32>)>| responses[13].1[2];
+    requests[1].stops = vec![some(expected(&requests, 4))];
+    let wanted = expected(&requests, 4);
+    assert!(wanted.iter().any(|((ticket, _), turn)| turn.len() < requests[*ticket as usize].max_tokens));
+    let delays: [fn(u32) -> usize; 3] =
+        [|_| 0, |number| number as usize % 5, |number| 37 * number as usize % 60];
+    let mut some_preempted = false;
+    for n_blocks in [15, 16, 24, 60, 300] {
+        for max_rows in [1, 5, 1000] {
+            for max_sequences in [1, 3, 100] {
+                for (ahead, delay) in delays.into_iter().flat_map(|delay| [(false, delay), (true, delay)]) {
+                    let turns = (ahead, Turns { n: 4, delay });
+                    let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, turns);
+                    assert_eq!(
+                        outcome.responses, wanted,
+                        "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                    );
+                    some_preempted |= outcome.n_preemptions > 0;
+                }
+            }
+        }
+    }
+    assert!(some_preempted, "the case is too roomy to test preemption");
+}
+
+#[test]
+fn a_turn_computes_the_new_tokens_alone() {
+    let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
+    let requests = [request(n_prompt, n_samples, max_tokens)];
+    let outcome = simulate(300, 1000, 100, &requests, (false, Turns { n: 3, delay: |n| n as usize % 4 }));
+    let n_given: usize = (0..n_samples).flat_map(|s| [1, 2].map(|turn| given(0, s, turn).len())).sum();
+    // The last token of a turn is run with the tokens that follow it, the last of the response never.
+    let n_sampled = n_samples as usize * (3 * max_tokens - 1);
+    assert_eq!(outcome.n_rows, n_prompt + n_given + n_sampled);
 }

@@ -19,9 +19,11 @@ pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
 pub use table::{EvalRow, average, rows};
 
 use crate::error::{Error, Result};
-use crate::plan::config::PromptStyle;
+use crate::plan::config::{EpisodeConfig, PromptStyle};
 use crate::policy::loaded::LoadedModel;
-use crate::rollout::finish;
+use crate::reward::Judged;
+use crate::rollout::{Asked, EndedEpisode, EpisodeEvent, EpisodeSet, Episodes, RecordedAnswers, finish};
+use crate::tasks::Rewards;
 use crate::tasks::prompting::Prompting;
 use crate::tasks::split::content_hash;
 use stapo_core::Finish;
@@ -45,6 +47,8 @@ pub struct EvalSampling<'a> {
     pub share: (usize, usize),
     /// Training steps that the policy has made; absent for a model that is not from a run.
     pub step: Option<u64>,
+    /// The limits of episodes, for benchmarks with an environment.
+    pub episode: &'a EpisodeConfig,
 }
 
 /// The samples that an interrupted evaluation has already.
@@ -62,6 +66,8 @@ pub enum EvalEvent {
     Asked,
     /// A token was sampled.
     Token,
+    /// Nothing can be sampled before an environment has answered. Comes again while that is so.
+    Waits,
     /// A sample is finished and judged.
     Finished(Box<EvalRecord>),
 }
@@ -89,8 +95,9 @@ impl Evaluation<'_> {
     ) -> Result<()> {
         let Evaluation { model, benchmarks, decodings, sampling, done } = *self;
         for decoding in decodings {
-            // Texts that end a response are the engine's, so benchmarks with other texts are sampled apart.
-            for benchmarks in benchmarks.chunk_by(|a, b| a.stops() == b.stops()) {
+            // Texts that end a response are the engine's, so benchmarks with other texts are sampled apart; and an environment
+            // is a benchmark's.
+            for benchmarks in benchmarks.chunk_by(|a, b| a.stops() == b.stops() && !a.has_episodes()) {
                 let work = Work { model, benchmarks, decoding, sampling, done };
                 if !work.run(memory, &mut take)? {
                     return Ok(());
@@ -144,16 +151,18 @@ impl Work<'_> {
         style.stop.extend(stops.iter().map(ToString::to_string));
         let mut engine = Engine::new(&self.model.policy, memory, settings)?;
         engine.stop_at(self.model.stop_texts(&style)?);
-        let prompting = self.model.prompting(self.sampling.style)?;
+        let prompting = self.prompting()?;
         let mut asked = Vec::new();
         let (rank, world) = self.sampling.share;
         let questions =
             self.benchmarks.iter().flat_map(|b| b.problems.iter().map(move |problem| (b, problem)));
         let left = questions.filter(|(benchmark, problem)| !self.is_done(benchmark, problem));
         for (benchmark, problem) in left.skip(rank).step_by(world) {
-            match engine.submit(self.request(&prompting, benchmark, problem)?) {
+            let request = self.request(&prompting, benchmark, problem)?;
+            let prompt = request.prompt.clone();
+            match engine.submit(request) {
                 Ok(_) => {
-                    asked.push((benchmark, problem));
+                    asked.push((benchmark, Asked { problem_idx: asked.len(), problem, prompt }));
                     if !take(EvalEvent::Asked)? {
                         return Ok(false);
                     }
@@ -166,13 +175,29 @@ impl Work<'_> {
                 Err(source) => return Err(Error::Request { problem_id: problem.id.clone(), source }),
             }
         }
+        match self.benchmarks.first().filter(|benchmark| benchmark.has_episodes()) {
+            Some(benchmark) => {
+                let asked: Vec<Asked> = asked.into_iter().map(|(_, asked)| asked).collect();
+                self.play(&mut engine, benchmark, &asked, take)
+            }
+            None => self.ask(&mut engine, &asked, take),
+        }
+    }
+
+    /// Samples responses in one turn.
+    fn ask(
+        &self,
+        engine: &mut Engine,
+        asked: &[(&Benchmark, Asked)],
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<bool> {
         let mut outcome = Ok(true);
         let mut waiting: Vec<Waiting> = Vec::new();
         engine.run(|event| {
             // Samples that finish in the step of a failed or last one are not written: that line may be torn.
             match (event, &outcome) {
                 (Event::Finished(response), Ok(true)) => {
-                    let (benchmark, problem) = asked[response.ticket.0 as usize];
+                    let (benchmark, Asked { problem, .. }) = &asked[response.ticket.0 as usize];
                     if !self.has(benchmark, problem, response.sample as usize) {
                         waiting.push(Waiting { benchmark, problem, response, since: Instant::now() });
                     }
@@ -186,6 +211,69 @@ impl Work<'_> {
             matches!(outcome, Ok(true))
         })?;
         if outcome? { self.judge(&waiting, take) } else { Ok(false) }
+    }
+
+    /// Turns questions into tokens, with the tools of the benchmarks.
+    fn prompting(&self) -> Result<Prompting<'_>> {
+        let tools = self.benchmarks.first().and_then(|benchmark| benchmark.task().tool_schemas());
+        Ok(self.model.prompting(self.sampling.style)?.with_tools(tools))
+    }
+
+    /// Samples episodes of a benchmark, which its environment answers and judges.
+    fn play(
+        &self,
+        engine: &mut Engine,
+        benchmark: &Benchmark,
+        asked: &[Asked],
+        take: &mut impl FnMut(EvalEvent) -> Result<bool>,
+    ) -> Result<bool> {
+        let environment = benchmark.task().environment(Rewards::All);
+        let episodes = Episodes {
+            environment: &*environment,
+            prompting: self.prompting()?,
+            tokenizer: self.model.tokenizer()?,
+            stops: &self.model.stops,
+            limits: self.sampling.episode.clone(),
+            max_tokens: self.sampling.max_tokens,
+            set: EpisodeSet { step: self.sampling.step.unwrap_or(0), is_evaluation: true, draw: 0 },
+            recorded: &RecordedAnswers::default(),
+            n_rewards: benchmark.task().n_verifiers(),
+        };
+        let mut goes_on = true;
+        episodes.play(engine, asked, &mut |event| {
+            match event {
+                EpisodeEvent::Token => goes_on = take(EvalEvent::Token)?,
+                EpisodeEvent::Ended(ended) => {
+                    let problem = asked[ended.ticket.0 as usize].problem;
+                    if !self.has(benchmark, problem, ended.sample as usize) {
+                        let record = self.played(benchmark, problem, *ended)?;
+                        goes_on = take(EvalEvent::Finished(Box::new(record)))?;
+                    }
+                }
+                EpisodeEvent::Waits => goes_on = take(EvalEvent::Waits)?,
+                EpisodeEvent::GoesOn => {}
+            }
+            Ok(goes_on)
+        })?;
+        Ok(goes_on)
+    }
+
+    /// The record of an episode. Its text and tokens have what the policy was given between its turns.
+    fn played(&self, benchmark: &Benchmark, problem: &Problem, ended: EndedEpisode) -> Result<EvalRecord> {
+        let n_prompt =
+            ended.is_sampled.iter().position(|&is_sampled| is_sampled).unwrap_or(ended.tokens.len());
+        let tokens = ended.tokens[n_prompt..].to_vec();
+        let record = EvalRecord {
+            text: self.model.tokenizer()?.decode(&tokens)?,
+            n_tokens: ended.logp.len(),
+            tokens,
+            finish: ended.finish,
+            episode: Some(Box::new(ended.episode)),
+            ..self.blank(benchmark, problem, ended.sample as usize)
+        };
+        let mut judged = ended.judged.into_iter();
+        let first = judged.next().expect("an episode ends with a judgement");
+        Ok(with_verdict(record, first, judged.next()))
     }
 
     fn is_done(&self, benchmark: &Benchmark, problem: &Problem) -> bool {
@@ -237,14 +325,8 @@ impl Work<'_> {
                 .map(|(sample, record)| (sample.problem, record.text.as_str()))
                 .collect();
             let judged = waiting[0].benchmark.judge(&samples)?;
-            for (mut record, (judged, second)) in records.into_iter().zip(judged) {
-                record.verdict = judged.verdict;
-                record.reason = judged.reason;
-                record.answer = judged.canonical.or(judged.answer).filter(|_| judged.program.is_none());
-                record.program = judged.program;
-                if let Some(second) = second {
-                    agreement::note(&mut record, second);
-                }
+            for (record, (judged, second)) in records.into_iter().zip(judged) {
+                let record = with_verdict(record, judged, second);
                 if !take(EvalEvent::Finished(Box::new(record)))? {
                     return Ok(false);
                 }
@@ -282,9 +364,22 @@ impl Work<'_> {
             verdict: Verdict::NoAnswer,
             reason: String::new(),
             program: None,
+            episode: None,
             extra: Extra::new(),
         }
     }
+}
+
+/// A record with its verdict, and that of a second verifier where there is one.
+fn with_verdict(mut record: EvalRecord, judged: Judged, second: Option<Judged>) -> EvalRecord {
+    record.verdict = judged.verdict;
+    record.reason = judged.reason;
+    record.answer = judged.canonical.or(judged.answer).filter(|_| judged.program.is_none());
+    record.program = judged.program;
+    if let Some(second) = second {
+        agreement::note(&mut record, second);
+    }
+    record
 }
 
 #[cfg(test)]

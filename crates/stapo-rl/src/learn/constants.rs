@@ -4,16 +4,18 @@
 use crate::error::{Error, Result};
 use crate::learn::scoring::{Sequence, score, score_base, widen};
 use crate::learn::teacher::Teacher;
-use crate::plan::config::Plan;
+use crate::plan::config::{Credit, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Transport;
 use crate::rollout::Sampled;
 use crate::run::meter::{Meter, Phase};
 use crate::tasks::Task;
 use stapo_core::objective::{Advantages, ScoredResponse};
-use stapo_core::{Batch, Group};
+use stapo_core::record::EpisodeRecord;
+use stapo_core::{Batch, Episode, Group, Rollout};
 use stapo_model::Device;
 use stapo_model::decoder::{Pass, Policy};
+use std::ops::Range;
 
 /// The constants of one response. Columns have one entry per sampled token.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +81,8 @@ pub struct RolledOut {
     /// Responses and response tokens sampled, including those of replaced groups.
     pub n_responses: usize,
     pub n_sampled: usize,
+    /// What environments of several turns answered, including episodes of replaced groups.
+    pub episodes: Vec<EpisodeRecord>,
 }
 
 impl RolledOut {
@@ -91,7 +95,7 @@ impl RolledOut {
         sampled: Sampled,
     ) -> Result<Self> {
         scorers.meter.enter(Phase::Calibrate);
-        let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled } = sampled;
+        let Sampled { batch, sampler_logp, n_drawn, n_responses, n_sampled, episodes } = sampled;
         let sequences: Vec<Sequence> =
             batch.responses().map(|scored| Sequence::from(&scored.rollout)).collect();
         let reference_logp = match scorers.reference {
@@ -123,7 +127,7 @@ impl RolledOut {
             sampler_logp: sampler_logp.next(),
         };
         let constants = advantages.into_iter().map(of_response).collect();
-        Ok(RolledOut { batch, constants, n_drawn, n_responses, n_sampled })
+        Ok(RolledOut { batch, constants, n_drawn, n_responses, n_sampled, episodes })
     }
 
     /// Mini-batches of whole groups, each with the constants of its responses.
@@ -163,17 +167,89 @@ fn advantages(
     } else {
         Vec::new()
     };
-    let numbered = batch.groups.iter().enumerate();
-    let members = numbered.flat_map(|(group_idx, group)| group.members.iter().map(move |m| (group_idx, m)));
-    let responses: Vec<ScoredResponse> = members
+    let credit = if plan.config.environment.is_some() { plan.episode().credit } else { Credit::Episode };
+    let parts: Vec<Vec<CreditedPart>> = credited_parts(batch, credit);
+    let responses: Vec<ScoredResponse> = parts
+        .iter()
         .enumerate()
-        .map(|(idx, (group_idx, scored))| ScoredResponse {
-            behavior_logp: columns.get(idx).map(|(logp, _)| logp.as_slice()),
-            behavior_entropy: columns.get(idx).map(|(_, entropy)| entropy.as_slice()),
-            reference_logp: reference_logp.map(|all| all[idx].as_slice()),
-            teacher_logp: teacher_logp.map(|all| all[idx].as_slice()),
-            ..ScoredResponse::new(group_idx, &scored.rewards, scored.rollout.n_sampled())
+        .flat_map(|(idx, parts)| parts.iter().map(move |part| (idx, part)))
+        .map(|(idx, part)| ScoredResponse {
+            behavior_logp: columns.get(idx).map(|(logp, _)| &logp[part.tokens.clone()]),
+            behavior_entropy: columns.get(idx).map(|(_, entropy)| &entropy[part.tokens.clone()]),
+            reference_logp: reference_logp.map(|all| &all[idx][part.tokens.clone()]),
+            teacher_logp: teacher_logp.map(|all| &all[idx][part.tokens.clone()]),
+            ..ScoredResponse::new(part.group, part.rewards, part.tokens.len())
         })
         .collect();
-    plan.objective.advantages(&responses, &weights)
+    let mut advantages = plan.objective.advantages(&responses, &weights)?.into_iter();
+    Ok(parts.iter().map(|parts| joined(parts, advantages.by_ref().take(parts.len()))).collect())
+}
+
+/// Sampled tokens of a response that have an advantage together.
+struct CreditedPart<'a> {
+    /// Parts with the same number are compared with each other.
+    group: usize,
+    rewards: &'a [f64],
+    tokens: Range<usize>,
+}
+
+/// For each response of a batch, the whole of it or its turns.
+fn credited_parts(batch: &Batch, credit: Credit) -> Vec<Vec<CreditedPart<'_>>> {
+    let n_groups = batch.groups.len();
+    let numbered = batch.groups.iter().enumerate();
+    let parts = numbered.flat_map(|(group_idx, group)| {
+        let n_common = common_turns(group);
+        group.members.iter().map(move |scored| match &scored.episode {
+            Some(episode) if credit == Credit::Turn => {
+                let number = |turn_idx: usize| turn_idx.min(n_common - 1) * n_groups + group_idx;
+                turn_parts(episode, &scored.rollout, number)
+            }
+            _ => {
+                let tokens = 0..scored.rollout.n_sampled();
+                vec![CreditedPart { group: group_idx, rewards: &scored.rewards, tokens }]
+            }
+        })
+    });
+    parts.collect()
+}
+
+/// The turns that at least two episodes of a group have, at least one. A turn beyond them, which would be compared with
+/// none, is compared with the last of them.
+fn common_turns(group: &Group) -> usize {
+    let episodes = group.members.iter().filter_map(|member| member.episode.as_ref());
+    let mut n_turns: Vec<usize> = episodes.map(|episode| episode.turns.len()).collect();
+    n_turns.sort_unstable();
+    n_turns.iter().rev().nth(1).copied().unwrap_or(1).max(1)
+}
+
+/// The turns of an episode; `number` gives the group of a turn by its index.
+fn turn_parts<'a>(
+    episode: &'a Episode,
+    rollout: &Rollout,
+    number: impl Fn(usize) -> usize,
+) -> Vec<CreditedPart<'a>> {
+    let mut parts = Vec::with_capacity(episode.turns.len());
+    let mut start = 0;
+    for (turn_idx, (turn, n_tokens)) in episode.turns.iter().zip(rollout.turn_lengths()).enumerate() {
+        let tokens = start..start + n_tokens;
+        start = tokens.end;
+        parts.push(CreditedPart { group: number(turn_idx), rewards: &turn.returns, tokens });
+    }
+    parts
+}
+
+/// The advantages of a response from those of its parts.
+fn joined(parts: &[CreditedPart], mut advantages: impl Iterator<Item = Advantages>) -> Advantages {
+    match parts {
+        [_] => advantages.next().expect("every part has an advantage"),
+        _ => Advantages::Tokens(
+            advantages
+                .zip(parts)
+                .flat_map(|(advantages, part)| match advantages {
+                    Advantages::Response(advantage) => vec![advantage; part.tokens.len()],
+                    Advantages::Tokens(advantages) => advantages,
+                })
+                .collect(),
+        ),
+    }
 }

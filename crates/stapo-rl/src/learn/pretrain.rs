@@ -23,7 +23,7 @@ use crate::plan::config::PlanError;
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Solo;
 use crate::reward::Programs;
-use crate::rollout::Sampler;
+use crate::rollout::{RecordedAnswers, Sampler};
 use crate::run::meter::Meter;
 use crate::run::{Abandon, Counters, Reopening, Run, RunKind, is_due};
 use crate::tasks::prompting::fit_prompts;
@@ -271,12 +271,13 @@ fn pretrain_steps(
                 memory: &mut memory,
                 task,
                 plan: &plan,
-                policy_version: pretrainer.learner.counters.n_updates,
+                counters: pretrainer.learner.counters,
                 ranks: &Solo,
+                recorded: &RecordedAnswers::default(),
                 meter: &meter,
                 abandon: &Abandon::default(),
             };
-            metrics.eval_accuracy = sampler.held_out_accuracy()?;
+            metrics.eval_accuracy = sampler.held_out_accuracy()?.0;
         }
         if is_evaluated {
             metrics.eval_loss = pretrainer.held_out_loss(config)?;

@@ -2,6 +2,8 @@
 //! (checked, immutable).
 
 mod auto;
+mod canaries;
+mod episode;
 mod kind;
 pub(crate) mod lora;
 mod merged;
@@ -16,6 +18,8 @@ mod sources;
 mod style;
 
 pub use auto::{KvMemory, RecomputeChoice};
+pub use canaries::CanaryConfig;
+pub use episode::{AnswerSource, Credit, EpisodeConfig};
 pub use kind::FileKind;
 pub use lora::{BaseStorage, LoraConfig, Targets};
 pub use plan::Plan;
@@ -29,7 +33,7 @@ pub use sources::{Behavior, ModelSource, RolloutSourceSpec, TeacherSource};
 pub use stapo_model::decoder::Recompute;
 pub use style::PromptStyle;
 
-use crate::tasks::TaskSpec;
+use crate::tasks::{EnvironmentSpec, TaskSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
@@ -67,6 +71,12 @@ pub struct Config {
     pub teacher: Option<TeacherSource>,
     /// The source of problems and the verifier of answers.
     pub task: TaskSpec,
+    /// What answers the policy between its turns; a response is one turn where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub environment: Option<EnvironmentSpec>,
+    /// The limits of episodes and the credit of their rewards, for a run with an environment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub episode: Option<EpisodeConfig>,
     /// The name of the preset that the other keys of `objective` override; `objective` has its values.
     #[serde(skip)]
     pub preset: Option<String>,
@@ -320,27 +330,6 @@ pub struct RecordConfig {
     pub state_hash_every_steps: u64,
 }
 
-/// Checks that stop a run or warn.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct CanaryConfig {
-    /// Whether the checks run.
-    pub enabled: bool,
-    /// The share of responses without a judgement (unparsable, over budget) above which the run stops.
-    pub max_unjudged_share: f64,
-    /// A step whose mean entropy is below this multiple of the first step's warns of collapse.
-    pub entropy_collapse_factor: f64,
-    /// A step whose mean entropy is above this multiple of the first step's warns of explosion.
-    pub entropy_explosion_factor: f64,
-}
-
-impl CanaryConfig {
-    /// Whether a step's mean entropy has collapsed, given that of the run's first step.
-    pub fn is_collapse(&self, first_entropy: f64, entropy: f64) -> bool {
-        entropy < self.entropy_collapse_factor * first_entropy
-    }
-}
-
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -353,6 +342,8 @@ impl Default for Config {
             reference: None,
             teacher: None,
             task: TaskSpec::default(),
+            environment: None,
+            episode: None,
             preset: Some(merged::DEFAULT_PRESET.to_string()),
             followed: Vec::new(),
             objective: ObjectiveSpec::from_preset(merged::DEFAULT_PRESET).expect("the default is a preset"),
@@ -450,17 +441,6 @@ impl Default for RecordConfig {
             responses_every_steps: 10,
             alternatives: 4,
             state_hash_every_steps: 1,
-        }
-    }
-}
-
-impl Default for CanaryConfig {
-    fn default() -> Self {
-        CanaryConfig {
-            enabled: true,
-            max_unjudged_share: 0.5,
-            entropy_collapse_factor: 0.1,
-            entropy_explosion_factor: 5.0,
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Finding the model that a config or a command line names.
 //!
-//! One name serves everywhere. In this order it is: the word `builtin`; a run folder, for its newest good checkpoint; a
+//! One name serves everywhere. In this order it is: the word `builtin` or `builtin-tools`; a run folder, for its newest good checkpoint; a
 //! Hugging Face folder or a GGUF file; `RUN@STEP`, a run's checkpoint of that step; `OWNER/NAME`, a model of the Hugging
 //! Face hub that was fetched before, or `OWNER/NAME@REVISION`. Nothing here reaches for the network.
 
 use crate::error::{Error, Result};
 use crate::plan::config::{BaseStorage, Config, LoraConfig, ModelSource, Plan, PlanError, TeacherSource};
 use crate::policy::adapters;
-use crate::policy::builtin;
+use crate::policy::builtin::BuiltinModel;
 use crate::policy::hub_cache;
 use crate::run::{Checkpoint, Run, RunKind, check_tree};
 use stapo_model::decoder::{LoraSpec, QuantisedBase};
@@ -43,7 +43,7 @@ pub struct FoundModel {
 /// A model that is no run's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BaseModel {
-    Builtin,
+    Builtin(BuiltinModel),
     /// A Hugging Face folder or a GGUF file.
     Files(PathBuf),
     /// Random weights of a published shape, with the files of the built-in model beside them.
@@ -76,7 +76,7 @@ enum Located {
 const MAX_RUNS: usize = 64;
 
 /// What a name may be, for messages.
-const FORMS: &str = "a model is a Hugging Face folder, a GGUF file, a run folder, RUN@STEP, builtin, or a name on the hub such as Qwen/Qwen3-0.6B";
+const FORMS: &str = "a model is a Hugging Face folder, a GGUF file, a run folder, RUN@STEP, builtin, builtin-tools, or a name on the hub such as Qwen/Qwen3-0.6B";
 
 impl ModelSource {
     /// Finds the model. A run's checkpoint is found only where its hashes are right.
@@ -184,7 +184,7 @@ impl FoundModel {
     /// The base model by a name for other programs: that of the hub, or its path.
     pub fn base_name(&self) -> String {
         match &self.base {
-            BaseModel::Builtin => "builtin".to_string(),
+            BaseModel::Builtin(model) => model.name().to_string(),
             BaseModel::Files(path) => hub_cache::name_of(path).unwrap_or_else(|| path.display().to_string()),
             BaseModel::Random { shape, .. } => format!("random {shape}"),
         }
@@ -201,14 +201,17 @@ impl FoundModel {
     }
 }
 
+fn unpacked(model: BuiltinModel) -> Result<ModelFiles> {
+    let folder = model.unpack()?;
+    Ok(ModelFiles { path: folder.path().to_owned(), unpacked: Some(folder) })
+}
+
 impl BaseModel {
     fn files(&self) -> Result<ModelFiles> {
         match self {
             BaseModel::Files(path) => Ok(ModelFiles { path: path.clone(), unpacked: None }),
-            BaseModel::Builtin | BaseModel::Random { .. } => {
-                let folder = builtin::unpack()?;
-                Ok(ModelFiles { path: folder.path().to_owned(), unpacked: Some(folder) })
-            }
+            BaseModel::Builtin(model) => unpacked(*model),
+            BaseModel::Random { .. } => unpacked(BuiltinModel::Base),
         }
     }
 
@@ -260,7 +263,10 @@ pub fn is_run(path: &Path) -> bool {
 fn locate(source: &ModelSource) -> Result<Located> {
     let base = |base, pinned| Ok(Located::Base { base, pinned });
     let name = match source {
-        ModelSource::Builtin => return base(BaseModel::Builtin, ModelSource::Builtin),
+        ModelSource::Builtin => return base(BaseModel::Builtin(BuiltinModel::Base), ModelSource::Builtin),
+        ModelSource::Path { path } if path == BuiltinModel::Tools.name() => {
+            return base(BaseModel::Builtin(BuiltinModel::Tools), source.clone());
+        }
         ModelSource::Random { shape, seed } => {
             return base(BaseModel::Random { shape: shape.clone(), seed: *seed }, source.clone());
         }

@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::plan::config::ModelSource;
-use crate::policy::builtin;
 use crate::policy::found::{BaseModel, FoundModel};
 use crate::run::{hash_bytes, hash_file};
 use stapo_core::record::FileHash;
@@ -43,8 +42,8 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
         BaseModel::Random { shape, seed } => {
             Ok(vec![hash_bytes("weights", format!("random {shape} {seed}").as_bytes())])
         }
-        BaseModel::Builtin => {
-            let files = builtin::files().iter();
+        BaseModel::Builtin(model) => {
+            let files = model.files().iter();
             Ok(files.map(|(file, bytes)| hash_bytes(name_of(file), bytes)).collect())
         }
     }
@@ -54,7 +53,7 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
 pub(crate) fn of_files_beside(model: &FoundModel) -> Result<Vec<FileHash>> {
     match &model.base {
         BaseModel::Files(path) => files_beside_weights(path, &weight_files(path)?),
-        BaseModel::Builtin | BaseModel::Random { .. } => Ok(beside_weights(of_base(model)?)),
+        BaseModel::Builtin(_) | BaseModel::Random { .. } => Ok(beside_weights(of_base(model)?)),
     }
 }
 

@@ -5,9 +5,9 @@ use crate::learn::pretrain::{PretrainConfig, TextsSpec};
 use crate::plan::config::{LoraConfig, Plan, RolloutSourceSpec, TeacherSource};
 use crate::policy::hashes::{of_adapter, of_source};
 use crate::ranks::Fact;
-use crate::reward::{VerifierSpec, fingerprint};
+use crate::reward::{CommandSpec, VerifierSpec, fingerprint};
 use crate::run::{hash_file, plan_values};
-use crate::tasks::{DataFile, DataPath, TaskError, TaskSpec};
+use crate::tasks::{DataFile, DataPath, EnvironmentSpec, TaskError, TaskSpec};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
 
@@ -23,6 +23,9 @@ pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
     inputs.extend(of_task(&plan.task)?);
     for reward in plan.rewards.iter().skip(1) {
         inputs.extend(of_verifier(&format!("verifier of {}", reward.name), &reward.verifier)?);
+    }
+    for (name, command) in plan.config.environment.iter().flat_map(EnvironmentSpec::programs) {
+        inputs.push(of_program(&name, &command)?);
     }
     if let Some(RolloutSourceSpec::Jsonl { path, .. }) = &plan.config.rollout.source {
         inputs.push(hash_file("rollouts", path)?);
@@ -100,12 +103,22 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 
 /// The hash of a verifier's program; `None` for a verifier that is none.
 pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
-    let Some(command) = verifier.program() else { return Ok(None) };
-    let sha256 = fingerprint(&command).map_err(|error| TaskError::Verifier {
+    let key = "verifier.program";
+    verifier.program().map(|command| hash_program(name, key, &command)).transpose()
+}
+
+/// The hash of a program of an environment and its settings.
+pub fn of_program(name: &str, command: &CommandSpec) -> Result<FileHash> {
+    hash_program(name, "environment", command)
+}
+
+/// The hash of a program and its settings; `key` is that of the config.
+fn hash_program(name: &str, key: &str, command: &CommandSpec) -> Result<FileHash> {
+    let sha256 = fingerprint(command).map_err(|error| TaskError::Verifier {
         program: command.program.display().to_string(),
         place: format!("program of the {name}"),
         problem: error.to_string(),
-        remedy: "verifier.program: a path to an executable file, or a name on the PATH".into(),
+        remedy: format!("{key}: a path to an executable file, or a name on the PATH"),
     })?;
-    Ok(Some(FileHash { name: name.to_string(), n_bytes: 0, sha256 }))
+    Ok(FileHash { name: name.to_string(), n_bytes: 0, sha256 })
 }

@@ -107,7 +107,7 @@ impl LoadedModel {
                 let policy = Policy::noise(device, spec, *seed, RANDOM_DEVIATION)?;
                 Self::with_policy(&pretrained, tokenizer(&pretrained)?, policy)?
             }
-            BaseModel::Builtin | BaseModel::Files(_) => {
+            BaseModel::Builtin(_) | BaseModel::Files(_) => {
                 Self::load(&pretrained, tokenizer(&pretrained)?, (lora, storage), device)?
             }
         };

@@ -227,22 +227,26 @@ impl CodeJudge {
 
     /// What the user should know about how programs are kept apart.
     pub fn warnings(&self) -> Vec<String> {
-        let layers = self.layers();
-        match layers.level {
-            Level::Namespaces => Vec::new(),
-            Level::Filters => vec![format!(
-                "programs of the model run without namespaces ({}): seccomp and Landlock keep them from files, sockets and other processes; they can see process numbers and file names",
-                layers.without_namespaces.as_deref().unwrap_or("not asked for")
-            )],
-            Level::None => vec![
-                "programs of the model run with limits only, as `unsafe_code` allows: they can read and write what you can"
-                    .into(),
-            ],
-        }
+        layer_warnings(self.layers())
     }
 }
 
-fn refused(error: &SandboxError, place: &str) -> TaskError {
+/// What the user should know about the layers that keep programs apart.
+pub(crate) fn layer_warnings(layers: &Layers) -> Vec<String> {
+    match layers.level {
+        Level::Namespaces => Vec::new(),
+        Level::Filters => vec![format!(
+            "programs of the model run without namespaces ({}): seccomp and Landlock keep them from files, sockets and other processes; they can see process numbers and file names",
+            layers.without_namespaces.as_deref().unwrap_or("not asked for")
+        )],
+        Level::None => vec![
+            "programs of the model run with limits only, as `unsafe_code` allows: they can read and write what you can"
+                .into(),
+        ],
+    }
+}
+
+pub(crate) fn refused(error: &SandboxError, place: &str) -> TaskError {
     TaskError::Verifier {
         program: "code".into(),
         place: place.into(),

@@ -26,7 +26,7 @@ pub enum Programs {
 }
 
 /// Refuses a verifier's program that may not start.
-pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
+pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), TaskError> {
     let permission = permission(command);
     if programs == Programs::Allowed {
         // A folder that is too large to be hashed is refused in a config of the user's own too: no later command could trust it.
@@ -65,7 +65,11 @@ pub(super) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
 /// Records the program of a verifier, if the verifier is one, so that plans of run folders may start the program. The
 /// error says what cannot be written.
 pub fn record_program(verifier: &VerifierSpec) -> Result<(), String> {
-    let Some(command) = &verifier.program() else { return Ok(()) };
+    verifier.program().map_or(Ok(()), |command| record_command(&command))
+}
+
+/// Records a program, as [`record_program`] does that of a verifier.
+pub fn record_command(command: &CommandSpec) -> Result<(), String> {
     let folder = folder().ok_or("neither XDG_STATE_HOME nor HOME names a folder")?;
     let hash = permission(command).map_err(|error| format!("{}: {error}", shown(command)))?;
     let write = || {

@@ -1,10 +1,11 @@
 //! The keys of a verifier in a config.
 
+use crate::tasks::error::TaskError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_sandbox::{Clock, Language, Limits};
 use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How a response becomes a verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -180,10 +181,31 @@ pub struct CommandSpec {
     pub limits: ProcessLimits,
 }
 
+/// What the interpreter runs: the driver, which the trainer sends as the first line of standard input.
+const BOOTSTRAP: &str = "import json, sys; exec(json.loads(sys.stdin.readline()))";
+
+/// How an interpreter starts: isolated, so that it imports from its installation and from the folder that the driver adds,
+/// not from the current folder, the user's packages or what the environment names; and without caches of bytecode, in which
+/// other code than that of the source may lie.
+const ISOLATED: [&str; 4] = ["-I", "-B", "-X", "pycache_prefix=/dev/null"];
+
 impl CommandSpec {
     /// A program with default limits.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), args: Vec::new(), limits: ProcessLimits::default() }
+    }
+
+    /// An interpreter that serves a name in a Python file. The command line says the file, the name and what the driver
+    /// does with it, so that a permission and a hash of the command line are about these.
+    pub(crate) fn driver(python: &Path, file: &Path, name: &str, role: &str, limits: ProcessLimits) -> Self {
+        let words = ["-c", BOOTSTRAP, &file.display().to_string(), name, role];
+        Self { program: python.to_owned(), args: words.map(str::to_string).to_vec(), limits }
+    }
+
+    /// An interpreter as it is started.
+    pub(crate) fn isolated(mut self) -> Self {
+        self.args.splice(0..0, ISOLATED.map(str::to_string));
+        self
     }
 }
 
@@ -229,6 +251,44 @@ impl Default for ProcessLimits {
     }
 }
 
+impl ProcessLimits {
+    /// Refuses limits under which no program can work.
+    pub(crate) fn check(&self) -> Result<(), TaskError> {
+        for (key, seconds) in [("sample_seconds", self.sample_seconds), ("batch_seconds", self.batch_seconds)]
+        {
+            if !(seconds > 0.0 && seconds <= 1e6) {
+                return Err(TaskError::setting(
+                    key,
+                    format!("{seconds} s"),
+                    "a time above 0 and up to 1e6 s",
+                ));
+            }
+        }
+        if self.max_line_bytes == 0 {
+            return Err(TaskError::setting(
+                "max_line_bytes",
+                "0",
+                "a verdict takes some 30 bytes; default 1 MiB",
+            ));
+        }
+        // The launcher, of some 100 MiB of address space, is under the same self.
+        if (1..256).contains(&self.memory_mib) {
+            return Err(TaskError::setting(
+                "memory_mib",
+                self.memory_mib.to_string(),
+                "0 for no limit, or at least 256",
+            ));
+        }
+        if self.open_files < 16 {
+            return Err(TaskError::setting("open_files", self.open_files.to_string(), "at least 16"));
+        }
+        if let Some(name) = self.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+            return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
+        }
+        Ok(())
+    }
+}
+
 /// A function `reward(prompt, response, reference, row)` of a Python file, where `row` is the row of the data file. The
 /// function returns a number (the reward), True or False (the verdict), or a dict with the keys of a program's line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -249,9 +309,6 @@ pub struct PythonSpec {
     pub limits: ProcessLimits,
 }
 
-/// What the interpreter runs: the driver, which the trainer sends as the first line of standard input.
-const BOOTSTRAP: &str = "import json, sys; exec(json.loads(sys.stdin.readline()))";
-
 impl PythonSpec {
     /// A function called `reward`, with default limits.
     pub fn new(file: impl Into<PathBuf>) -> Self {
@@ -264,16 +321,14 @@ impl PythonSpec {
         }
     }
 
-    /// The interpreter's process. The command line names the file, the function and how it is called, so that a
-    /// permission and a hash of the command line are about these.
+    /// The interpreter's process.
     pub fn command(&self) -> CommandSpec {
-        let calls = if self.batch { "batch" } else { "sample" };
-        let words = ["-c", BOOTSTRAP, &self.file.display().to_string(), &self.function, calls];
+        let role = if self.batch { "batch" } else { "sample" };
         let mut limits = self.limits.clone();
         if self.batch {
             limits.sample_seconds = limits.batch_seconds;
         }
-        CommandSpec { program: self.python.clone(), args: words.map(str::to_string).to_vec(), limits }
+        CommandSpec::driver(&self.python, &self.file, &self.function, role, limits)
     }
 }
 
@@ -281,6 +336,6 @@ fn default_function() -> String {
     "reward".into()
 }
 
-fn default_python() -> PathBuf {
+pub(crate) fn default_python() -> PathBuf {
     "python3".into()
 }

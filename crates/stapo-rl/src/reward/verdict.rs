@@ -14,6 +14,7 @@ use crate::tasks::countdown::Puzzle;
 use crate::tasks::error::TaskError;
 use command::External;
 use lines::RowOf;
+pub(crate) use python::greeting as driver_greeting;
 pub use python::show_prints;
 use rayon::prelude::*;
 use stapo_core::{Problem, Verdict};
@@ -54,6 +55,11 @@ impl Verifier {
                 Self::Code(Box::new(CodeJudge::open(code)?))
             }
         })
+    }
+
+    /// Whether answers are looked for in boxes.
+    pub(crate) fn reads_boxes(&self) -> bool {
+        matches!(self, Self::Rule(_) | Self::Countdown(_))
     }
 
     /// Whether judging needs the rows of a data file.

@@ -1,6 +1,6 @@
 //! Rollouts from a file: responses that another engine sampled, with the log-probs it reported.
 
-use super::{RolloutContext, RolloutSource, Sampled, judge, scored};
+use super::{JudgedRollout, RolloutContext, RolloutSource, Sampled, judge, scored};
 use crate::error::{Error, Result};
 use crate::learn::scoring::{Sequence, score};
 use crate::plan::config::{Behavior, Plan, RolloutSourceSpec};
@@ -123,12 +123,14 @@ impl RolloutSource for ForeignRollouts {
         let n_sampled = rollouts.iter().map(Rollout::n_sampled).sum();
         let mut groups: Vec<Group> =
             problems.into_iter().map(|problem| Group { problem, members: Vec::new() }).collect();
-        for (rollout, judged) in rollouts.into_iter().zip(&judged) {
-            groups[rollout.problem_idx].members.push(scored(plan, rollout, judged));
+        for (rollout, judged) in rollouts.into_iter().zip(judged) {
+            let judged = JudgedRollout { rollout, judged, episode: None };
+            groups[judged.rollout.problem_idx].members.push(scored(plan, judged));
         }
         let sampler_logp = written.iter().map(|response| response.logp.clone()).collect();
         let n_drawn = n_problems as u64;
-        Ok(Sampled { batch: Batch { groups }, sampler_logp, n_drawn, n_responses, n_sampled })
+        let episodes = Vec::new();
+        Ok(Sampled { batch: Batch { groups }, sampler_logp, n_drawn, n_responses, n_sampled, episodes })
     }
 }
 

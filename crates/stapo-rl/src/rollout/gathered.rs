@@ -2,7 +2,7 @@
 
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
-use stapo_core::{Finish, Rollout, Scored, Verdict};
+use stapo_core::{Rollout, Scored, Verdict};
 
 const VERDICTS: [Verdict; 5] =
     [Verdict::Right, Verdict::Wrong, Verdict::NoAnswer, Verdict::Unparsable, Verdict::OverBudget];
@@ -31,24 +31,21 @@ pub fn gathered(ranks: &dyn Transport, mine: &[Scored], n_problems: usize) -> Re
 }
 
 fn pack(packer: &mut Packer, scored: &Scored) {
-    let Scored { rollout, verdict, reward, rewards, program } = scored;
+    let Scored { rollout, verdict, reward, rewards, program, episode } = scored;
     packer.number(rollout.problem_idx);
     packer.number(rollout.sample_idx);
     packer.tokens(&rollout.tokens);
     packer.bytes(&rollout.is_sampled.iter().map(|&is_sampled| u8::from(is_sampled)).collect::<Vec<_>>());
     packer.singles(&rollout.logp);
     packer.singles(&rollout.entropy);
-    let stop = match rollout.finish {
-        Finish::Stop { token } => vec![token],
-        Finish::LengthLimit => Vec::new(),
-    };
-    packer.tokens(&stop);
+    packer.text(&serde_json::to_string(&rollout.finish).expect("names and numbers are JSON"));
     packer.byte(u8::from(rollout.policy_version.is_some()));
     packer.number(rollout.policy_version.unwrap_or(0) as usize);
     packer.number(VERDICTS.iter().position(|known| known == verdict).unwrap_or(VERDICTS.len()));
     packer.float(*reward);
     packer.floats(rewards);
     packer.text(&serde_json::to_string(program).expect("texts and numbers are JSON"));
+    packer.text(&serde_json::to_string(episode).expect("texts and numbers are JSON"));
 }
 
 fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
@@ -59,7 +56,7 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
         is_sampled: read.bytes()?.iter().map(|&byte| byte != 0).collect(),
         logp: read.singles()?,
         entropy: read.singles()?,
-        finish: read.tokens()?.first().map_or(Finish::LengthLimit, |&token| Finish::Stop { token }),
+        finish: serde_json::from_str(&read.text()?).map_err(|_| Malformed)?,
         policy_version: {
             let is_known = read.byte()? != 0;
             Some(read.number()? as u64).filter(|_| is_known)
@@ -73,14 +70,15 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
     let verdict = *VERDICTS.get(read.number()?).filter(|_| is_whole).ok_or(Malformed)?;
     let (reward, rewards) = (read.float()?, read.floats()?);
     let program = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
-    Ok(Scored { rollout, verdict, reward, rewards, program })
+    let episode = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
+    Ok(Scored { rollout, verdict, reward, rewards, program, episode })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ranks::Solo;
-    use stapo_core::{ProgramEnd, ProgramRun};
+    use stapo_core::{Episode, Finish, ProgramEnd, ProgramRun};
 
     #[test]
     fn a_response_survives_the_way_between_ranks() {
@@ -100,8 +98,10 @@ mod tests {
             reward: -1.0,
             rewards: vec![0.5, -1.5],
             program: None,
+            episode: None,
         };
-        let mut second = judged(rollout(1, Finish::LengthLimit, None), Verdict::OverBudget);
+        let mut second = judged(rollout(1, Finish::TurnLimit, None), Verdict::OverBudget);
+        second.episode = Some(Box::new(Episode::default()));
         second.program = Some(Box::new(ProgramRun {
             source: "x = 1".into(),
             end: ProgramEnd::TimeOut,

@@ -1,19 +1,22 @@
 //! Responses sampled by the policy in training.
 
 use super::gathered::{gathered, unreadable};
-use super::{RolloutContext, RolloutSource, Sampled, judge, scored};
+use super::{
+    Asked, EndedEpisode, EpisodeEvent, EpisodeSet, Episodes, JudgedRollout, RecordedAnswers, RolloutContext,
+    RolloutSource, Sampled, judge, scored,
+};
 use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::{LongPrompts, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{ExpectedLengths, Transport, deal};
-use crate::reward::Judged;
-use crate::run::Abandon;
 use crate::run::meter::{Meter, Phase};
+use crate::run::{Abandon, Counters};
 use crate::tasks::{Environment, Rewards, Split, Task};
 use stapo_core::random::Key;
-use stapo_core::{Batch, Finish, Group, Problem, Rollout, Scored, Verdict};
+use stapo_core::record::{self, EpisodeRecord, Record};
+use stapo_core::{Batch, Episode, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
     Completion, Engine, EngineSettings, Event, Filter, FinishReason, ForcedLengths, Request, SamplingRule,
 };
@@ -27,11 +30,10 @@ pub struct PolicySource {
 
 impl RolloutSource for PolicySource {
     fn next(&mut self, training: &mut RolloutContext) -> Result<Sampled> {
-        let RolloutContext { model, task, plan, counters, ranks, meter, abandon, .. } = *training;
-        let policy_version = counters.n_updates;
+        let RolloutContext { model, task, plan, counters, ranks, recorded, meter, abandon, .. } = *training;
         let memory = training.memory.sample();
-        let mut sampler = Sampler { model, memory, task, plan, policy_version, ranks, meter, abandon };
-        sampler.roll_out(&mut self.lengths, counters.step + 1, counters.position)
+        let mut sampler = Sampler { model, memory, task, plan, counters, ranks, recorded, meter, abandon };
+        sampler.roll_out(&mut self.lengths)
     }
 }
 
@@ -43,6 +45,10 @@ struct GroupSampling {
     temperature: f64,
     /// The phase for which tokens and responses are counted as they come.
     phase: Phase,
+    /// Where the responses belong in the run.
+    set: EpisodeSet,
+    /// The rewards that judge a response.
+    rewards: Rewards,
 }
 
 /// What samples: a policy in its memory, asked by a task, as one of several ranks. Each problem is sampled and judged by one
@@ -52,22 +58,26 @@ pub struct Sampler<'a> {
     pub memory: &'a mut SamplingMemory,
     pub task: &'a Task,
     pub plan: &'a Plan,
-    /// Optimizer steps that the policy has made.
-    pub policy_version: u64,
+    /// What the policy has made so far; `n_updates` is its version.
+    pub counters: Counters,
     pub ranks: &'a dyn Transport,
+    /// Answers of environments that the run has recorded.
+    pub recorded: &'a RecordedAnswers,
     pub meter: &'a Meter,
     pub abandon: &'a Abandon,
 }
 
 impl Sampler<'_> {
-    /// Samples one rollout batch, with problems from `position` on. Problems are dealt out to the ranks by the lengths to
-    /// expect, which learn from what is sampled.
-    fn roll_out(&mut self, lengths: &mut ExpectedLengths, step: u64, position: u64) -> Result<Sampled> {
+    /// Samples the rollout batch of the next step. Problems are dealt out to the ranks by the lengths to expect, which learn
+    /// from what is sampled.
+    fn roll_out(&mut self, lengths: &mut ExpectedLengths) -> Result<Sampled> {
         let config = &self.plan.config;
+        let (step, position) = (self.counters.step + 1, self.counters.position);
         let wanted = config.rollout.problems_per_step;
         let mut kept: Vec<Group> = Vec::new();
         let batch = Batch { groups: Vec::new() };
-        let mut out = Sampled { batch, sampler_logp: Vec::new(), n_drawn: 0, n_responses: 0, n_sampled: 0 };
+        let (sampler_logp, episodes) = (Vec::new(), Vec::new());
+        let mut out = Sampled { batch, sampler_logp, n_drawn: 0, n_responses: 0, n_sampled: 0, episodes };
         for draw in 0..=config.rollout.max_redraws as u64 {
             let missing = wanted - kept.len();
             let (problems, n_drawn) =
@@ -78,6 +88,8 @@ impl Sampler<'_> {
                 n_samples: config.rollout.group_size,
                 temperature: config.rollout.temperature,
                 phase: Phase::Rollout,
+                set: EpisodeSet { step, is_evaluation: false, draw },
+                rewards: Rewards::All,
             };
             let sizes: Vec<f64> = problems.iter().map(|problem| lengths.expected(&problem.id)).collect();
             let groups = self.sample_and_score(&problems, &sizes, sampling)?;
@@ -86,6 +98,11 @@ impl Sampler<'_> {
                 lengths.saw(&group.problem.id, n_tokens.clone());
                 out.n_responses += group.members.len();
                 out.n_sampled += n_tokens.sum::<usize>();
+                out.episodes.extend(group.members.iter().filter_map(|member| {
+                    let Rollout { problem_idx, sample_idx, .. } = member.rollout;
+                    let episode = Episode::clone(member.episode.as_ref()?);
+                    Some(sampling.set.record(&group.problem, (problem_idx, sample_idx), episode))
+                }));
             }
             let is_last = draw == config.rollout.max_redraws as u64;
             kept.extend(groups.into_iter().filter(|group| is_last || !group.is_unanimous()));
@@ -111,12 +128,8 @@ impl Sampler<'_> {
         sampling: GroupSampling,
     ) -> Result<Vec<Group>> {
         let mine = self.problems_of_this_rank(sizes);
-        let environment = self.task.environment(Rewards::All);
-        let rollouts = self.sample(&*environment, problems, &mine, sampling)?;
-        self.meter.enter(Phase::Grade);
-        let judged = self.judge(&*environment, problems, &rollouts)?;
-        let judged = rollouts.into_iter().zip(judged);
-        let mine: Vec<Scored> = judged.map(|(rollout, judged)| scored(self.plan, rollout, &judged)).collect();
+        let judged = self.sample(problems, &mine, sampling)?.into_iter();
+        let mine: Vec<Scored> = judged.map(|judged| scored(self.plan, judged)).collect();
         let mut groups: Vec<Group> =
             problems.iter().map(|problem| Group { problem: problem.clone(), members: Vec::new() }).collect();
         let all = if self.ranks.world() == 1 { mine } else { gathered(self.ranks, &mine, problems.len())? };
@@ -126,33 +139,73 @@ impl Sampler<'_> {
         Ok(groups)
     }
 
-    /// The judgements of all rollouts. Fails on all ranks where one of them has abandoned its sampling.
-    fn judge(
-        &self,
-        environment: &dyn Environment,
+    /// Judged responses to the problems of the indices `mine`, ordered by problem and sample. Fails on all ranks where one of
+    /// them has abandoned its sampling.
+    fn sample(
+        &mut self,
         problems: &[Problem],
-        rollouts: &[Rollout],
-    ) -> Result<Vec<Vec<Judged>>> {
-        let judged = match self.abandon.signal() {
-            Some(_) => Vec::new(),
-            None => judge(environment, self.model, problems, &rollouts.iter().collect::<Vec<_>>())?,
+        mine: &[usize],
+        sampling: GroupSampling,
+    ) -> Result<Vec<JudgedRollout>> {
+        self.meter.enter(sampling.phase);
+        self.meter.expect(sampling.phase, mine.len() * sampling.n_samples);
+        let environment = self.task.environment(sampling.rewards);
+        let judged = if self.plan.config.environment.is_some() {
+            self.play(&*environment, problems, mine, sampling)?
+        } else {
+            let rollouts = self.sample_turns(&*environment, problems, mine, sampling)?;
+            if sampling.phase == Phase::Rollout {
+                self.meter.enter(Phase::Grade);
+            }
+            self.judge(&*environment, problems, rollouts)?
         };
         self.abandon.agree(self.ranks)?;
         Ok(judged)
     }
 
-    /// Responses to the problems of the indices `mine`, ordered by problem and sample; fewer where the sampling was abandoned.
-    fn sample(
-        &mut self,
+    /// The judgements of rollouts in one turn; none where the sampling was abandoned.
+    fn judge(
+        &self,
         environment: &dyn Environment,
         problems: &[Problem],
+        rollouts: Vec<Rollout>,
+    ) -> Result<Vec<JudgedRollout>> {
+        if self.abandon.signal().is_some() {
+            return Ok(Vec::new());
+        }
+        let judged = judge(environment, self.model, problems, &rollouts.iter().collect::<Vec<_>>())?;
+        let pairs = rollouts.into_iter().zip(judged);
+        Ok(pairs.map(|(rollout, judged)| JudgedRollout { rollout, judged, episode: None }).collect())
+    }
+
+    /// The prompts of the problems `mine`; `None` where the sampling was abandoned.
+    fn prompts<'p>(
+        &self,
+        environment: &dyn Environment,
+        problems: &'p [Problem],
         mine: &[usize],
-        sampling: GroupSampling,
-    ) -> Result<Vec<Rollout>> {
-        let Self { model, plan, policy_version, meter, abandon, .. } = *self;
-        meter.enter(sampling.phase);
-        meter.expect(sampling.phase, mine.len() * sampling.n_samples);
-        let limits = &plan.config.rollout;
+    ) -> Result<Option<Vec<Asked<'p>>>> {
+        let prompting = self.model.prompting(&self.plan.style)?.with_tools(self.task.tool_schemas());
+        let limit = self.plan.config.rollout.max_prompt_tokens;
+        let mut asked = Vec::with_capacity(mine.len());
+        for &problem_idx in mine {
+            if self.abandon.signal().is_some() {
+                return Ok(None);
+            }
+            let problem = &problems[problem_idx];
+            let prompt = prompting.conversation(&problem.id, &environment.begin(problem))?;
+            if prompt.len() > limit {
+                let (problem_id, n_tokens) = (problem.id.clone(), prompt.len());
+                return Err(Error::PromptTooLong { problem_id, n_tokens, limit });
+            }
+            asked.push(Asked { problem_idx, problem, prompt });
+        }
+        Ok(Some(asked))
+    }
+
+    /// An engine with a request for each problem.
+    fn start(&mut self, asked: &[Asked], sampling: GroupSampling, max_tokens: usize) -> Result<Engine<'_>> {
+        let Self { model, plan, .. } = *self;
         let settings = EngineSettings {
             seed: sampling.key.bits(),
             rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
@@ -161,30 +214,16 @@ impl Sampler<'_> {
         };
         let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
         engine.stop_at(model.stop_texts(&plan.style)?);
-        let prompting = model.prompting(&plan.style)?;
-        let mut prompts = Vec::with_capacity(mine.len());
-        for &idx in mine {
-            if abandon.signal().is_some() {
-                return Ok(Vec::new());
-            }
-            let problem = &problems[idx];
-            let prompt = prompting.conversation(&problem.id, &environment.begin(problem))?;
-            if prompt.len() > limits.max_prompt_tokens {
-                return Err(Error::PromptTooLong {
-                    problem_id: problem.id.clone(),
-                    n_tokens: prompt.len(),
-                    limit: limits.max_prompt_tokens,
-                });
-            }
+        for Asked { problem_idx, problem, prompt } in asked {
             let request = Request {
-                problem: idx as u64,
+                problem: *problem_idx as u64,
                 prompt: prompt.clone(),
                 n_samples: sampling.n_samples as u32,
-                max_tokens: limits.max_response_tokens,
+                max_tokens,
                 stops: model.stops.clone(),
             };
             let refused = |source| Error::Request { problem_id: problem.id.clone(), source };
-            let submitted = match limits.lengths {
+            let submitted = match plan.config.rollout.lengths {
                 Some(lengths) => {
                     let lengths = ForcedLengths { mean: lengths.mean, sigma: lengths.sigma };
                     let lengths = lengths.draw(settings.seed, request.problem, request.n_samples);
@@ -193,33 +232,99 @@ impl Sampler<'_> {
                 None => engine.submit(request),
             };
             submitted.map_err(refused)?;
-            prompts.push(prompt);
         }
+        Ok(engine)
+    }
+
+    /// Responses in one turn, ordered by problem and sample; fewer where the sampling was abandoned.
+    fn sample_turns(
+        &mut self,
+        environment: &dyn Environment,
+        problems: &[Problem],
+        mine: &[usize],
+        sampling: GroupSampling,
+    ) -> Result<Vec<Rollout>> {
+        let Self { plan, counters, meter, abandon, .. } = *self;
+        let Some(asked) = self.prompts(environment, problems, mine)? else { return Ok(Vec::new()) };
+        let mut engine = self.start(&asked, sampling, plan.config.rollout.max_response_tokens)?;
         let responses = generate(&mut engine, meter, abandon)?;
         let rollout = |response: Completion| {
-            let request_idx = response.ticket.0 as usize;
+            let Asked { problem_idx, prompt, .. } = &asked[response.ticket.0 as usize];
             let sampled: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
-            let (tokens, is_sampled) = Rollout::one_turn(&prompts[request_idx], &sampled);
+            let (tokens, is_sampled) = Rollout::one_turn(prompt, &sampled);
             Rollout {
-                problem_idx: mine[request_idx],
+                problem_idx: *problem_idx,
                 sample_idx: response.sample as usize,
                 tokens,
                 is_sampled,
                 logp: response.tokens.iter().map(|t| t.logp).collect(),
                 entropy: response.tokens.iter().map(|t| t.entropy).collect(),
                 finish: finish(response.finish),
-                policy_version: Some(policy_version),
+                policy_version: Some(counters.n_updates),
             }
         };
         Ok(responses.into_iter().map(rollout).collect())
     }
 
-    /// Share of right answers on held-out problems; `None` where the task holds none out.
-    pub fn held_out_accuracy(&mut self) -> Result<Option<f64>> {
+    /// Episodes, ordered by problem and sample; fewer where the sampling was abandoned.
+    fn play(
+        &mut self,
+        environment: &dyn Environment,
+        problems: &[Problem],
+        mine: &[usize],
+        sampling: GroupSampling,
+    ) -> Result<Vec<JudgedRollout>> {
+        let Self { model, task, plan, counters, recorded, meter, abandon, .. } = *self;
+        let Some(asked) = self.prompts(environment, problems, mine)? else { return Ok(Vec::new()) };
+        let episodes = Episodes {
+            environment,
+            prompting: model.prompting(&plan.style)?.with_tools(task.tool_schemas()),
+            tokenizer: model.tokenizer()?,
+            stops: &model.stops,
+            limits: plan.episode(),
+            max_tokens: plan.config.rollout.max_response_tokens,
+            set: sampling.set,
+            recorded,
+            n_rewards: if sampling.rewards == Rewards::All { plan.rewards.len() } else { 1 },
+        };
+        let mut engine = self.start(&asked, sampling, episodes.first_limit())?;
+        let judged = |ended: EndedEpisode| JudgedRollout {
+            rollout: Rollout {
+                problem_idx: asked[ended.ticket.0 as usize].problem_idx,
+                sample_idx: ended.sample as usize,
+                tokens: ended.tokens,
+                is_sampled: ended.is_sampled,
+                logp: ended.logp,
+                entropy: ended.entropy,
+                finish: ended.finish,
+                policy_version: Some(counters.n_updates),
+            },
+            judged: ended.judged,
+            episode: Some(Box::new(ended.episode)),
+        };
+        let mut ended = Vec::new();
+        episodes.play(&mut engine, &asked, &mut |event| {
+            match event {
+                EpisodeEvent::Token => meter.add(0, 1),
+                EpisodeEvent::Waits => meter.enter(Phase::Environment),
+                EpisodeEvent::GoesOn => meter.enter(sampling.phase),
+                EpisodeEvent::Ended(episode) => {
+                    meter.add(1, 0);
+                    ended.push(*episode);
+                }
+            }
+            Ok(abandon.signal().is_none())
+        })?;
+        ended.sort_by_key(|episode| (episode.ticket, episode.sample));
+        Ok(ended.into_iter().map(judged).collect())
+    }
+
+    /// Share of right answers on held-out problems, `None` where the task holds none out; and what environments answered.
+    pub fn held_out_accuracy(&mut self) -> Result<(Option<f64>, Vec<EpisodeRecord>)> {
         let evaluation = &self.plan.config.evaluation;
         let problems = self.task.held_out(evaluation.problems);
         if problems.is_empty() {
-            return Ok(None);
+            return Ok((None, Vec::new()));
         }
         // All evaluations of a run sample with the same key, so that two evaluations differ by the policy alone.
         let sampling = GroupSampling {
@@ -227,23 +332,33 @@ impl Sampler<'_> {
             n_samples: evaluation.samples,
             temperature: self.plan.config.rollout.temperature,
             phase: Phase::Evaluate,
+            set: EpisodeSet { step: self.counters.step, is_evaluation: true, draw: 0 },
+            rewards: Rewards::First,
         };
         let mine = self.problems_of_this_rank(&vec![1.0; problems.len()]);
-        let environment = self.task.environment(Rewards::First);
-        let rollouts = self.sample(&*environment, &problems, &mine, sampling)?;
-        let judged = self.judge(&*environment, &problems, &rollouts)?;
-        let right = judged.iter().filter(|judged| judged[0].verdict == Verdict::Right).count();
+        let judged = self.sample(&problems, &mine, sampling)?;
+        let right = judged.iter().filter(|judged| judged.judged[0].verdict == Verdict::Right).count();
         let mut packer = Packer::default();
         packer.number(right);
         packer.number(judged.len());
+        let episodes = judged.into_iter().filter_map(|judged| {
+            let Rollout { problem_idx, sample_idx, .. } = judged.rollout;
+            let at = (problem_idx, sample_idx);
+            Some(sampling.set.record(&problems[problem_idx], at, *judged.episode?))
+        });
+        packer.text(&episodes.map(|record| record.to_line()).collect::<String>());
         let mut sums = [0, 0];
+        let mut episodes = Vec::new();
         for (rank, bytes) in self.ranks.all_gather(&packer.0)?.iter().enumerate() {
             let mut read = Unpacker(bytes);
             for sum in &mut sums {
                 *sum += read.number().map_err(|Malformed| unreadable(rank))?;
             }
+            let lines = read.text().map_err(|Malformed| unreadable(rank))?;
+            episodes.extend(record::parse_lines(&lines).map_err(|_| unreadable(rank))?.records);
         }
-        Ok(Some(sums[0] as f64 / sums[1].max(1) as f64))
+        episodes.sort_by_key(|record: &EpisodeRecord| (record.problem_idx, record.sample_idx));
+        Ok((Some(sums[0] as f64 / sums[1].max(1) as f64), episodes))
     }
 }
 
@@ -261,7 +376,7 @@ fn draw_problems(
 ) -> Result<(Vec<Problem>, u64)> {
     let rollout = &plan.config.rollout;
     let is_checked = rollout.long_prompts == LongPrompts::Refuse || task.n_problems(Split::Train).is_some();
-    let prompting = model.prompting(&plan.style)?;
+    let prompting = model.prompting(&plan.style)?.with_tools(task.tool_schemas());
     let environment = task.environment(Rewards::All);
     let mut problems = Vec::with_capacity(n);
     let mut n_drawn = 0;

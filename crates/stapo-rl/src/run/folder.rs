@@ -3,7 +3,7 @@
 use super::checkpoint::{Checkpoint, Provenance, Snapshot, StateSource, TOKEN};
 use super::events::{self, EventLog};
 use super::image::Image;
-use super::journal::{BENCHMARKS, JOURNAL, Journal, METRICS, PARTS};
+use super::journal::{JOURNAL, Journal, METRICS, OPTIONAL_PARTS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
 use super::parts::{PartOrder, absolute, fresh_token};
@@ -421,8 +421,8 @@ impl Run {
     /// Writes a file of a step, by its name in the folder.
     pub(crate) fn write_record(&mut self, name: &str, text: &str) -> Result<()> {
         let path = self.folder.join(name);
-        if name.starts_with(BENCHMARKS) {
-            create_folder(&self.folder.join(BENCHMARKS))?;
+        if let Some(part) = OPTIONAL_PARTS.into_iter().find(|part| name.starts_with(part)) {
+            create_folder(&self.folder.join(part))?;
         }
         write_whole(&path, text.as_bytes())?;
         self.journal.note(name, text.as_bytes());

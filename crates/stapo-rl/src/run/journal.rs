@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 /// The parts of a run folder that hold one file per recorded step.
 pub(super) const PARTS: [&str; 3] = ["rollouts", "tokens", "explored"];
 
-/// The samples of evaluations on benchmarks: one file per evaluation, in runs that have benchmarks.
-pub(super) const BENCHMARKS: &str = "benchmarks";
+/// Parts that only some runs have: the samples of evaluations on benchmarks, and the answers of environments.
+pub(super) const OPTIONAL_PARTS: [&str; 2] = ["benchmarks", "episodes"];
 
 /// All parts that hold one file per step.
 pub(super) fn parts() -> impl Iterator<Item = &'static str> {
-    PARTS.into_iter().chain([BENCHMARKS])
+    PARTS.into_iter().chain(OPTIONAL_PARTS)
 }
 
 pub(super) const JOURNAL: &str = "records.jsonl";

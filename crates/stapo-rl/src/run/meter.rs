@@ -14,6 +14,7 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     Rollout,
+    Environment,
     Grade,
     Calibrate,
     Update,
@@ -24,11 +25,12 @@ pub enum Phase {
 }
 
 impl Phase {
-    const COUNT: usize = 8;
+    const COUNT: usize = 9;
 
     pub fn name(self) -> &'static str {
         match self {
             Phase::Rollout => "rollout",
+            Phase::Environment => "environment",
             Phase::Grade => "grade",
             Phase::Calibrate => "calibrate",
             Phase::Update => "update",
@@ -125,6 +127,7 @@ impl Meter {
         let seconds = |phase: Phase| work[phase as usize].seconds;
         PhaseSeconds {
             rollout: seconds(Phase::Rollout),
+            environment: seconds(Phase::Environment),
             grade: seconds(Phase::Grade),
             calibrate: seconds(Phase::Calibrate),
             update: seconds(Phase::Update),

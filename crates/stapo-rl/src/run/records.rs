@@ -13,11 +13,12 @@ use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::program::category_in_response;
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, Extra, GivenTokens, LengthQuantiles, Metrics, PhaseSeconds,
-    ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord, TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, GivenTokens, LengthQuantiles,
+    Metrics, PhaseSeconds, ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord,
+    TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{Finish, Group, Rollout, TokenCategory, TokenEffect, Verdict};
+use stapo_core::{EpisodeTurn, Finish, Group, Rollout, Scored, TokenCategory, TokenEffect, Verdict};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
 
@@ -26,9 +27,7 @@ use std::collections::BTreeMap;
 pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) -> Metrics {
     let responses: Vec<_> = rolled.batch.responses().collect();
     let n_responses = responses.len().max(1) as f64;
-    let mean = |value: &dyn Fn(&stapo_core::Scored) -> f64| {
-        responses.iter().map(|s| value(s)).sum::<f64>() / n_responses
-    };
+    let mean = |value: &dyn Fn(&Scored) -> f64| responses.iter().map(|s| value(s)).sum::<f64>() / n_responses;
     let mut entropies: Vec<f64> =
         responses.iter().flat_map(|s| &s.rollout.entropy).map(|&entropy| f64::from(entropy)).collect();
     entropies.par_sort_unstable_by(f64::total_cmp);
@@ -51,6 +50,7 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         response_tokens_mean: mean(&|s| s.rollout.n_sampled() as f64),
         response_tokens: lengths(responses.iter().map(|s| s.rollout.n_sampled()).collect()),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
+        episodes: episodes(&responses),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
         entropy_quantiles: quantiles(&entropies),
         n_tokens: count(&|u| u.tally.n_tokens),
@@ -89,6 +89,24 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         state_sha256: None,
         extra: Extra::new(),
     }
+}
+
+/// What happened between turns; `None` for responses that no environment answered.
+fn episodes(responses: &[&Scored]) -> Option<EpisodeMetrics> {
+    let turns: Vec<&EpisodeTurn> =
+        responses.iter().filter_map(|s| s.episode.as_ref()).flat_map(|e| &e.turns).collect();
+    let n_episodes = responses.iter().filter(|s| s.episode.is_some()).count();
+    let calls = || turns.iter().flat_map(|turn| &turn.calls);
+    let n_given = |s: &&Scored| s.rollout.response().len() - s.rollout.n_sampled();
+    (n_episodes > 0).then(|| EpisodeMetrics {
+        turns_mean: turns.len() as f64 / n_episodes as f64,
+        n_calls: calls().count(),
+        n_failed_calls: calls().filter(|call| call.failed).count(),
+        n_timed_out_calls: calls().filter(|call| call.timed_out).count(),
+        n_cut_observations: turns.iter().map(|turn| turn.n_cut).sum(),
+        n_given: responses.iter().map(n_given).sum(),
+        turn_limit_share: share(responses, |s| s.rollout.finish == Finish::TurnLimit),
+    })
 }
 
 /// A value for each of several rewards by its name; empty for a run with one.
@@ -257,6 +275,7 @@ pub fn response_records(
                 tokens: columns(tokenizer, member)?,
                 given,
                 program: member.scored.program.clone(),
+                episode: member.scored.episode.clone(),
                 extra: Extra::new(),
             })
         })

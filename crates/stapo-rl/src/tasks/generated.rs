@@ -3,6 +3,7 @@
 use super::arithmetic::{self, ArithmeticSpec, Mistakes};
 use super::countdown::{self, CountdownSpec};
 use super::drawn::DrawnProblem;
+use super::guess::GuessSpec;
 use super::split::{content_hash, split_of};
 use super::template::Question;
 use super::wording::Wording;
@@ -29,6 +30,7 @@ const MAX_DRAWS_WITHOUT_NEW: u64 = 20_000;
 pub(super) enum Generator {
     Arithmetic(ArithmeticSpec),
     Countdown(CountdownSpec),
+    Guess(GuessSpec),
 }
 
 impl Generator {
@@ -39,6 +41,7 @@ impl Generator {
         (0..MAX_TRIES).find_map(|attempt| match self {
             Self::Arithmetic(spec) => spec.draw(shape, tries.with(attempt)),
             Self::Countdown(spec) => spec.draw(shape, tries.with(attempt)),
+            Self::Guess(spec) => Some(spec.draw(tries.with(attempt))),
         })
     }
 }
@@ -104,6 +107,13 @@ impl GeneratedTask {
         let written = match &self.generator {
             Generator::Arithmetic(_) => arithmetic::solution(&problem.id, mistakes, key),
             Generator::Countdown(_) => countdown::solution(&problem.id, mistakes, key),
+            Generator::Guess(_) => {
+                return Err(TaskError::NoSolution {
+                    id: problem.id.clone(),
+                    problem: "a game of guess has no worked solution".into(),
+                    remedy: "take another task: arithmetic and countdown write solutions",
+                });
+            }
         };
         written.ok_or_else(|| TaskError::NoSolution {
             id: problem.id.clone(),

@@ -5,8 +5,10 @@ use crate::plan::config::{LongPrompts, ModelSource, Plan, PromptStyle};
 use crate::tasks::unseen::{Unseen, unseen};
 use crate::tasks::{Split, Task};
 use rayon::prelude::*;
+use serde_json::{Map, Value};
 use stapo_core::{Problem, Turn};
-use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer};
+use stapo_model::{ChatTemplate, Message, Pretrained, Tokenizer, plain_continuation};
+use std::borrow::Cow;
 
 /// The parts of a model that prompts need. No weight is read.
 pub struct PromptModel {
@@ -31,8 +33,11 @@ pub struct Prompting<'a> {
     tokenizer: &'a Tokenizer,
     /// Present where prompts are rendered as conversations.
     template: Option<&'a ChatTemplate>,
-    style: &'a PromptStyle,
+    /// Further variables of the template.
+    variables: Cow<'a, Map<String, Value>>,
 }
+
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
 /// Problems that one thread renders at a time.
 const CHUNK: usize = 64;
@@ -50,7 +55,17 @@ impl<'a> Prompting<'a> {
                 remedy: "set it to false, or add chat_template.jinja to the model",
             });
         }
-        Ok(Self { tokenizer, template: template.filter(|_| style.chat), style })
+        let variables = Cow::Borrowed(&style.chat_arguments);
+        Ok(Self { tokenizer, template: template.filter(|_| style.chat), variables })
+    }
+
+    /// Shows the policy these tools, by the variable `tools` of its chat template.
+    #[must_use]
+    pub fn with_tools(mut self, tools: Option<&Value>) -> Self {
+        if let Some(tools) = tools {
+            self.variables.to_mut().insert("tools".to_string(), tools.clone());
+        }
+        self
     }
 
     /// The tokens of a problem's prompt.
@@ -63,8 +78,40 @@ impl<'a> Prompting<'a> {
         let Some(template) = self.template else {
             return Ok(self.tokenizer.encode(only_text(problem_id, turns)?)?);
         };
-        let text = template.prompt(&messages(turns), &self.style.chat_arguments)?;
+        let text = template.prompt(&messages(turns), &self.variables)?;
         Ok(self.tokenizer.encode_rendered(&text)?)
+    }
+
+    /// The tokens between two turns of the policy: the end of the first, unless the policy sampled it (`ended_with` is the
+    /// stop token that it sampled), the observations, and what begins the next. `opening` is the conversation before the
+    /// policy's first turn. No token of an earlier turn is encoded again.
+    pub fn continuation(
+        &self,
+        opening: &[Turn],
+        observations: &[Turn],
+        ended_with: Option<u32>,
+    ) -> Result<Vec<u32>> {
+        let observations = messages(observations);
+        let segments = match self.template {
+            Some(template) => template.continuation(&messages(opening), &observations, &self.variables)?,
+            None => plain_continuation(&observations),
+        };
+        Ok(self.tokenizer.encode_continuation(&segments, ended_with)?)
+    }
+
+    /// Cuts the middle out of an observation of more than `limit` tokens. Returns whether it was cut.
+    pub fn cut(&self, observation: &mut Turn, limit: usize) -> Result<bool> {
+        let ids = self.tokenizer.encode_literally(&observation.content)?;
+        if ids.len() <= limit {
+            return Ok(false);
+        }
+        let n_head = limit.div_ceil(2);
+        let (head, tail) = (&ids[..n_head], &ids[ids.len() - (limit - n_head)..]);
+        // A cut inside of a character leaves a replacement character.
+        let (head, tail) = (self.tokenizer.decode(head)?, self.tokenizer.decode(tail)?);
+        let (head, tail) = (head.trim_end_matches(REPLACEMENT), tail.trim_start_matches(REPLACEMENT));
+        observation.content = format!("{head} [{} tokens cut] {tail}", ids.len() - limit);
+        Ok(true)
     }
 
     /// The number of tokens of each problem's prompt, computed on all cores.
@@ -80,7 +127,7 @@ impl<'a> Prompting<'a> {
         };
         let conversations: Vec<(Vec<Message>, bool)> =
             problems.iter().map(|problem| (messages(&problem.messages()), true)).collect();
-        let Ok(texts) = template.render_all(&conversations, &self.style.chat_arguments) else {
+        let Ok(texts) = template.render_all(&conversations, &self.variables) else {
             // One of the problems is refused; one by one, the error names it.
             return problems.iter().map(|problem| Ok(self.named_tokens(problem)?.len())).collect();
         };

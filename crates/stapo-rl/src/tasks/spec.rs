@@ -2,6 +2,7 @@
 
 use super::arithmetic::{ArithmeticSpec, spell_out_level};
 use super::countdown::CountdownSpec;
+use super::guess::GuessSpec;
 use super::rows::{DataPath, file_kind};
 use crate::reward::spec::VerifierSpec;
 use schemars::JsonSchema;
@@ -24,6 +25,8 @@ pub enum TaskSpec {
     Arithmetic(ArithmeticSpec),
     /// Generated countdown problems: reach a target with given numbers.
     Countdown(CountdownSpec),
+    /// Hidden numbers, for the environment of kind `guess`.
+    Guess(GuessSpec),
     /// A file with one JSON object per line.
     Jsonl(RowsSpec),
     /// A Parquet file.
@@ -41,6 +44,7 @@ impl TaskSpec {
         match keys.remove("kind").as_ref().and_then(Value::as_str) {
             Some("arithmetic") => Ok(Self::Arithmetic(settings::read(root, spell_out_level(root, keys)?)?)),
             Some("countdown") => Ok(Self::Countdown(settings::read(root, keys)?)),
+            Some("guess") => Ok(Self::Guess(settings::read(root, keys)?)),
             Some("jsonl") => Ok(Self::Jsonl(settings::read(root, keys)?)),
             Some("parquet") => Ok(Self::Parquet(settings::read(root, keys)?)),
             Some("file") => Ok(Self::File(settings::read(root, keys)?)),
@@ -62,7 +66,7 @@ impl TaskSpec {
     pub fn rows(&self) -> Option<&RowsSpec> {
         match self {
             Self::Jsonl(rows) | Self::Parquet(rows) | Self::File(rows) => Some(rows),
-            Self::Arithmetic(_) | Self::Countdown(_) => None,
+            Self::Arithmetic(_) | Self::Countdown(_) | Self::Guess(_) => None,
         }
     }
 
@@ -79,6 +83,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => spec.system.as_deref(),
             Self::Countdown(spec) => spec.system.as_deref(),
+            Self::Guess(spec) => spec.system.as_deref(),
             Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.system.as_deref(),
         }
     }
@@ -87,6 +92,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => &spec.verifier,
             Self::Countdown(spec) => &spec.verifier,
+            Self::Guess(spec) => &spec.verifier,
             Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => &spec.verifier,
         }
     }
@@ -96,6 +102,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(_) => "arithmetic",
             Self::Countdown(_) => "countdown",
+            Self::Guess(_) => "guess",
             Self::Jsonl(_) => "jsonl",
             Self::Parquet(_) => "parquet",
             Self::File(_) => "file",
@@ -111,6 +118,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => &mut spec.verifier,
             Self::Countdown(spec) => &mut spec.verifier,
+            Self::Guess(spec) => &mut spec.verifier,
             Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => &mut spec.verifier,
         }
     }
@@ -120,6 +128,7 @@ impl TaskSpec {
         match self {
             Self::Arithmetic(spec) => spec.held_out_share,
             Self::Countdown(spec) => spec.held_out_share,
+            Self::Guess(spec) => spec.held_out_share,
             Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.held_out_share,
         }
     }
@@ -128,6 +137,7 @@ impl TaskSpec {
     pub fn has_solutions(&self) -> bool {
         match self {
             Self::Arithmetic(_) | Self::Countdown(_) => true,
+            Self::Guess(_) => false,
             Self::Jsonl(spec) | Self::Parquet(spec) | Self::File(spec) => spec.solution_field.is_some(),
         }
     }

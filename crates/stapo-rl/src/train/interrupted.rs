@@ -2,13 +2,14 @@
 
 use super::Trainer;
 use crate::error::Result;
-use crate::plan::config::{Config, Plan};
+use crate::plan::config::{AnswerSource, Config, Plan};
 use crate::policy::identity;
-use crate::ranks::Ranks;
+use crate::ranks::{RankError, Ranks};
 use crate::reward::Programs;
-use crate::run::{Checkpoint, Reopening, Run, RunKind, part_files, records_of_file};
+use crate::rollout::{AnswerUse, RecordedAnswers};
+use crate::run::{Checkpoint, Reopening, Run, RunKind, part_files, records_of_file, step_of};
 use stapo_core::Verdict;
-use stapo_core::record::{Identity, Metrics, ResponseRecord, Writer};
+use stapo_core::record::{self, EpisodeRecord, Identity, Metrics, Record, ResponseRecord, Writer};
 use stapo_model::Device;
 use std::path::Path;
 
@@ -58,6 +59,9 @@ impl Interrupted {
         let Interrupted { plan, reopening, identity } = self;
         let mut trainer = Trainer::on_ranks(&plan, device, programs, ranks)?;
         trainer.restore(reopening.checkpoint.as_ref())?;
+        if plan.episode().resume == AnswerSource::Environment {
+            trainer.recorded = RecordedAnswers::default();
+        }
         trainer.open_benchmarks(&plan)?;
         let run = reopening.commit::<Metrics>(identity, writer)?;
         Ok((plan, run, trainer))
@@ -76,6 +80,14 @@ fn recorded_time_outs(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>> 
     Ok(found)
 }
 
+/// The answers of environments that the checkpoint's run recorded.
+fn recorded_episodes(checkpoint: &Checkpoint) -> Result<Vec<EpisodeRecord>> {
+    let Some(run) = checkpoint.path.parent().and_then(Path::parent) else { return Ok(Vec::new()) };
+    let later = part_files(run, "episodes")?;
+    let later = later.iter().filter(|file| step_of(file) >= Some(checkpoint.counters.step));
+    Ok(later.map(|file| records_of_file(file)).collect::<Result<Vec<_>>>()?.concat())
+}
+
 impl Trainer {
     /// Takes over the state of a checkpoint on every rank. Rank 0 has the checkpoint, or none where the run was interrupted
     /// before its first; the others give none.
@@ -89,6 +101,14 @@ impl Trainer {
             let bytes = serde_json::to_vec(&recorded).unwrap_or_default();
             let bytes = self.ranks().broadcast(&bytes)?;
             self.task.remember_time_outs(serde_json::from_slice(&bytes).unwrap_or_default());
+        }
+        if self.task.has_episodes() {
+            let recorded = checkpoint.map_or_else(|| Ok(Vec::new()), recorded_episodes)?;
+            let lines: String = recorded.iter().map(Record::to_line).collect();
+            let lines = self.ranks().broadcast(lines.as_bytes())?;
+            let read = record::parse_lines(&String::from_utf8_lossy(&lines));
+            let records = read.map_err(|error| RankError { rank: 0, problem: error.to_string() })?.records;
+            self.recorded = RecordedAnswers::new(records, AnswerUse::default());
         }
         Ok(())
     }

@@ -97,9 +97,9 @@ impl Role for Leader<'_> {
 
     fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>> {
         if let Some(before) = before {
-            self.best.started(&before.0);
-            self.watch.started(&before.0);
-            if let Some((name, text)) = self.recorder.start(before) {
+            self.best.started(&before.evaluated);
+            self.watch.started(&before.evaluated);
+            for (name, text) in self.recorder.start(before) {
                 self.run.write_record(&name, &text)?;
             }
         }

@@ -45,10 +45,11 @@ impl Recorder {
         }
     }
 
-    /// Takes the evaluation of a run that has made no step. Returns the file of its samples.
-    pub(super) fn start(&mut self, (before, samples): Evaluation) -> Option<(String, String)> {
-        self.before = Some(before);
-        file("benchmarks", 0, &samples)
+    /// Takes the evaluation of a run that has made no step. Returns the files of its samples and episodes.
+    pub(super) fn start(&mut self, before: Evaluation) -> Vec<(String, String)> {
+        self.before = Some(before.evaluated);
+        let files = [file("benchmarks", 0, &before.samples), file("episodes", 0, &before.episodes)];
+        files.into_iter().flatten().collect()
     }
 
     pub(super) fn record(&mut self, plan: &Plan, trainer: &Trainer, result: StepResult) -> Result<Recorded> {
@@ -69,10 +70,12 @@ impl Recorder {
         }
         metrics.state_sha256 = state_sha256;
         let mut samples: Vec<EvalRecord> = Vec::new();
-        if let Some((evaluated, of_benchmarks)) = evaluation {
-            metrics.eval_accuracy = evaluated.held_out;
-            metrics.benchmarks = evaluated.benchmarks;
-            samples = of_benchmarks;
+        let mut episodes = rolled.episodes.clone();
+        if let Some(evaluation) = evaluation {
+            metrics.eval_accuracy = evaluation.evaluated.held_out;
+            metrics.benchmarks = evaluation.evaluated.benchmarks;
+            samples = evaluation.samples;
+            episodes.extend(evaluation.episodes);
         }
         metrics.memory_bytes = memory_bytes(model.policy.device());
         metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics);
@@ -93,6 +96,7 @@ impl Recorder {
             file("benchmarks", step, &samples),
             file("tokens", step, &silenced_records(step, model, learned)?),
             file("explored", step, &explored_records(step, model, learned)?),
+            file("episodes", step, &episodes),
             responses,
         ];
         self.first.get_or_insert_with(|| metrics.clone());

@@ -22,15 +22,16 @@ pub fn best_of(plan: &Plan, history: &[Metrics]) -> Option<Best> {
 }
 
 impl Trainer {
-    /// Evaluates as a run does before its first step, on every rank. Rank 0 has the recorder. Returns the file of the samples.
+    /// Evaluates as a run does before its first step, on every rank. Rank 0 has the recorder. Returns the files of samples and
+    /// episodes.
     pub fn replay_start(
         &mut self,
         plan: &Plan,
         recorder: Option<&mut Recorder>,
-    ) -> Result<Option<(String, String)>> {
+    ) -> Result<Vec<(String, String)>> {
         self.open_benchmarks(plan)?;
         let before = self.evaluate(plan)?;
-        Ok(recorder.and_then(|recorder| recorder.start(before)))
+        Ok(recorder.map(|recorder| recorder.start(before)).unwrap_or_default())
     }
 
     /// Makes one step, followed by an evaluation on request, on every rank. Rank 0 has the recorder.

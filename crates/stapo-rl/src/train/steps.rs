@@ -10,10 +10,14 @@ use crate::learn::update::Learned;
 use crate::plan::config::{Keeping, Plan};
 use crate::run::meter::Phase;
 use crate::run::{Run, is_due};
-use stapo_core::record::{EvalRecord, PhaseSeconds};
+use stapo_core::record::{EpisodeRecord, EvalRecord, PhaseSeconds};
 
-/// An evaluation, and the samples of its benchmarks.
-pub(super) type Evaluation = (Evaluated, Vec<EvalRecord>);
+/// An evaluation, with the samples of its benchmarks and what environments answered in held-out episodes.
+pub(super) struct Evaluation {
+    pub evaluated: Evaluated,
+    pub samples: Vec<EvalRecord>,
+    pub episodes: Vec<EpisodeRecord>,
+}
 
 /// What all ranks know of a step that they have made.
 pub(super) struct StepResult<'a> {

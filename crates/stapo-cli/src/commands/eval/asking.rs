@@ -2,9 +2,10 @@
 
 use super::Args;
 use crate::shared::run_folder;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use stapo_rl::FoundModel;
-use stapo_rl::plan::config::PromptStyle;
+use stapo_rl::plan::config::{EpisodeConfig, PromptStyle};
+use stapo_rl::tasks::EnvironmentSpec;
 
 /// Longest response of a model that is no run's: the paper's.
 const MAX_TOKENS: usize = 20_480;
@@ -15,6 +16,9 @@ pub struct Asking {
     pub template: Option<String>,
     pub system: Option<String>,
     pub max_tokens: usize,
+    /// What answers the policy's turns, and the limits of its episodes.
+    pub environment: Option<EnvironmentSpec>,
+    pub episode: Option<EpisodeConfig>,
     /// The run that these settings come from where the command line does not give them.
     pub run: Option<String>,
 }
@@ -29,6 +33,8 @@ impl Asking {
                     system: plan.task.system().map(str::to_owned).filter(|_| plan.style.chat),
                     template: plan.config.evaluation.benchmark_template.clone(),
                     max_tokens: plan.config.rollout.max_response_tokens,
+                    environment: plan.config.environment.clone().filter(|environment| !environment.judges()),
+                    episode: plan.config.environment.is_some().then(|| plan.episode()),
                     style: plan.style,
                     run: Some(folder.display().to_string()),
                 }
@@ -50,11 +56,24 @@ impl Asking {
         asking.template = args.template.clone().or(asking.template);
         asking.system = args.system.clone().or(asking.system);
         asking.max_tokens = args.max_tokens.unwrap_or(asking.max_tokens);
+        if let Some(text) = &args.tools {
+            asking.environment = EnvironmentSpec::of_tools(text)?;
+        }
+        if let Some(max_turns) = args.max_turns {
+            asking.episode = Some(EpisodeConfig { max_turns, ..asking.episode.unwrap_or_default() });
+        }
+        if asking.environment.is_none() {
+            if args.max_turns.is_some() {
+                bail!("--max-turns: has no effect without tools\nhint: add --tools, or leave it out");
+            }
+            asking.episode = None;
+        }
         Ok(asking)
     }
 
     fn of_no_run() -> Self {
         let style = PromptStyle::default();
-        Self { style, template: None, system: None, max_tokens: MAX_TOKENS, run: None }
+        let max_tokens = MAX_TOKENS;
+        Self { style, template: None, system: None, max_tokens, environment: None, episode: None, run: None }
     }
 }

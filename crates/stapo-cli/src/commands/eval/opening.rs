@@ -6,6 +6,7 @@ use stapo_rl::device::Device;
 use stapo_rl::lab::evaluation::{Benchmark, Decoding, EvalPlan, QuestionStyle};
 use stapo_rl::policy::{hashes, identity};
 use stapo_rl::reward::{Programs, VerifierSpec};
+use stapo_rl::tasks::EnvironmentSpec;
 use stapo_rl::{FoundModel, LoadedModel};
 use std::path::Path;
 
@@ -19,6 +20,9 @@ pub fn inputs(
     let mut inputs: Vec<FileHash> = model_files.into_iter().chain(files).collect();
     if let Some(text) = &plan.verifier {
         inputs.extend(identity::of_verifier("second verifier", &VerifierSpec::named(text)?)?);
+    }
+    for (name, command) in plan.environment.iter().flat_map(EnvironmentSpec::programs) {
+        inputs.push(identity::of_program(&name, &command)?);
     }
     Ok(inputs)
 }
@@ -54,9 +58,7 @@ pub fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchm
     let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
-        if let Some(verifier) = &verifier {
-            benchmark.judge_beside(verifier, programs)?;
-        }
+        benchmark.equip(verifier.as_ref(), plan.environment.as_ref(), programs)?;
     }
     Ok(benchmarks)
 }

@@ -34,7 +34,8 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     let recorded: HashMap<_, EvalRecord> =
         EvalFolder::read_samples(folder)?.into_iter().map(|sample| (sample_key(&sample), sample)).collect();
     let style = plan.style();
-    let sampling = plan.sampling(&style, (0, 1), found.step());
+    let episode = plan.episode();
+    let sampling = plan.sampling((&style, &episode), (0, 1), found.step());
     let (mut n_same, mut n_different) = (0, 0);
     let decodings = decodings(&plan.decodings)?;
     let done = Done::new();

@@ -5,8 +5,8 @@ use crate::shared::chart::number;
 use crate::shared::terminal::has_color;
 use crate::shared::viewer::{Inspected, gradient_norm};
 use anyhow::Result;
-use stapo_core::ProgramRun;
 use stapo_core::record::ResponseRecord;
+use stapo_core::{EpisodeTurn, ProgramRun};
 use std::fmt::Write as _;
 use std::io::{Write, stdout};
 
@@ -46,8 +46,15 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
             plain(&response.reference)
         );
         let n_tokens = response.tokens.id.len();
+        let turns = response.episode.iter().flat_map(|episode| &episode.turns);
+        let mut turns = turns.enumerate();
         for t in 0..=n_tokens {
-            out.extend(response.given_before(t).map(|text| given(text, colored)));
+            if let Some(text) = response.given_before(t) {
+                let border = turns.next().map(|(idx, turn)| border(idx, turn));
+                out.push_str(&border.unwrap_or_default());
+                out.push_str(&given(text, colored));
+                out.push_str(if response.episode.is_some() { "\n  " } else { "" });
+            }
             if t < n_tokens {
                 out.push_str(&token(response, t, by, colored));
             }
@@ -120,6 +127,21 @@ fn program(run: &ProgramRun) -> String {
         }
     }
     out
+}
+
+/// The end of a turn: its number, its rewards and its calls.
+fn border(idx: usize, turn: &EpisodeTurn) -> String {
+    let later = turn.returns.first().map_or(String::new(), |value| format!("  return {}", number(*value)));
+    let mut out = format!("\n  turn {}: reward {}{later}\n", idx + 1, number(turn.reward));
+    for call in &turn.calls {
+        let end = match (call.timed_out, call.failed) {
+            (true, _) => "  timed out",
+            (false, true) => "  failed",
+            (false, false) => "",
+        };
+        let _ = writeln!(out, "  call {}({}){end}", plain(&call.tool), plain(&call.arguments));
+    }
+    format!("{out}  ")
 }
 
 /// Text that the policy was given between its turns.

@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use recorded::RecordedRun;
 use stapo_core::record::{FileHash, Manifest, changed_inputs};
 use stapo_rl::policy::identity;
+use stapo_rl::rollout::AnswerUse;
 use stapo_rl::run::receipt;
 use stapo_rl::run::{Checkpoint, Freedom, Run, freedom, hash_bytes, plan_differences, plan_text, step_of};
 use stapo_rl::train::{Recorder, Trainer};
@@ -24,22 +25,26 @@ const STEP_AND_EVALUATION: &[u8] = b"step and evaluate";
 const END: &[u8] = b"end";
 
 /// The part of every rank but the first: the steps and evaluations that rank 0 asks for.
-pub(super) fn follow(allow: AllowCommand, joined: &Joined) -> Result<ExitCode> {
+pub(super) fn follow(allow: AllowCommand, is_live: bool, joined: &Joined) -> Result<ExitCode> {
     let plan = run_folder::resolved(&String::from_utf8_lossy(&joined.ranks.broadcast(&[])?))?;
-    let mut trainer = trainer(allow, joined, &plan, None)?;
+    let mut trainer = trainer((allow, is_live), joined, &plan, None)?;
     loop {
         match joined.ranks.broadcast(&[])?.as_slice() {
             START => drop(trainer.replay_start(&plan, None)?),
             STEP => drop(trainer.replay_step(&plan, None, false)?),
             STEP_AND_EVALUATION => drop(trainer.replay_step(&plan, None, true)?),
-            _ => return Ok(ExitCode::SUCCESS),
+            _ => break,
         }
     }
+    if is_live {
+        joined.ranks.all_gather(&serde_json::to_vec(&trainer.recorded.comparison())?)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The trainer at the checkpoint that rank 0 has.
 fn trainer(
-    allow: AllowCommand,
+    (allow, is_live): (AllowCommand, bool),
     joined: &Joined,
     plan: &Plan,
     checkpoint: Option<&Checkpoint>,
@@ -47,11 +52,19 @@ fn trainer(
     let (device, ranks, _) = joined.open(plan, None, || identity::of_plan(plan, PROGRAM))?;
     let mut trainer = Trainer::on_ranks(plan, &device, allow.of_run(), ranks)?;
     trainer.restore(checkpoint)?;
+    if is_live {
+        trainer.recorded.set_use(AnswerUse::Compare);
+    }
     Ok(trainer)
 }
 
 /// Replays `n_steps` steps; true where inputs, states and records are as recorded.
-pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joined) -> Result<bool> {
+pub(super) fn replay(
+    run: &Path,
+    n_steps: u64,
+    (allow, is_live): (AllowCommand, bool),
+    joined: &Joined,
+) -> Result<bool> {
     let plan = run_folder::plan(run)?;
     let manifest = Run::read_manifest(run)?;
     let last = manifest.steps.last().map_or(0, |hash| hash.step);
@@ -59,7 +72,7 @@ pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joi
     let first = checkpoint.counters.step;
     let mut n_different = check_inputs(run, &plan, &manifest, &checkpoint)?;
     joined.ranks.broadcast(plan.to_toml().as_bytes())?;
-    let mut trainer = trainer(allow, joined, &plan, Some(&checkpoint))?;
+    let mut trainer = trainer((allow, is_live), joined, &plan, Some(&checkpoint))?;
     allow_command::warn(&trainer.task);
     let recorded = RecordedRun::read(run, manifest)?;
     let mut recorder = Recorder::from_history(recorded.history_before(first + 1));
@@ -77,6 +90,9 @@ pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joi
         n_different += recorded.compare(step, &replayed)?;
     }
     joined.ranks.broadcast(END)?;
+    if is_live {
+        n_different += compare_answers(&trainer, joined)?;
+    }
     n_different += recorded.compare_best(&plan)?;
     if receipt::of_folder(run).is_none() {
         n_different += recorded.open_checkpoints()?;
@@ -94,6 +110,24 @@ pub(super) fn replay(run: &Path, n_steps: u64, allow: AllowCommand, joined: &Joi
         );
     }
     Ok(n_different == 0)
+}
+
+/// Says what became of the recorded answers of all ranks when the environment was asked again. Returns how many ranks found
+/// a difference.
+fn compare_answers(trainer: &Trainer, joined: &Joined) -> Result<usize> {
+    let mine = serde_json::to_vec(&trainer.recorded.comparison())?;
+    let mut n_compared = 0;
+    let mut differences = Vec::new();
+    for bytes in joined.ranks.all_gather(&mine)? {
+        let (n, difference): (usize, Option<String>) = serde_json::from_slice(&bytes)?;
+        n_compared += n;
+        differences.extend(difference);
+    }
+    println!("environment: asked again for {n_compared} answers");
+    for difference in &differences {
+        println!("environment: DIFFERENT, {difference}");
+    }
+    Ok(differences.len())
 }
 
 /// A good checkpoint from which `n_steps` steps, or as many as there are, lead to the last step; or else the newest before it.

@@ -152,6 +152,30 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     entropy: (a, b) => sum(b.entropy) / (b.entropy.length || 1) - sum(a.entropy) / (a.entropy.length || 1),
   };
 
+  const cutBy = { length_limit: ", cut by the length limit", turn_limit: ", out of turns" };
+
+  // What an environment answered to a turn: its calls folded, then the given text in grey.
+  const answer = (text, turn, nth) => {
+    const shown = [element("span", "given", text)];
+    if (!turn) return shown;
+    const reward = turn.reward ? ", reward " + number(turn.reward) : "";
+    const later = typeof turn.return === "number" ? ", return " + number(turn.return) : "";
+    const cut = turn.n_cut ? ", cut" : "";
+    shown.unshift(element("span", "turn", "turn " + nth + reward + later + cut));
+    if (turn.calls.length) {
+      const calls = element("details", "calls");
+      const failed = turn.calls.filter((call) => call.failed).length;
+      const count = turn.calls.length === 1 ? "1 call" : turn.calls.length + " calls";
+      calls.append(element("summary", "", count + (failed ? ", " + failed + " failed" : "")));
+      for (const call of turn.calls) {
+        const end = call.timed_out ? " timed out" : call.failed ? " failed" : "";
+        calls.append(element("div", "", (call.tool || "unreadable call") + "(" + call.arguments + ")" + end));
+      }
+      shown.unshift(calls);
+    }
+    return shown;
+  };
+
   const card = (r, idx, filtering) => {
     const box = element("article");
     const head = element("h3", "", r.problem + " #" + r.sample);
@@ -162,15 +186,16 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       element(
         "span",
         "",
-        r.logp.length + " tokens" + (r.finish.kind === "length_limit" ? ", cut by the length limit" : ""),
+        r.logp.length + " tokens" + (cutBy[r.finish.kind] || ""),
       ),
     );
     head.append(element("span", "", nSilenced(r) + " silenced"));
     box.append(head, element("p", "prompt", r.prompt + "   [reference " + r.reference + "]"));
     const line = element("div", "tokens");
     const given = new Map(r.given || []);
+    let nAnswered = 0;
     const appendGiven = (t) => {
-      if (given.has(t)) line.append(element("span", "given", given.get(t)));
+      if (given.has(t)) line.append(...answer(given.get(t), (r.turns || [])[nAnswered], ++nAnswered));
     };
     r.text.forEach((text, t) => {
       appendGiven(t);

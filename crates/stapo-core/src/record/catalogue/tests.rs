@@ -1,7 +1,7 @@
 use super::*;
 use crate::record::{
-    BenchmarkScore, EntropyChange, EntropyQuantiles, Extra, LengthQuantiles, PhaseSeconds, ReuseRecord,
-    ReusedUpdate, SCHEMA, TokensPerSecond,
+    BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, LengthQuantiles, PhaseSeconds,
+    ReuseRecord, ReusedUpdate, SCHEMA, TokensPerSecond,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,15 @@ fn full() -> Metrics {
         response_tokens_mean: 31.0,
         response_tokens: Some(LengthQuantiles { min: 2, q10: 5.0, q50: 30.0, q90: 60.0, max: 64 }),
         truncated_share: 0.0625,
+        episodes: Some(EpisodeMetrics {
+            turns_mean: 2.5,
+            n_calls: 40,
+            n_failed_calls: 3,
+            n_timed_out_calls: 1,
+            n_cut_observations: 2,
+            n_given: 300,
+            turn_limit_share: 0.125,
+        }),
         entropy_mean: 0.45,
         entropy_quantiles: EntropyQuantiles {
             q05: 0.01,
@@ -67,21 +76,26 @@ fn full() -> Metrics {
         tokens_per_second: TokensPerSecond { rollout: 1e4, update: 3e3 },
         n_updates: Some(6),
         tokens_total: Some(3300),
-        seconds: Some(PhaseSeconds {
-            rollout: 1.0,
-            grade: 0.1,
-            calibrate: 0.2,
-            update: 2.0,
-            record: 0.3,
-            evaluate: 0.4,
-            checkpoint: 0.5,
-            checkpoint_wait: 0.6,
-        }),
+        seconds: Some(seconds()),
         wall_seconds: Some(60.0),
         memory_bytes: Some(1 << 31),
         warnings: Vec::new(),
         state_sha256: Some("b".into()),
         extra: Extra::new(),
+    }
+}
+
+fn seconds() -> PhaseSeconds {
+    PhaseSeconds {
+        rollout: 1.0,
+        environment: 0.7,
+        grade: 0.1,
+        calibrate: 0.2,
+        update: 2.0,
+        record: 0.3,
+        evaluate: 0.4,
+        checkpoint: 0.5,
+        checkpoint_wait: 0.6,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::reward::code::{Asking, TestKind};
 use crate::reward::{CodeSpec, Judged, Programs, VerifierSpec};
 use crate::run::hash_file;
-use crate::tasks::{RowsSpec, Task, TaskSpec, first_row, is_data_file};
+use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, first_row, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::{BTreeMap, HashSet};
@@ -129,10 +129,27 @@ impl Benchmark {
         })
     }
 
-    /// Judges every response by a second verifier too. `programs` says whether its program may start.
-    pub fn judge_beside(&mut self, verifier: &VerifierSpec, programs: Programs) -> Result<()> {
-        self.task = Task::with_verifiers(&self.spec, [verifier], programs)?;
+    /// Judges every response by a second verifier too, and lets an environment answer the policy's turns, where these are
+    /// given. `programs` says whether their programs may start.
+    pub fn equip(
+        &mut self,
+        verifier: Option<&VerifierSpec>,
+        environment: Option<&EnvironmentSpec>,
+        programs: Programs,
+    ) -> Result<()> {
+        if verifier.is_some() || environment.is_some() {
+            self.task = Task::with_environment(&self.spec, verifier, environment, programs)?;
+        }
         Ok(())
+    }
+
+    pub(super) fn task(&self) -> &Task {
+        &self.task
+    }
+
+    /// Whether an environment answers the policy's turns.
+    pub(super) fn has_episodes(&self) -> bool {
+        self.task.has_episodes()
     }
 
     /// The judgements of the benchmark's rule, and those of a second verifier where there is one.
@@ -157,7 +174,8 @@ impl Benchmark {
 
     /// What the user should know about how programs are kept apart.
     pub fn warnings(&self) -> Vec<String> {
-        if self.asking.is_some() { self.task.warnings() } else { Vec::new() }
+        let has_programs = self.asking.is_some() || self.has_episodes();
+        if has_programs { self.task.warnings() } else { Vec::new() }
     }
 }
 

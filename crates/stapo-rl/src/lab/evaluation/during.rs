@@ -6,6 +6,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::plan::config::{HELD_OUT, Plan};
 use crate::ranks::{RankError, Transport};
+use crate::reward::Programs;
 use crate::rollout::Sampler;
 use stapo_core::record::{self, BenchmarkScore, EvalRecord, Metrics, Record};
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ pub struct Evaluated {
 }
 
 /// Opens the benchmarks of a plan. A file that is missing is an error that names the command that fetches it.
-pub(crate) fn open_benchmarks(plan: &Plan) -> Result<Vec<Benchmark>> {
+pub(crate) fn open_benchmarks(plan: &Plan, programs: Programs) -> Result<Vec<Benchmark>> {
     let evaluation = &plan.config.evaluation;
     let names: Vec<String> = evaluation.benchmarks.iter().flat_map(|name| expanded(name)).collect();
     let template = evaluation.benchmark_template.as_deref();
@@ -39,6 +40,9 @@ pub(crate) fn open_benchmarks(plan: &Plan) -> Result<Vec<Benchmark>> {
     let mut benchmarks = Benchmark::open_all(&names, &evaluation.benchmark_data, style)?;
     for benchmark in &mut benchmarks {
         benchmark.limit(evaluation.benchmark_limit, evaluation.benchmark_samples)?;
+        // Tools serve every problem; another environment plays the problems of its task alone.
+        let tools = plan.config.environment.as_ref().filter(|environment| !environment.judges());
+        benchmark.equip(None, tools, programs)?;
     }
     let best = &evaluation.best;
     let is_there = [HELD_OUT, "none"].contains(&best.as_str()) || benchmarks.iter().any(|b| b.name == *best);
@@ -77,13 +81,14 @@ pub(crate) fn evaluate_benchmarks(
         kv_bytes: memory.kv_bytes,
         share: (ranks.rank(), ranks.world()),
         step: Some(step),
+        episode: &plan.episode(),
     };
     let decodings = &[Decoding::drawn(rollout.temperature, 1.0)];
     let mut samples = Vec::new();
     let evaluation = Evaluation { model, benchmarks, decodings, sampling, done: &Done::new() };
     evaluation.run(&mut memory.engine, |event| {
         match event {
-            EvalEvent::Asked => {}
+            EvalEvent::Asked | EvalEvent::Waits => {}
             EvalEvent::Token => meter.add(0, 1),
             EvalEvent::Finished(sample) => {
                 meter.add(1, 0);

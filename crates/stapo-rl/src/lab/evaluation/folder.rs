@@ -3,9 +3,10 @@
 
 use super::{Done, EvalSampling, sample_key};
 use crate::error::{Error, Result};
-use crate::plan::config::PromptStyle;
+use crate::plan::config::{EpisodeConfig, PromptStyle};
 use crate::run::disk::{Appended, sha256_hex, write_whole};
 use crate::run::{EventLog, FolderLock, NewFolder, accepted_changes, check_tree, events, receipt};
+use crate::tasks::EnvironmentSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::record::{
@@ -49,6 +50,12 @@ pub struct EvalPlan {
     /// A second verifier beside the rules of the benchmarks, as named on the command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<String>,
+    /// What answers the policy's turns; a response is one turn where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<EnvironmentSpec>,
+    /// The limits of episodes, where there is an environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<EpisodeConfig>,
     pub seed: u64,
     pub kv_mib: usize,
     /// The files of the model and of the benchmarks; empty in evaluations of programs that recorded only the weights.
@@ -71,15 +78,20 @@ impl EvalPlan {
         PromptStyle { chat, chat_arguments, stop }
     }
 
+    /// The limits of episodes.
+    pub fn episode(&self) -> EpisodeConfig {
+        self.episode.clone().unwrap_or_default()
+    }
+
     /// How samples are taken in the plan's style, by one rank of several (`share`) from a policy of that many training steps.
     pub fn sampling<'a>(
         &self,
-        style: &'a PromptStyle,
+        (style, episode): (&'a PromptStyle, &'a EpisodeConfig),
         share: (usize, usize),
         step: Option<u64>,
     ) -> EvalSampling<'a> {
         let Self { seed, max_tokens, kv_mib, .. } = *self;
-        EvalSampling { seed, max_tokens, style, kv_bytes: kv_mib << 20, share, step }
+        EvalSampling { seed, max_tokens, style, kv_bytes: kv_mib << 20, share, step, episode }
     }
 
     fn expected_seal(&self) -> String {

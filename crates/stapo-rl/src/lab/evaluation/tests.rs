@@ -26,6 +26,7 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
         kv_bytes: 32 << 20,
         share: (0, 1),
         step: None,
+        episode: &EpisodeConfig::default(),
     };
     let evaluation = Evaluation { model, benchmarks, decodings: &decodings, sampling, done };
     let take = |event| {
@@ -100,6 +101,7 @@ fn record(problem: &str, sample: usize, answer: Option<&str>, verdict: Verdict, 
         verdict,
         reason: String::new(),
         program: None,
+        episode: None,
         extra: Extra::new(),
     }
 }

@@ -1,5 +1,6 @@
 //! A config with all presets resolved and all values checked.
 
+use super::episode::{self, EpisodeConfig};
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
@@ -78,7 +79,12 @@ impl Plan {
         )
     }
 
-    /// Tokens of the longest prompt and the longest response together.
+    /// The limits of episodes, where the run has an environment.
+    pub fn episode(&self) -> EpisodeConfig {
+        self.config.episode.clone().unwrap_or_default()
+    }
+
+    /// Tokens of the longest prompt and the longest response together; of an episode, the given tokens count too.
     pub fn longest_sequence(&self) -> usize {
         self.config.rollout.max_prompt_tokens + self.config.rollout.max_response_tokens
     }
@@ -168,6 +174,7 @@ impl Plan {
         )?;
         self.check_objective()?;
         self.check_rollout()?;
+        episode::check(config, &self.task)?;
         self.check_update()?;
         rewards::check(config, &self.rewards)?;
         self.check_evaluation()?;

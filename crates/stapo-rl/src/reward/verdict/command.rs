@@ -2,21 +2,14 @@
 //! buffer has a limit.
 
 use crate::reward::judged::Judged;
-use crate::reward::spec::{CommandSpec, ProcessLimits, PythonSpec};
+use crate::reward::process::{Process, Silence};
+use crate::reward::spec::{CommandSpec, PythonSpec};
 use crate::reward::verdict::lines::{RowOf, read_reply, requests, requests_with_rows, shortened};
 use crate::reward::verdict::python::{self, Worker};
 use crate::tasks::error::TaskError;
-use process::{Process, Silence};
 use stapo_core::Problem;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-mod process;
-
-/// How an interpreter starts: isolated, so that it imports from its installation and from the folder that the driver adds,
-/// not from the current folder, the user's packages or what the environment names; and without caches of bytecode, in which
-/// other code than that of the source may lie.
-const ISOLATED: [&str; 4] = ["-I", "-B", "-X", "pycache_prefix=/dev/null"];
 
 /// An external program and its process. A failure ends the process, and the next call starts another.
 pub(crate) struct External {
@@ -35,13 +28,11 @@ impl External {
 
     /// Starts the interpreter and loads the function, so that a file that cannot be loaded is found before sampling.
     pub(super) fn start_python(spec: &PythonSpec) -> Result<Self, TaskError> {
-        let mut command = spec.command();
-        command.args.splice(0..0, ISOLATED.map(str::to_string));
-        Self::start_with(command, Some(Worker::new(spec)))
+        Self::start_with(spec.command().isolated(), Some(Worker::new(spec)))
     }
 
     fn start_with(spec: CommandSpec, worker: Option<Worker>) -> Result<Self, TaskError> {
-        check_limits(&spec.limits)?;
+        spec.limits.check()?;
         let external = Self { spec, worker, process: Mutex::new(None), shared: Vec::new() };
         let (process, shared) = external.new_process()?;
         Ok(Self { process: Mutex::new(Some(process)), shared, ..external })
@@ -201,36 +192,4 @@ impl External {
         let problem = format!("{problem}{}", process.end());
         TaskError::Verifier { program: self.name(), place, problem, remedy }
     }
-}
-
-/// Refuses limits under which no program can work.
-fn check_limits(limits: &ProcessLimits) -> Result<(), TaskError> {
-    for (key, seconds) in [("sample_seconds", limits.sample_seconds), ("batch_seconds", limits.batch_seconds)]
-    {
-        if !(seconds > 0.0 && seconds <= 1e6) {
-            return Err(TaskError::setting(key, format!("{seconds} s"), "a time above 0 and up to 1e6 s"));
-        }
-    }
-    if limits.max_line_bytes == 0 {
-        return Err(TaskError::setting(
-            "max_line_bytes",
-            "0",
-            "a verdict takes some 30 bytes; default 1 MiB",
-        ));
-    }
-    // The launcher, of some 100 MiB of address space, is under the same limits.
-    if (1..256).contains(&limits.memory_mib) {
-        return Err(TaskError::setting(
-            "memory_mib",
-            limits.memory_mib.to_string(),
-            "0 for no limit, or at least 256",
-        ));
-    }
-    if limits.open_files < 16 {
-        return Err(TaskError::setting("open_files", limits.open_files.to_string(), "at least 16"));
-    }
-    if let Some(name) = limits.env.iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
-        return Err(TaskError::setting("env", format!("{name:?}"), "names of environment variables"));
-    }
-    Ok(())
 }

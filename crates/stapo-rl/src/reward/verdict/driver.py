@@ -1,4 +1,4 @@
-"""Calls a reward function for `stapo train`. The trainer sends this text to the interpreter as its first line."""
+"""Calls a function of the user for `stapo train`: a reward, a tool, or an environment. The trainer sends this text to the interpreter as its first line."""
 
 import contextlib
 import importlib.util
@@ -8,6 +8,8 @@ import json
 import os
 import sys
 import traceback
+import types
+import typing
 
 MAX_PRINTED = 4000
 
@@ -182,6 +184,138 @@ def call(function, style, requests, is_batch):
             return
 
 
+JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+def type_schema(hint, name):
+    """The JSON Schema of a type hint."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is typing.Any:
+        return {}
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    if origin in (typing.Union, types.UnionType):
+        options = [type_schema(option, name) for option in inner if option is not type(None)]
+        return options[0] if len(options) == 1 else {"anyOf": options}
+    kind = JSON_TYPES.get(origin or hint)
+    if kind is None:
+        raise TypeError(f"parameter {name!r} has the type {hint!r}, expected str, int, float, bool, list or dict")
+    schema = {"type": kind}
+    if kind == "array" and inner:
+        schema["items"] = type_schema(inner[0], name)
+    return schema
+
+
+def documented(function):
+    """The description in a docstring, and those of its arguments in a section `Args:`."""
+    text, _, section = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    arguments, last = {}, None
+    for line in section.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break
+        name, colon, what = line.strip().partition(":")
+        if colon and name.split(" ")[0].isidentifier() and len(line) - len(line.lstrip()) <= 4:
+            last = name.split(" ")[0]
+            arguments[last] = what.strip()
+        elif last and line.strip():
+            arguments[last] += " " + line.strip()
+    return text.strip(), arguments
+
+
+def tool_schema(function):
+    """What a model is told about a function: its name, its docstring and its parameters with their type hints."""
+    hints = typing.get_type_hints(function)
+    description, arguments = documented(function)
+    if not description:
+        raise TypeError(f"{function.__name__} has no docstring, which tells the model what the tool does")
+    properties, required = {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(f"parameter {name!r}: a tool is called with named arguments only")
+        if name not in hints:
+            raise TypeError(f"parameter {name!r} has no type hint")
+        properties[name] = type_schema(hints[name], name)
+        if name in arguments:
+            properties[name]["description"] = arguments[name]
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"name": function.__name__, "description": description, "parameters": parameters}
+
+
+def call_tool(function, arguments):
+    """The reply of a tool: what it returned as text, or the last line of what it raised."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            result = function(**arguments)
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return {"text": text}
+    except BaseException as error:
+        return {"error": "".join(traceback.format_exception_only(type(error), error)).strip()}
+
+
+def serve_tool(function, requests, write):
+    """Answers calls until there are no more."""
+    write({"schema": tool_schema(function)})
+    for line in requests:
+        request = json.loads(line)
+        write({"call": request["call"], **call_tool(function, request["arguments"])})
+
+
+MAX_EPISODES = 4096
+OUTCOME = {"observation", "reward", "done", "verdict", "answer", "reason"}
+
+
+def as_outcome(result):
+    """What a step returned, as a line: an observation, (observation, reward, done), or a dict."""
+    if isinstance(result, str):
+        return {"observation": result}
+    if isinstance(result, tuple) and len(result) == 3:
+        result = dict(zip(("observation", "reward", "done"), result))
+    if not isinstance(result, dict) or set(result) - OUTCOME:
+        raise TypeError(f"step returned {result!r}, expected a text, (observation, reward, done) or a dict of {sorted(OUTCOME)}")
+    line = {key: value for key, value in result.items() if value is not None}
+    for key, kind in (("reward", float), ("done", bool), ("observation", str), ("answer", str), ("reason", str)):
+        if key in line:
+            line[key] = kind(line[key])
+    if isinstance(line.get("verdict"), bool):
+        line["verdict"] = "right" if line["verdict"] else "wrong"
+    return finite(line)
+
+
+def play(kind, episodes, request):
+    """Answers the last of the turns. An object that this process does not have is made from the earlier turns."""
+    turns = request["turns"]
+    environment, n_answered = episodes.pop(request["episode"], (None, None))
+    if n_answered != len(turns) - 1:
+        environment, n_answered = kind(), 0
+        environment.reset(row_of(request))
+    for text in turns[n_answered:]:
+        line = as_outcome(environment.step(text))
+    if not line.get("done"):
+        episodes[request["episode"]] = environment, len(turns)
+        while len(episodes) > MAX_EPISODES:
+            episodes.pop(next(iter(episodes)))
+    return line
+
+
+def serve_environment(kind, requests, write):
+    """Answers turns until there are no more."""
+    missing = [name for name in ("reset", "step") if not callable(getattr(kind, name, None))]
+    if missing:
+        raise AttributeError(f"{kind.__name__} has no method {missing[0]!r}; an environment has reset(row) and step(message)")
+    write({})
+    episodes = {}
+    for line in requests:
+        request = json.loads(line)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                answer = play(kind, episodes, request)
+        except BaseException:
+            answer = {"error": trace()}
+        write({"episode": request["episode"], **answer})
+
+
 def main():
     file, name, calls = sys.argv[1:]
     requests, replies = open_streams()
@@ -192,6 +326,10 @@ def main():
 
     try:
         function = load(file, name)
+        if calls == "tool":
+            return serve_tool(function, requests, write)
+        if calls == "environment":
+            return serve_environment(function, requests, write)
         style = style_of(function)
     except BaseException:
         write({"error": trace()})

@@ -50,7 +50,7 @@ struct FunctionReply {
 }
 
 /// The first line that the interpreter reads.
-pub(super) fn greeting() -> Vec<u8> {
+pub(crate) fn greeting() -> Vec<u8> {
     let mut line = Value::from(DRIVER).to_string().into_bytes();
     line.push(b'\n');
     line

@@ -35,7 +35,7 @@ fn repeated(text: &str) -> Vec<Value> {
 }
 
 /// The parts of a run folder with one file per step.
-const PARTS: [&str; 4] = ["rollouts", "tokens", "explored", "benchmarks"];
+const PARTS: [&str; 5] = ["rollouts", "tokens", "explored", "episodes", "benchmarks"];
 
 pub(super) struct RecordedRun {
     folder: PathBuf,
@@ -92,7 +92,8 @@ impl RecordedRun {
         let mut parts = PARTS.to_vec();
         let tables = [("record.", "rollouts"), ("evaluation.", "benchmarks"), ("canaries.", "warnings")];
         for (table, part) in tables.into_iter().filter(|(table, _)| self.was_changed_after(step, table)) {
-            parts.retain(|compared| *compared != part);
+            // The file of a step's episodes holds those of its evaluation too.
+            parts.retain(|compared| *compared != part && (part, *compared) != ("benchmarks", "episodes"));
             let left_out = if part == "benchmarks" { "evaluations" } else { part };
             println!("step {step}: {left_out} NOT compared, since settings of {table}* were changed later");
         }
@@ -153,12 +154,12 @@ impl RecordedRun {
         different.len()
     }
 
-    /// Compares the samples of the evaluation before the first step.
+    /// Compares the samples and episodes of the evaluation before the first step.
     pub fn compare_start(&self, again: &[(String, String)]) -> Result<usize> {
         if self.was_changed_after(1, "evaluation.") {
             return Ok(0);
         }
-        self.compare_files(0, again, &["benchmarks"])
+        self.compare_files(0, again, &["benchmarks", "episodes"])
     }
 
     /// Compares the files that a step has in these parts.

@@ -38,13 +38,13 @@ const PYTHON: [(&str, &str); 4] = [
 
 /// Why no line arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(crate) enum Silence {
     TimedOut,
     Ended,
     TooLong,
 }
 
-pub(super) struct Process {
+pub(crate) struct Process {
     launcher: Child,
     /// The requests of whole calls, written by a thread, so that full pipes in both directions cannot deadlock. `None`
     /// after the end.
@@ -56,14 +56,14 @@ pub(super) struct Process {
     early: Option<Result<Vec<u8>, Silence>>,
     output_has_ended: bool,
     /// Samples that were sent before the current call.
-    pub(super) n_sent: u64,
+    pub(crate) n_sent: u64,
     complaint: Arc<Mutex<Vec<u8>>>,
     complaint_reader: Option<JoinHandle<()>>,
 }
 
 impl Process {
     /// A running program, and what it shares with this machine because the machine cannot keep it apart.
-    pub(super) fn start(spec: &CommandSpec) -> Result<(Self, Vec<String>), TaskError> {
+    pub(crate) fn start(spec: &CommandSpec) -> Result<(Self, Vec<String>), TaskError> {
         let refuse = |problem: String, remedy: &str| TaskError::Verifier {
             program: spec.program.display().to_string(),
             place: "at the start".into(),
@@ -161,14 +161,14 @@ impl Process {
     }
 
     /// Queues bytes for standard input. For a process that has ended, `next_line` gives `Silence::Ended`.
-    pub(super) fn send(&self, bytes: Vec<u8>) {
+    pub(crate) fn send(&self, bytes: Vec<u8>) {
         if let Some(requests) = &self.requests {
             let _ = requests.send(bytes);
         }
     }
 
     /// The next line, without the line break.
-    pub(super) fn next_line(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
+    pub(crate) fn next_line(&mut self, deadline: Instant) -> Result<Vec<u8>, Silence> {
         if let Some(early) = self.early.take() {
             return early;
         }
@@ -183,13 +183,13 @@ impl Process {
     }
 
     /// Whether the process ended by itself; known after `end`.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.output_has_ended
     }
 
     /// Ends the process. Returns the exit status, if the process had ended by itself, and the end of its standard
     /// error.
-    pub(super) fn end(&mut self) -> String {
+    pub(crate) fn end(&mut self) -> String {
         let mut status = None;
         // The output of a process that exits closes a moment before the exit. Waiting distinguishes an exit from a
         // program that only closed its output.

@@ -1,0 +1,48 @@
+//! Sequences between two turns. A sequence whose turn has ended is parked with its blocks; the next turn then computes
+//! keys and values of the new tokens alone. Blocks of parked sequences are given up where a running sequence needs them,
+//! and computed again, with the same bits, when the sequence goes on.
+
+use super::{Scheduler, Ticket};
+
+impl Scheduler {
+    /// Parks every sequence whose turn ends, until [`Scheduler::extend`] or [`Scheduler::release`].
+    pub fn park_turns(&mut self) {
+        self.parks_turns = true;
+    }
+
+    /// The tokens of a parked sequence; `None` if it is not parked.
+    pub fn parked_tokens(&self, ticket: Ticket, sample: u32) -> Option<&[u32]> {
+        self.parked.get(&(ticket, sample)).map(|sequence| sequence.tokens.as_slice())
+    }
+
+    /// Lets a parked sequence go on after given tokens with a turn of at most `max_tokens`. The sequence comes before
+    /// samples of its request that have not begun, so that begun responses end first and free their memory.
+    pub fn extend(&mut self, ticket: Ticket, sample: u32, given: &[u32], max_tokens: usize) {
+        let mut sequence = self.parked.remove(&(ticket, sample)).expect("extend of a parked sequence");
+        sequence.begin_turn(given, max_tokens);
+        let group = self.groups.get_mut(&ticket).expect("a parked sequence has its group");
+        group.n_parked -= 1;
+        group.waiting.push_front(sequence);
+    }
+
+    /// Gives the memory of a parked sequence back: its response has ended.
+    pub fn release(&mut self, ticket: Ticket, sample: u32) {
+        let mut sequence = self.parked.remove(&(ticket, sample)).expect("release of a parked sequence");
+        sequence.evict(&mut self.pool);
+        self.groups.get_mut(&ticket).expect("a parked sequence has its group").n_parked -= 1;
+        self.drop_group_if_over(ticket);
+    }
+
+    /// Takes the blocks of one sequence that does not run: of a parked one, of one whose last token is not yet read, or
+    /// of one that waits for its next turn. False: no such sequence has blocks.
+    pub(super) fn evict_between_turns(&mut self) -> bool {
+        let parked = self.parked.values_mut().rev();
+        let drained = self.drained.values_mut().rev();
+        let waiting = self.groups.values_mut().rev().flat_map(|group| group.waiting.iter_mut().rev());
+        let mut idle = parked.chain(drained).chain(waiting);
+        let Some(sequence) = idle.find(|sequence| !sequence.blocks.is_empty()) else { return false };
+        sequence.evict(&mut self.pool);
+        self.n_preemptions += 1;
+        true
+    }
+}
