@@ -62,7 +62,7 @@ pub fn device_kind(device: DeviceName) -> String {
 
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     match texts {
-        TextsSpec::Solutions { task, .. } => {
+        TextsSpec::Solutions { task, .. } | TextsSpec::SolutionPairs { task, .. } => {
             let task =
                 TaskSpec::read("data.task", task.clone()).map_err(crate::plan::config::PlanError::from)?;
             of_task(&task)

@@ -18,7 +18,7 @@ impl FileKind {
     fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::Training => &["task", "objective", "rollout", "reward", "rewards", "teacher", "canaries"],
-            Self::Supervised => &["data", "texts", "loss_on", "epochs"],
+            Self::Supervised => &["data", "texts", "loss_on", "epochs", "preference"],
             Self::Experiment => &["arms", "seeds", "matrix", "config"],
         }
     }
