@@ -151,8 +151,8 @@ pub struct ResponseEffect {
 }
 
 /// The kept tokens of a response.
-struct Kept {
-    is_kept: Vec<bool>,
+struct KeptTokens {
+    is_in_loss: Vec<bool>,
     /// Sum of what the loss reads of each kept token.
     sum: f64,
     n: f64,
@@ -175,7 +175,7 @@ impl PreferenceLoss {
     }
 
     /// The loss of a pair and its derivatives by the sums of the two responses.
-    fn pair(&self, chosen: &Kept, rejected: &Kept) -> (f64, f64, f64) {
+    fn pair(&self, chosen: &KeptTokens, rejected: &KeptTokens) -> (f64, f64, f64) {
         let (mean_c, mean_r) = (chosen.sum / chosen.n, rejected.sum / rejected.n);
         match *self {
             Self::Dpo { beta, label_smoothing } => {
@@ -208,7 +208,7 @@ impl PreferenceLoss {
     }
 
     /// The loss of one response under KTO, and its derivative by the response's sum.
-    fn alone(&self, side: Side, response: &Kept, baseline: f64) -> (f64, f64) {
+    fn alone(&self, side: Side, response: &KeptTokens, baseline: f64) -> (f64, f64) {
         let Self::Kto { beta, desirable_weight, undesirable_weight } = *self else {
             unreachable!("judges_alone")
         };
@@ -221,7 +221,7 @@ impl PreferenceLoss {
     }
 
     /// The implicit reward of a response.
-    fn reward(&self, response: &Kept) -> f64 {
+    fn reward(&self, response: &KeptTokens) -> f64 {
         match *self {
             Self::Dpo { beta, .. } | Self::Kto { beta, .. } => beta * response.sum,
             Self::Ipo { beta } | Self::Simpo { beta, .. } | Self::Orpo { beta } => {
@@ -290,7 +290,7 @@ impl PreferenceSpec {
         let (loss, slope_c, slope_r) = match (&chosen, &rejected) {
             (Some(chosen), Some(rejected)) if !self.loss.judges_alone() => self.loss.pair(chosen, rejected),
             (chosen, rejected) if self.loss.judges_alone() => {
-                let alone = |side, response: &Option<Kept>| {
+                let alone = |side, response: &Option<KeptTokens>| {
                     response.as_ref().map_or((0.0, 0.0), |it| self.loss.alone(side, it, calibration.baseline))
                 };
                 let ((loss_c, slope_c), (loss_r, slope_r)) =
@@ -319,9 +319,9 @@ impl PreferenceSpec {
                 expected,
             });
         }
-        let effect = |response: Option<Kept>, slope: f64| {
+        let effect = |response: Option<KeptTokens>, slope: f64| {
             response.map_or(ResponseEffect::default(), |kept| ResponseEffect {
-                d_logp: kept.is_kept.iter().map(|&is_kept| if is_kept { slope } else { 0.0 }).collect(),
+                d_logp: kept.is_in_loss.iter().map(|&is_kept| if is_kept { slope } else { 0.0 }).collect(),
                 reward: self.loss.reward(&kept),
                 ..ResponseEffect::default()
             })
@@ -334,8 +334,8 @@ impl PreferenceSpec {
         &self,
         comparison_idx: usize,
         response: &JudgedResponse,
-        is_kept: Vec<bool>,
-    ) -> Result<Kept, ObjectiveError> {
+        is_in_loss: Vec<bool>,
+    ) -> Result<KeptTokens, ObjectiveError> {
         let reference = response.reference_logp.filter(|_| self.loss.reads_reference());
         let (response_idx, field) = (comparison_idx, "reference_logp");
         let n_tokens = response.logp.len();
@@ -355,9 +355,9 @@ impl PreferenceSpec {
             _ => {}
         }
         let token = |t: usize| response.logp[t] - reference.map_or(0.0, |values| values[t]);
-        let sum = (0..n_tokens).filter(|&t| is_kept[t]).map(token).sum();
-        let n = is_kept.iter().filter(|is_kept| **is_kept).count().max(1) as f64;
-        Ok(Kept { is_kept, sum, n })
+        let sum = (0..n_tokens).filter(|&t| is_in_loss[t]).map(token).sum();
+        let n = is_in_loss.iter().filter(|is_in_loss| **is_in_loss).count().max(1) as f64;
+        Ok(KeptTokens { is_in_loss, sum, n })
     }
 }
 

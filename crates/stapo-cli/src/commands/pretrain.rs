@@ -14,7 +14,7 @@ use stapo_rl::learn::pretrain::{
     FileRows, InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
 };
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
-use stapo_rl::plan::config::PlanError;
+use stapo_rl::plan::config::{ModelSource, PlanError};
 use stapo_rl::policy::identity;
 use stapo_rl::run::{Checkpoint, Run, hash_file};
 use stapo_rl::tasks::{TaskSpec, file_kind};
@@ -77,6 +77,14 @@ pub struct SftArgs {
 
     #[command(flatten)]
     inputs: Inputs,
+
+    /// Learns responses that a run of stapo train recorded, in place of --data; the model is the one that the run started from, unless --model names one.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["data", "resume"])]
+    from_run: Option<PathBuf>,
+
+    /// Which of them: all right ones (rejection sampling), or the best of each group (best-of-n).
+    #[arg(long = "where", value_name = "right|best", requires = "from_run", value_parser = ["right", "best"])]
+    which: Option<String>,
 }
 
 /// Learns from preferences: prompts with a chosen and a rejected response, or with a response and a label.
@@ -106,13 +114,18 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// The settings that stand for the options; refused where a command has nothing to train on.
+    /// As `given`, refused where a command has nothing to train on.
     fn settings(&self, command: &str, common: &Args) -> Result<Vec<String>> {
         if common.config.is_none() && common.resume.is_none() && self.data.is_none() {
             bail!(
                 "--data: absent, so there is nothing to train on\nhint: stapo {command} --model MODEL --data FILE, or stapo {command} CONFIG"
             );
         }
+        Ok(self.given())
+    }
+
+    /// The settings that stand for the options.
+    fn given(&self) -> Vec<String> {
         let model = self.model.as_ref().map(|model| match model.as_str() {
             "builtin" => "model={kind=\"builtin\"}".to_string(),
             path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
@@ -120,7 +133,27 @@ impl Inputs {
         let data = self.data.as_ref().map(|path| {
             format!("data={{kind=\"{}\",path={}}}", file_kind(Some(path)), toml::Value::from(path.as_str()))
         });
-        Ok(model.into_iter().chain(data).collect())
+        model.into_iter().chain(data).collect()
+    }
+}
+
+impl SftArgs {
+    /// The settings that stand for the options.
+    fn settings(&self) -> Result<Vec<String>> {
+        let Some(run) = &self.from_run else { return self.inputs.settings("sft", &self.common) };
+        let path = toml::Value::from(run.display().to_string());
+        let which = self.which.as_deref().unwrap_or("right");
+        let mut settings = vec![format!("data={{kind=\"rollouts\",path={path},where=\"{which}\"}}")];
+        if self.inputs.model.is_none() && self.common.config.is_none() {
+            settings.push(match run_folder::plan(run)?.config.model {
+                ModelSource::Path { path } => {
+                    format!("model={{kind=\"path\",path={}}}", toml::Value::from(path))
+                }
+                ModelSource::Builtin | ModelSource::Random { .. } => "model={kind=\"builtin\"}".to_string(),
+            });
+        }
+        settings.extend(self.inputs.given());
+        Ok(settings)
     }
 }
 
@@ -147,7 +180,7 @@ pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
         defaults: PretrainConfig::fine_tuning(),
         text: "",
         without_config: OR_OPTIONS,
-        set: args.inputs.settings("sft", &args.common)?,
+        set: args.settings()?,
     };
     train_on_texts(&args.common, &base)
 }

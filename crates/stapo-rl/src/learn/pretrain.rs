@@ -6,6 +6,7 @@ mod file_texts;
 mod fresh;
 mod judged;
 mod preference;
+mod recorded;
 mod reference;
 mod rows;
 mod sequence;
@@ -16,6 +17,7 @@ pub use config::{LossOn, PretrainConfig, Start};
 pub use file_rows::FileRows;
 pub use file_texts::FileTexts;
 pub use fresh::export_policy;
+pub use recorded::{RecordedTexts, Which};
 pub use texts::TextsSpec;
 
 use crate::error::{Error, Result};
@@ -307,7 +309,7 @@ fn pretrain_steps(
     }
     let history = Run::read_metrics::<PretrainMetrics>(run.folder())?;
     run.set_best(history.iter().fold(None, better));
-    pretrainer.open_reference(config, run)?;
+    pretrainer.open_reference(config, run.folder())?;
     pretrainer.save(config, run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;

@@ -10,6 +10,7 @@ use crate::run::{hash_file, plan_values};
 use crate::tasks::{DataFile, DataPath, TaskError, TaskSpec};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
+use std::path::PathBuf;
 
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
@@ -69,6 +70,13 @@ fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
         }
         TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
             hash_files(name, &file.path)
+        }
+        TextsSpec::Rollouts(recorded) => {
+            let hash = |file: &PathBuf| {
+                let file_name = file.file_name().unwrap_or_default().to_string_lossy();
+                hash_file(&format!("{name} {file_name}"), file)
+            };
+            recorded.files()?.iter().map(hash).collect()
         }
         TextsSpec::Mixture { parts } => {
             let parts = parts.iter().enumerate();

@@ -11,12 +11,12 @@ use super::{LearnedBatch, Pretrainer};
 use crate::error::{Error, Result};
 use crate::learn::scoring::{ResponseScores, Sequence, packed, split};
 use crate::policy::loaded::LoadedModel;
-use crate::run::Run;
 use stapo_core::batch::pack_in_order;
 use stapo_core::preference::{
     Comparison, ComparisonEffect, JudgedResponse, PreferenceCalibration, PreferenceLoss, PreferenceSpec, Side,
 };
 use stapo_core::record::PreferenceMetrics;
+use std::path::Path;
 
 /// Where the log-probs of the reference come from.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl JudgedRow {
 impl Pretrainer {
     /// Prepares the reference: computes its log-probs for all rows before the first step and writes them to the run folder,
     /// or reads them where the run goes on.
-    pub(super) fn open_reference(&mut self, config: &PretrainConfig, run: &Run) -> Result<()> {
+    pub(super) fn open_reference(&mut self, config: &PretrainConfig, folder: &Path) -> Result<()> {
         let Some(spec) = config.preference.as_ref().filter(|spec| spec.loss.reads_reference()) else {
             return Ok(());
         };
@@ -78,7 +78,7 @@ impl Pretrainer {
         let n_rows = judged_file(self.texts.file())?.all().0.count();
         if self.learner.counters.step > 0 {
             let sha256 = self.learner.loop_state.get(reference::KEY).map(String::as_str);
-            self.reference = Reference::Stored(Stored::read(run.folder(), sha256, n_rows)?);
+            self.reference = Reference::Stored(Stored::read(folder, sha256, n_rows)?);
             return Ok(());
         }
         let mut stored = Stored::default();
@@ -95,7 +95,7 @@ impl Pretrainer {
                 all = rest;
             }
         }
-        let sha256 = stored.write(run.folder())?;
+        let sha256 = stored.write(folder)?;
         self.learner.loop_state.insert(reference::KEY.to_string(), sha256);
         self.reference = Reference::Stored(stored);
         Ok(())

@@ -1,6 +1,7 @@
 //! Files of texts: conversations, prompts with responses, or texts alone.
 
 use super::file_texts::FileTexts;
+use super::sequence::TextSequence;
 use crate::tasks::rows::{FieldPath, turns};
 use serde_json::Value;
 use stapo_core::Turn;
@@ -16,6 +17,8 @@ pub enum TextRow {
     Pair { prompt: String, response: String },
     /// A text that has a loss as a whole.
     Text(String),
+    /// A response as it was sampled.
+    Recorded { prompt: String, sequence: TextSequence },
     /// Responses to one prompt that are compared or judged, each a pair or a conversation that ends with the response.
     Judged(Vec<(Side, TextRow)>),
 }
@@ -28,6 +31,7 @@ impl TextRow {
             TextRow::Conversation(turns) => turns.iter().map(|turn| turn.content.as_str()).collect(),
             TextRow::Pair { prompt, response } => vec![prompt, response],
             TextRow::Text(text) => vec![text],
+            TextRow::Recorded { prompt, .. } => vec![prompt],
         }
     }
 }

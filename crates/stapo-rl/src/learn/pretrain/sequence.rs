@@ -24,7 +24,7 @@ impl<'a> From<&'a TextSequence> for Sequence<'a> {
 }
 
 impl TextSequence {
-    fn push(&mut self, tokens: &[u32], is_learned: bool) {
+    pub(super) fn push(&mut self, tokens: &[u32], is_learned: bool) {
         self.tokens.extend_from_slice(tokens);
         self.is_learned.resize(self.tokens.len(), is_learned);
     }
@@ -99,6 +99,7 @@ impl TextEncoder<'_> {
         match row {
             TextRow::Text(text) => Ok(vec![self.pair("", text)?]),
             TextRow::Pair { prompt, response } => Ok(vec![self.pair(prompt, response)?]),
+            TextRow::Recorded { sequence, .. } => Ok(vec![sequence.clone()]),
             TextRow::Conversation(_) => {
                 let texts: Vec<String> = rendered.take(renderings(row).len()).collect();
                 self.conversation(&texts)
@@ -164,7 +165,7 @@ fn renderings(row: &TextRow) -> Vec<Rendering> {
     let turns = match row {
         TextRow::Conversation(turns) => turns,
         TextRow::Judged(sides) => return sides.iter().flat_map(|(_, row)| last_answer(row)).collect(),
-        TextRow::Pair { .. } | TextRow::Text(_) => return Vec::new(),
+        TextRow::Pair { .. } | TextRow::Text(_) | TextRow::Recorded { .. } => return Vec::new(),
     };
     let messages: Vec<Message> =
         turns.iter().map(|turn| Message { role: turn.role.clone(), content: turn.content.clone() }).collect();

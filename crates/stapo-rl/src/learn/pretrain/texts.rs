@@ -2,6 +2,7 @@
 
 use super::file_rows::{FileRows, Place, RowKind};
 use super::file_texts::FileTexts;
+use super::recorded::RecordedTexts;
 use super::rows::TextRow;
 use super::sequence::{TextEncoder, TextSequence};
 use crate::error::{Error, Result};
@@ -54,6 +55,8 @@ pub enum TextsSpec {
     Parquet(FileTexts),
     /// Files of any format that is read.
     File(FileTexts),
+    /// Responses that a training run recorded.
+    Rollouts(RecordedTexts),
     /// Several sources, each with a share of the examples.
     Mixture {
         /// The sources.
@@ -82,7 +85,7 @@ impl TextsSpec {
     pub(super) fn task(&self) -> Option<&Table> {
         match self {
             TextsSpec::Solutions { task, .. } | TextsSpec::SolutionPairs { task, .. } => Some(task),
-            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) | TextsSpec::File(_) => None,
+            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) | TextsSpec::File(_) | TextsSpec::Rollouts(_) => None,
             TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
         }
     }
@@ -130,6 +133,11 @@ impl Texts {
             TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
                 let encoder = encoder(model)?.with_arguments(file);
                 Ok(Texts::File(Box::new(FileRows::open(file, wanted, &encoder, max_tokens)?)))
+            }
+            TextsSpec::Rollouts(recorded) => {
+                let spec = FileTexts::generated(recorded.held_out_share);
+                let file = FileRows::collect(&spec, recorded.read(model)?, &encoder(model)?, max_tokens)?;
+                Ok(Texts::File(Box::new(file)))
             }
             TextsSpec::Mixture { parts } => {
                 let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
