@@ -20,7 +20,8 @@ pub struct PreferenceSpec {
     /// The loss of a comparison.
     pub loss: PreferenceLoss,
     /// Which tokens of chosen responses are silenced. A silenced token leaves the loss: its log-prob is not part of the
-    /// response's, and its derivative is 0. Thresholds and draws are over the chosen responses of the mini-batch.
+    /// response's, and its derivative is 0; a pair whose chosen response has no other token has no loss. Thresholds and
+    /// draws are over the chosen responses of the mini-batch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masks: Vec<Mask>,
 }
@@ -75,6 +76,10 @@ pub enum PreferenceLoss {
         undesirable_weight: f64,
     },
 }
+
+/// The highest mean log-prob that ORPO's odds are computed from: the odds of a certain response are not finite. In f32 the
+/// log-prob next to 0 is closer to 0 than this.
+const SUREST: f64 = -1e-6;
 
 fn default_beta() -> f64 {
     0.1
@@ -195,6 +200,7 @@ impl PreferenceLoss {
                 (-log_sigmoid(margin), slope / chosen.n, -slope / rejected.n)
             }
             Self::Orpo { beta } => {
+                let (mean_c, mean_r) = (mean_c.min(SUREST), mean_r.min(SUREST));
                 let log_odds = |mean: f64| mean - libm::log(-libm::expm1(mean));
                 // The derivative of the log odds by the mean log-prob.
                 let steepness = |mean: f64| -1.0 / libm::expm1(mean);
@@ -288,6 +294,10 @@ impl PreferenceSpec {
             .map(|response| self.kept(comparison_idx, &response, vec![true; response.logp.len()]))
             .transpose()?;
         let (loss, slope_c, slope_r) = match (&chosen, &rejected) {
+            // Nothing is left to compare with the rejected response.
+            (Some(chosen), Some(_)) if !self.loss.judges_alone() && !chosen.is_in_loss.contains(&true) => {
+                (0.0, 0.0, 0.0)
+            }
             (Some(chosen), Some(rejected)) if !self.loss.judges_alone() => self.loss.pair(chosen, rejected),
             (chosen, rejected) if self.loss.judges_alone() => {
                 let alone = |side, response: &Option<KeptTokens>| {

@@ -263,3 +263,32 @@ fn impossible_values_and_masks_are_refused_by_their_key() {
     assert!(said.starts_with("preference.masks.0.tau_p"), "{said}");
     assert_eq!(PreferenceSpec::default().mask_objective().mask_signals, MaskSignals::Current);
 }
+
+#[test]
+fn certain_and_wholly_silenced_responses_have_finite_derivatives() {
+    let sure = Drawn { logp: vec![0.0; 3], entropy: vec![0.0; 3], reference_logp: vec![-1.0; 3] };
+    let other = drawn(2, 4);
+    for loss in LOSSES {
+        let spec = PreferenceSpec { loss, masks: vec![] };
+        for (chosen, rejected) in [(&sure, &other), (&other, &sure)] {
+            let pair = Comparison { chosen: Some(chosen.view()), rejected: Some(rejected.view()) };
+            let (loss, _) = run(&spec, &spec.calibrate(&[pair], 0.1, 0).unwrap(), &[pair]);
+            assert!(loss.is_finite());
+        }
+        let full = Mask::Spurious {
+            tau_p: 0.999,
+            threshold: Threshold::TauP,
+            q: 1.0,
+            select: Select::Full,
+            quantile_over: crate::objective::QuantileOver::Candidates,
+            seed: 0,
+        };
+        let spec = PreferenceSpec { loss, masks: vec![full] };
+        let pair = Comparison { chosen: Some(other.view()), rejected: Some(sure.view()) };
+        let (_, effects) = run(&spec, &spec.calibrate(&[], 0.1, 0).unwrap(), &[pair]);
+        assert_eq!(effects[0].chosen.n_silenced, 4);
+        assert!(effects[0].chosen.d_logp.iter().all(|&d| d == 0.0));
+        let is_pushed = effects[0].rejected.d_logp.iter().any(|&d| d != 0.0);
+        assert_eq!(is_pushed, loss.judges_alone(), "{loss:?}: a pair needs both");
+    }
+}
