@@ -22,7 +22,6 @@ pub struct PreferenceSpec {
     /// Which tokens of chosen responses are silenced. A silenced token leaves the loss: its log-prob is not part of the
     /// response's, and its derivative is 0; a pair whose chosen response has no other token has no loss. Thresholds and
     /// draws are over the chosen responses of the mini-batch.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masks: Vec<Mask>,
 }
 

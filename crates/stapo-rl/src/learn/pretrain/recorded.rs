@@ -69,7 +69,8 @@ impl RecordedTexts {
                     Error::TextRow { path: file.clone(), number: number as u64 + 1, source: Box::new(source) }
                 })?;
                 if seen.insert(sequence.tokens.clone()) {
-                    rows.push(TextRow::Recorded { prompt: response.prompt.clone(), sequence });
+                    let TextSequence { tokens, is_learned, .. } = sequence;
+                    rows.push(TextRow::Recorded { prompt: response.prompt.clone(), tokens, is_learned });
                     places.push(Place { path: path.clone(), number: number as u64 + 1 });
                 }
             }

@@ -1,7 +1,6 @@
 //! Files of texts: conversations, prompts with responses, or texts alone.
 
 use super::file_texts::FileTexts;
-use super::sequence::TextSequence;
 use crate::tasks::rows::{FieldPath, turns};
 use serde_json::Value;
 use stapo_core::Turn;
@@ -18,7 +17,7 @@ pub enum TextRow {
     /// A text that has a loss as a whole.
     Text(String),
     /// A response as it was sampled.
-    Recorded { prompt: String, sequence: TextSequence },
+    Recorded { prompt: String, tokens: Vec<u32>, is_learned: Vec<bool> },
     /// Responses to one prompt that are compared or judged, each a pair or a conversation that ends with the response.
     Judged(Vec<(Side, TextRow)>),
 }

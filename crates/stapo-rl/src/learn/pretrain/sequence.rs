@@ -99,7 +99,9 @@ impl TextEncoder<'_> {
         match row {
             TextRow::Text(text) => Ok(vec![self.pair("", text)?]),
             TextRow::Pair { prompt, response } => Ok(vec![self.pair(prompt, response)?]),
-            TextRow::Recorded { sequence, .. } => Ok(vec![sequence.clone()]),
+            TextRow::Recorded { tokens, is_learned, .. } => {
+                Ok(vec![TextSequence { tokens: tokens.clone(), is_learned: is_learned.clone(), side: None }])
+            }
             TextRow::Conversation(_) => {
                 let texts: Vec<String> = rendered.take(renderings(row).len()).collect();
                 self.conversation(&texts)
