@@ -1,6 +1,6 @@
 """Runs the arms of planted.toml over seeds and prints what the policies learned.
 
-    python bench/preferences/run.py STAPO OUT [SEEDS]
+    python bench/preferences/run.py STAPO OUT SEEDS [ARM ..]
 
 Every run is `stapo prefer` on bench/preferences/planted.toml, followed by `stapo eval` on held-out problems. A word is
 misspelled where it is none of the eight words of the built-in task. Runs that are there already are kept.
@@ -38,7 +38,7 @@ def run(stapo, out, arm, seed):
     rows = [json.loads(line) for line in open(samples / "samples.jsonl")]
     words = [word for row in rows for word in re.findall(r"(?<![\\a-z])[a-z]+", row["text"])]
     last = json.loads(open(folder / "metrics.jsonl").readlines()[-1])["preference"]
-    receipt = json.loads(json.dumps(open(folder / "manifest.sha256").read()))[:12]
+    receipt = open(folder / "manifest.sha256").read()[:12]
     return {
         "accuracy": sum(row["verdict"] == "right" for row in rows) / len(rows),
         "misspelled": sum(word not in WORDS for word in words) / len(words),
@@ -49,15 +49,15 @@ def run(stapo, out, arm, seed):
 
 def main():
     stapo, out = sys.argv[1], pathlib.Path(sys.argv[2])
-    seeds = range(int(sys.argv[3]) if len(sys.argv) > 3 else 5)
+    seeds, arms = range(int(sys.argv[3])), sys.argv[4:] or list(ARMS)
     out.mkdir(parents=True, exist_ok=True)
     found = {}
     for seed in seeds:
-        for arm in ARMS:
+        for arm in arms:
             found[arm, seed] = run(stapo, out, arm, seed)
             print(arm, seed, json.dumps(found[arm, seed]), flush=True)
     print("\narm, then mean and difference to plain by seed with its 95 % interval, in percent")
-    for arm in ARMS:
+    for arm in arms:
         line = f"{arm:15}"
         for key in ("accuracy", "misspelled", "pairs in order"):
             values = [100 * found[arm, seed][key] for seed in seeds]

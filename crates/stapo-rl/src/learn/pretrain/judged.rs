@@ -86,7 +86,9 @@ impl JudgedLayout {
             Value::Array(messages) => turns(messages)?,
             message @ Value::Object(_) => {
                 let mut answer = turns(std::slice::from_ref(message))?;
-                answer.iter_mut().for_each(|turn| turn.role = "assistant".into());
+                for turn in &mut answer {
+                    turn.role = "assistant".into();
+                }
                 answer
             }
             _ => return Err(format!("{:?} is neither a text nor messages", field.written())),

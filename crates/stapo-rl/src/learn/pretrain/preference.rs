@@ -121,7 +121,7 @@ impl Pretrainer {
                 let mut row = JudgedRow { sequences, other, reference: Vec::new() };
                 if let Reference::Stored(stored) = &self.reference {
                     let all: Vec<TextSequence> = row.all().cloned().collect();
-                    row.reference = stored.row(idx, &all)?;
+                    row.reference = stored.row(idx, &all);
                 }
                 Ok(row)
             })
@@ -287,14 +287,9 @@ fn log_ratios(rows: &[JudgedRow], scored: &[Vec<ResponseScores>]) -> Vec<f64> {
 pub(super) fn check_texts(spec: Option<&PreferenceSpec>, file: Option<&FileRows>) -> Result<()> {
     let Some(spec) = spec else {
         let is_judged = |file: &FileRows| file.all().0.any(|row| matches!(row, TextRow::Judged(_)));
-        return match file.is_some_and(is_judged) {
-            true => Err(Error::Misfit {
-                key: "data",
-                problem: "has chosen and rejected responses".into(),
-                remedy: "stapo prefer learns from them",
-            }),
-            false => Ok(()),
-        };
+        let (problem, remedy) = ("has chosen and rejected responses".into(), "stapo prefer learns from them");
+        let refused = Err(Error::Misfit { key: "data", problem, remedy });
+        return if file.is_some_and(is_judged) { refused } else { Ok(()) };
     };
     let is_pair = |row: &TextRow| matches!(row, TextRow::Judged(sides) if sides.len() == 2);
     let n_single = judged_file(file)?.all().0.filter(|row| !is_pair(row)).count();
@@ -321,7 +316,9 @@ fn judged_file(file: Option<&FileRows>) -> Result<&FileRows> {
 fn row_sequences(file: &FileRows, model: &LoadedModel, row_idx: usize) -> Result<Vec<TextSequence>> {
     let row = file.row_at(row_idx);
     let mut sequences = encoder(model)?.with_arguments(&file.spec).sequences(&[row])?.concat();
-    sequences.iter_mut().for_each(|sequence| sequence.is_learned[0] = false);
+    for sequence in &mut sequences {
+        sequence.is_learned[0] = false;
+    }
     Ok(sequences)
 }
 

@@ -63,7 +63,7 @@ impl Stored {
     }
 
     /// The log-probs of a row, cut by the sequences of the row.
-    pub(super) fn row(&self, row_idx: usize, sequences: &[TextSequence]) -> Result<Vec<Vec<f64>>> {
+    pub(super) fn row(&self, row_idx: usize, sequences: &[TextSequence]) -> Vec<Vec<f64>> {
         let mut row = &self.logp[self.starts[row_idx]..self.starts[row_idx + 1]];
         let mut cut = Vec::with_capacity(sequences.len());
         for sequence in sequences {
@@ -72,7 +72,7 @@ impl Stored {
             cut.push(first.iter().copied().map(f64::from).collect());
             row = rest;
         }
-        Ok(cut)
+        cut
     }
 
     /// Writes the file of a run folder and returns its hash.

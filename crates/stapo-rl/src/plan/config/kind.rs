@@ -26,7 +26,7 @@ impl FileKind {
     fn commands(self) -> &'static str {
         match self {
             Self::Training => "stapo train",
-            Self::Supervised => "stapo sft and stapo pretrain",
+            Self::Supervised => "stapo sft, stapo prefer and stapo pretrain",
             Self::Experiment => "stapo experiment",
         }
     }
