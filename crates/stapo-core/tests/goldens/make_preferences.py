@@ -3,8 +3,8 @@
     pip install torch
     python make_preferences.py > preferences.json
 
-The formulas below are written from the papers. With `--trl` (pip install trl) each is also compared with TRL's own loss
-function, which is called on an object that has the attributes it reads.
+The formulas below are written from the papers. With `--trl` (pip install trl) ORPO's is also compared with TRL's own function,
+whose trainer is no curve to follow: its first term is over the prompt too.
 """
 
 import json
@@ -76,10 +76,15 @@ def case(number, kind, settings):
 
 
 def compare_with_trl():
-    """Asserts that TRL's own functions give the losses above."""
-    import compare_preferences
+    """Asserts that TRL's odds ratio is the one above. Its trainers run in stapo-rl's make_preference_curves.py."""
+    import types
 
-    compare_preferences.run(LOSSES, kto)
+    from trl.experimental.orpo import ORPOTrainer
+
+    own = types.SimpleNamespace(beta=0.3, accelerator=types.SimpleNamespace(device="cpu"))
+    c, r = -torch.rand(50) * 4 - 0.01, -torch.rand(50) * 4 - 0.01
+    theirs = -c - ORPOTrainer.odds_ratio_loss(own, c, r)[0]
+    torch.testing.assert_close(orpo(c, r, None, None, (1, 1), beta=0.3), theirs.double(), rtol=1e-5, atol=1e-5)
 
 
 if "--trl" in sys.argv:
