@@ -36,6 +36,11 @@ const GROUPS: [Group; 5] = [
             ("config", "stapo config --schema > stapo.schema.json"),
             ("problems", "stapo problems my.toml -n 3"),
             ("sft", "stapo sft sft.toml --out runs/sft"),
+            (
+                "prefer",
+                "stapo prefer --model runs/sft/model --data pairs.jsonl --out runs/dpo\n\
+                 stapo prefer pairs.toml --set preference.loss.kind=simpo",
+            ),
             ("pretrain", "stapo pretrain --out runs/base\nstapo pretrain base-14m.toml --device cuda"),
             ("experiment", "stapo experiment main-quick\nstapo experiment my.toml --jobs 2"),
         ],

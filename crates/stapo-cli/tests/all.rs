@@ -33,6 +33,7 @@ mod objective;
 mod pages;
 mod permission;
 mod plan;
+mod preferences;
 mod programs;
 mod python_reward;
 mod ranks;

@@ -25,7 +25,8 @@ struct Writer {
 /// Files by name.
 type Contents = BTreeMap<String, Vec<u8>>;
 
-const INPUTS: [&str; 5] = ["data.jsonl", "texts.jsonl", "sft.toml", "config.toml", "experiment.toml"];
+const INPUTS: [&str; 6] =
+    ["data.jsonl", "texts.jsonl", "pairs.jsonl", "sft.toml", "config.toml", "experiment.toml"];
 
 const FAULTS: [&str; 3] = ["kill", "error", "full"];
 
@@ -48,6 +49,20 @@ fn a_supervised_run_goes_on_from_every_fault() {
         name: "sft",
         start: words("sft sft.toml --out out --json --set steps=4 --set checkpoint_every_steps=2"),
         resume: words("sft --resume out --json"),
+        stride: 4,
+    };
+    work.sweep(&writer);
+}
+
+#[test]
+fn a_run_on_preferences_goes_on_from_every_fault() {
+    let work = Work::new();
+    let writer = Writer {
+        name: "prefer",
+        start: words(
+            "prefer --model base/model --data pairs.jsonl --out out --json --set steps=4 --set update.batch_rows=4 --set record.checkpoint_every_steps=2",
+        ),
+        resume: words("prefer --resume out --json"),
         stride: 4,
     };
     work.sweep(&writer);
@@ -89,6 +104,9 @@ impl Work {
         let texts =
             (0..24).map(|n| format!("{{\"prompt\": \"{}\", \"response\": \"{}\"}}\n", n % 12, 1 + n / 12));
         std::fs::write(at.join("texts.jsonl"), texts.collect::<String>()).unwrap();
+        let pairs =
+            (0..12).map(|n| format!("{{\"prompt\": \"{n}\", \"chosen\": \"1\", \"rejected\": \"2\"}}\n"));
+        std::fs::write(at.join("pairs.jsonl"), pairs.collect::<String>()).unwrap();
         std::fs::write(at.join("sft.toml"), SUPERVISED).unwrap();
         std::fs::write(at.join("config.toml"), CONFIG).unwrap();
         let config = CONFIG.replace("steps = 4", "steps = 2").replace("\n[", "\n[config.");

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod diagnostics;
 pub mod minibatch;
 pub mod objective;
+pub mod preference;
 pub mod program;
 pub mod random;
 pub mod record;

@@ -36,6 +36,7 @@ pub use error::ObjectiveError;
 pub use evaluate::{SequenceTally, Tally, TokenEffect};
 pub use load::SpecError;
 pub use mask::{Mask, MaskKind, QuantileOver, Select, StareSigns};
+pub(crate) use preset::plain;
 pub use preset::{Preset, RolloutSettings, preset, presets};
 pub use signals::{Advantages, AdvantagesRef, ResponseSignals};
 pub use surrogate::Surrogate;

@@ -20,7 +20,7 @@ pub use identity::{ABSENT, Change, Identity, changed_inputs};
 pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepFiles, StepHash};
 pub use metrics::{
     BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, LengthQuantiles, Metrics, PhaseSeconds,
-    PretrainMetrics, ReuseRecord, ReusedUpdate, TokensPerSecond,
+    PreferenceMetrics, PretrainMetrics, ReuseRecord, ReusedUpdate, TokensPerSecond,
 };
 pub use tokens::{
     Alternative, EpisodeRecord, EvalRecord, GivenTokens, ResponseRecord, TokenColumns, TokenRecord,

@@ -27,7 +27,7 @@ pub struct Args {
 enum Kind {
     /// Files of stapo train.
     Train,
-    /// Files of stapo sft and stapo pretrain.
+    /// Files of stapo sft, stapo prefer and stapo pretrain.
     Sft,
     /// Files of stapo experiment.
     Experiment,

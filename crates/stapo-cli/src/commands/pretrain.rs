@@ -7,14 +7,14 @@ use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Stop};
 use crate::shared::{clock, run_folder};
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{PretrainMetrics, Record};
+use stapo_core::record::{PreferenceMetrics, PretrainMetrics, Record};
 use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
     FileRows, InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
 };
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
-use stapo_rl::plan::config::PlanError;
+use stapo_rl::plan::config::{ModelSource, PlanError};
 use stapo_rl::policy::identity;
 use stapo_rl::run::{Checkpoint, Run, hash_file};
 use stapo_rl::tasks::{TaskSpec, file_kind};
@@ -22,7 +22,7 @@ use stapo_rl::untrusted::read_text;
 use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Trains a model on whole texts, next token by next token, from scratch or from a model.
 ///
@@ -75,13 +75,86 @@ pub struct SftArgs {
     #[command(flatten)]
     common: Args,
 
+    #[command(flatten)]
+    inputs: Inputs,
+
+    /// Learns responses that a run of stapo train recorded, in place of --data; the model is the one that the run started from, unless --model names one.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["data", "resume"])]
+    from_run: Option<PathBuf>,
+
+    /// Which of them: all right ones (rejection sampling), or the best of each group (best-of-n).
+    #[arg(long = "where", value_name = "right|best", requires = "from_run", value_parser = ["right", "best"])]
+    which: Option<String>,
+}
+
+/// Learns from preferences: prompts with a chosen and a rejected response, or with a response and a label.
+///
+/// The loss is DPO, IPO, SimPO, ORPO or KTO (preference.loss.kind); masks such as S2T may silence tokens of chosen
+/// responses (preference.masks). The trained model ends up in RUN/model, a Hugging Face folder that `train`, `eval` and
+/// `generate` take.
+#[derive(clap::Args)]
+pub struct PreferArgs {
+    #[command(flatten)]
+    common: Args,
+
+    #[command(flatten)]
+    inputs: Inputs,
+}
+
+/// What a command without a config is given.
+#[derive(clap::Args)]
+struct Inputs {
     /// The model to start from, in place of the config's; builtin where neither names one.
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
-    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too): rows with messages, or with prompt and response; in place of the config's.
+    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too), in place of the config's: rows with messages, or with prompt and response; for prefer with prompt, chosen and rejected.
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     data: Option<String>,
+}
+
+impl Inputs {
+    /// As `given`, refused where a command has nothing to train on.
+    fn settings(&self, command: &str, common: &Args) -> Result<Vec<String>> {
+        if common.config.is_none() && common.resume.is_none() && self.data.is_none() {
+            bail!(
+                "--data: absent, so there is nothing to train on\nhint: stapo {command} --model MODEL --data FILE, or stapo {command} CONFIG"
+            );
+        }
+        Ok(self.given())
+    }
+
+    /// The settings that stand for the options.
+    fn given(&self) -> Vec<String> {
+        let model = self.model.as_ref().map(|model| match model.as_str() {
+            "builtin" => "model={kind=\"builtin\"}".to_string(),
+            path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
+        });
+        let data = self.data.as_ref().map(|path| {
+            format!("data={{kind=\"{}\",path={}}}", file_kind(Some(path)), toml::Value::from(path.as_str()))
+        });
+        model.into_iter().chain(data).collect()
+    }
+}
+
+impl SftArgs {
+    /// The settings that stand for the options.
+    fn settings(&self) -> Result<Vec<String>> {
+        let Some(run) = &self.from_run else { return self.inputs.settings("sft", &self.common) };
+        let path = toml::Value::from(run.display().to_string());
+        let which = self.which.as_deref().unwrap_or("right");
+        let mut settings = vec![format!("data={{kind=\"rollouts\",path={path},where=\"{which}\"}}")];
+        if self.inputs.model.is_none() && self.common.config.is_none() {
+            settings.push(match run_folder::plan(run)?.config.model {
+                ModelSource::Path { path } => {
+                    format!("model={{kind=\"path\",path={}}}", toml::Value::from(path))
+                }
+                ModelSource::Builtin | ModelSource::Random { .. } => "model={kind=\"builtin\"}".to_string(),
+            });
+        }
+        settings.extend(self.inputs.given());
+        Ok(settings)
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -98,29 +171,29 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     )
 }
 
+/// What a hint says of a command that reads a config or options.
+const OR_OPTIONS: &str = ", or give --model MODEL --data FILE; the shipped configs are those of stapo train";
+
 pub fn run_sft(args: &SftArgs) -> Result<ExitCode> {
-    let common = &args.common;
-    if common.config.is_none() && common.resume.is_none() && args.data.is_none() {
-        bail!(
-            "--data: absent, so there is nothing to train on\nhint: stapo sft --model MODEL --data FILE, or stapo sft CONFIG"
-        );
-    }
-    let model = args.model.as_ref().map(|model| match model.as_str() {
-        "builtin" => "model={kind=\"builtin\"}".to_string(),
-        path => format!("model={{kind=\"path\",path={}}}", toml::Value::from(path)),
-    });
-    let data = args.data.as_ref().map(|path| {
-        format!("data={{kind=\"{}\",path={}}}", file_kind(Some(path)), toml::Value::from(path.as_str()))
-    });
-    let set = model.into_iter().chain(data).collect();
     let base = Base {
         command: "sft",
         defaults: PretrainConfig::fine_tuning(),
         text: "",
-        without_config: ", or give --model MODEL --data FILE; the shipped configs are those of stapo train",
-        set,
+        without_config: OR_OPTIONS,
+        set: args.settings()?,
     };
-    train_on_texts(common, &base)
+    train_on_texts(&args.common, &base)
+}
+
+pub fn run_prefer(args: &PreferArgs) -> Result<ExitCode> {
+    let base = Base {
+        command: "prefer",
+        defaults: PretrainConfig::preferring(),
+        text: "",
+        without_config: OR_OPTIONS,
+        set: args.inputs.settings("prefer", &args.common)?,
+    };
+    train_on_texts(&args.common, &base)
 }
 
 /// A command and what its configs are laid over.
@@ -142,7 +215,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
         Some(folder) => reopen(args, folder, scratch.path())?,
         None => begin(args, base, scratch.path())?,
     };
-    if base.command == "sft" && !args.json {
+    if base.command != "pretrain" && !args.json {
         announce_data(&config, &pretrainer);
     }
     let mut view = PretrainView {
@@ -177,7 +250,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     export_policy(&model, &trained.policy, &trained.companions, &options)?;
     let weights = hash_file("weights", &model.join("model.safetensors"))?;
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
-    if base.command == "sft" {
+    if base.command != "pretrain" {
         export_best(&run, &mut pretrainer, config.steps, &options)?;
         eprint!("{}", next_steps(&run, config.steps));
     }
@@ -228,10 +301,14 @@ fn next_steps(run: &Run, n_steps: u64) -> String {
 /// What is learned from and how it is cut into steps.
 fn announce_data(config: &PretrainConfig, pretrainer: &Pretrainer) {
     let Some((n_rows, n_tokens)) = pretrainer.file().map(FileRows::size) else { return };
-    let (batch, microbatch) = (config.update.batch_tokens, config.update.microbatch_tokens);
+    let (update, steps) = (&config.update, config.steps);
+    let batch = match update.batch_rows {
+        Some(batch_rows) => format!("{batch_rows} rows"),
+        None => format!("at least {}", update.batch_tokens),
+    };
     eprintln!(
-        "data: {n_rows} rows, {n_tokens} tokens; whole rows are packed without padding, up to {microbatch} tokens for one pass and at least {batch} for one of the {} steps",
-        config.steps
+        "data: {n_rows} rows, {n_tokens} tokens; whole rows are packed without padding, up to {} tokens for one pass and {batch} for one of the {steps} steps",
+        update.microbatch_tokens
     );
 }
 
@@ -257,6 +334,13 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let read = PretrainConfig::with_defaults(&base.defaults, &raw).map_err(PlanError::from);
     let checked = read.and_then(|config| config.check().map(|()| config));
     let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
+    if config.preference.is_some() && base.defaults.preference.is_none() {
+        let config = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
+        bail!(
+            "config.preference: given, and stapo {} learns texts\nhint: stapo prefer {config} learns from preferences",
+            base.command
+        );
+    }
     let folder = run_folder::new_folder(args.out.as_deref(), &config.name)?;
     let identity = identity::of_pretraining(&config, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
@@ -295,6 +379,34 @@ struct PretrainView {
     output_error: Option<std::io::Error>,
 }
 
+impl PretrainView {
+    /// The line of a step that learned from preferences.
+    fn compared(
+        &self,
+        metrics: &PretrainMetrics,
+        preference: &PreferenceMetrics,
+        left: Duration,
+        held_out: &str,
+    ) {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let accuracy = preference.accuracy.map_or("none".to_string(), percent);
+        let eval = preference.eval_accuracy.map(percent);
+        let eval = eval.map_or(String::new(), |eval| format!("  held-out pairs in order {eval}"));
+        eprintln!(
+            "step {:>5}/{}  loss {:.4}  pairs in order {accuracy}  rewards {:+.3} {:+.3}  silenced {} of {}  grad {:.2}  {} left{held_out}{eval}",
+            metrics.step,
+            self.steps,
+            metrics.loss,
+            preference.reward_chosen,
+            preference.reward_rejected,
+            preference.n_silenced,
+            preference.n_chosen_tokens,
+            metrics.gradient_norm,
+            clock::span(left),
+        );
+    }
+}
+
 impl WatchPretrain for PretrainView {
     fn stepped(&mut self, metrics: &PretrainMetrics) {
         self.n_seen += 1;
@@ -317,6 +429,9 @@ impl WatchPretrain for PretrainView {
         let accuracy = metrics.eval_accuracy.map(|accuracy| format!("  held-out {:.1} %", 100.0 * accuracy));
         let loss = metrics.eval_loss.map(|loss| format!("  held-out loss {loss:.4} nats"));
         let held_out: String = [accuracy, loss].into_iter().flatten().collect();
+        if let Some(preference) = &metrics.preference {
+            return self.compared(metrics, preference, left, &held_out);
+        }
         eprintln!(
             "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",
             metrics.step,

@@ -185,7 +185,11 @@ fn supervised(folder: &Path) -> Option<(&'static str, RunProgress)> {
     let metrics: Vec<PretrainMetrics> = Run::read_metrics(folder).unwrap_or_default();
     let step = metrics.last().map_or(0, |m| m.step);
     let eval_accuracy = metrics.iter().rev().find_map(|m| m.eval_accuracy);
-    let made_by = if matches!(plan.model, Start::Fresh(_)) { "pretrain" } else { "sft" };
+    let made_by = match plan.model {
+        _ if plan.preference.is_some() => "prefer",
+        Start::Fresh(_) => "pretrain",
+        _ => "sft",
+    };
     Some((made_by, RunProgress { step, steps: plan.steps, accuracy: None, eval_accuracy }))
 }
 

@@ -15,6 +15,8 @@ pub enum SpecError {
     Settings(#[from] SettingsError),
     #[error("objective.{key}: {problem}{}", hint(remedy))]
     Refused { key: String, problem: String, remedy: String },
+    #[error("preference.{key}: {problem}{}", hint(remedy))]
+    RefusedPreference { key: String, problem: String, remedy: String },
 }
 
 /// Adds the key `preset` to the schema of an objective, in which a preset gives every axis.

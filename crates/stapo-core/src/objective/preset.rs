@@ -225,7 +225,7 @@ const VESPO: Surrogate =
     Surrogate::Vespo { k_positive: 2.0, lambda_positive: 3.0, k_negative: 3.0, lambda_negative: 2.0 };
 
 /// A token-mean objective with that surrogate and no further term.
-fn plain(surrogate: Surrogate) -> ObjectiveSpec {
+pub(crate) fn plain(surrogate: Surrogate) -> ObjectiveSpec {
     ObjectiveSpec {
         advantage: Advantage::default(),
         multiple_rewards: MultipleRewards::Sum,

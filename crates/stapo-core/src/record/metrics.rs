@@ -305,9 +305,38 @@ pub struct PretrainMetrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
     pub tokens_per_second: f64,
+    /// What was compared; absent where texts are learned. `loss` and `eval_loss` are then those of the preference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceMetrics>,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_sha256: Option<String>,
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+/// Means over the comparisons of a step, before its update.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PreferenceMetrics {
+    /// Terms of the loss: comparisons, or responses that are judged alone.
+    pub n_terms: usize,
+    /// The share of pairs whose chosen response has the higher implicit reward; absent where there are no pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// The implicit reward of chosen responses; 0 where there are none.
+    pub reward_chosen: f64,
+    pub reward_rejected: f64,
+    /// Log-prob of chosen responses per token, nats; 0 where there are none.
+    pub logp_chosen: f64,
+    pub logp_rejected: f64,
+    /// Tokens of chosen responses, and those of them that masks find improbable and silence.
+    pub n_chosen_tokens: usize,
+    pub n_candidates: usize,
+    pub n_silenced: usize,
+    /// KTO's baseline; absent for other losses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<f64>,
+    /// `accuracy` of held-out rows, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_accuracy: Option<f64>,
 }

@@ -204,7 +204,11 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
             paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
-            assert!(bits(&out.view().to_vec()) == bits(&expected), "{heads:?} {rule:?} {:?}", groups.view().to_vec());
+            assert!(
+                bits(&out.view().to_vec()) == bits(&expected),
+                "{heads:?} {rule:?} {:?}",
+                groups.view().to_vec()
+            );
         }
     }
 }

@@ -4,6 +4,10 @@ mod config;
 mod file_rows;
 mod file_texts;
 mod fresh;
+mod judged;
+mod preference;
+mod recorded;
+mod reference;
 mod rows;
 mod sequence;
 mod spelling;
@@ -13,6 +17,7 @@ pub use config::{LossOn, PretrainConfig, Start};
 pub use file_rows::FileRows;
 pub use file_texts::FileTexts;
 pub use fresh::export_policy;
+pub use recorded::{RecordedTexts, Which};
 pub use texts::TextsSpec;
 
 use crate::error::{Error, Result};
@@ -28,9 +33,13 @@ use crate::run::meter::Meter;
 use crate::run::{Abandon, Counters, Reopening, Run, RunKind, is_due};
 use crate::tasks::prompting::fit_prompts;
 use crate::tasks::{DataPath, Task};
+use file_rows::RowKind;
+use preference::{Reference, check_texts};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
-use stapo_core::record::{Best, EventKind, Extra, Identity, PretrainMetrics, SCHEMA, StopReason, Writer};
+use stapo_core::record::{
+    Best, EventKind, Extra, Identity, PreferenceMetrics, PretrainMetrics, SCHEMA, StopReason, Writer,
+};
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::optimizer::{StepError, Update};
@@ -59,6 +68,20 @@ pub struct Pretrainer {
     warnings: Vec<String>,
     texts: Texts,
     pass: Pass,
+    /// The frozen reference of a preference.
+    reference: Reference,
+}
+
+/// What forward and backward over the examples of one optimizer step gave. Sums and gradients are un-normalised.
+struct LearnedBatch {
+    loss: f64,
+    entropy_mean: f64,
+    n_tokens: usize,
+    n_scored: usize,
+    n_examples: u64,
+    /// What turns sums into means.
+    scale: f64,
+    preference: Option<PreferenceMetrics>,
 }
 
 impl Pretrainer {
@@ -82,11 +105,13 @@ impl Pretrainer {
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
-        let texts = Texts::open(&config.data, &model, max_tokens)?;
+        let wanted = if config.preference.is_some() { RowKind::Judged } else { RowKind::Learned };
+        let texts = Texts::open(&config.data, wanted, &model, max_tokens)?;
+        check_texts(config.preference.as_ref(), texts.file())?;
         warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;
         let pass = Pass::training(&learner.model.policy, config.update.recompute)?;
-        Ok(Self { learner, task, warnings, texts, pass })
+        Ok(Self { learner, task, warnings, texts, pass, reference: Reference::None })
     }
 
     /// The first file whose rows have answers: prompts with responses, or conversations.
@@ -104,7 +129,8 @@ impl Pretrainer {
                 remedy: "give steps",
             });
         };
-        Ok(file.steps_of_epochs(config.seed, epochs, config.update.batch_tokens))
+        let update = &config.update;
+        Ok(file.steps_of_epochs(config.seed, epochs, update.batch_rows, update.batch_tokens))
     }
 
     /// Writes a checkpoint and the manifest.
@@ -115,6 +141,21 @@ impl Pretrainer {
     /// The file that is learned from, where the texts are one file.
     pub fn file(&self) -> Option<&FileRows> {
         self.texts.file()
+    }
+
+    /// Fills in the loss of held-out rows, and the accuracy of a preference.
+    fn evaluate_held_out(&mut self, config: &PretrainConfig, metrics: &mut PretrainMetrics) -> Result<()> {
+        let Some(spec) = &config.preference else {
+            metrics.eval_loss = self.held_out_loss(config)?;
+            return Ok(());
+        };
+        if let Some((loss, accuracy)) = self.held_out_preference(config, spec)? {
+            metrics.eval_loss = Some(loss);
+            if let Some(preference) = &mut metrics.preference {
+                preference.eval_accuracy = accuracy;
+            }
+        }
+        Ok(())
     }
 
     /// The mean negative log-prob of the learned tokens of held-out rows; `None` without such rows.
@@ -140,9 +181,45 @@ impl Pretrainer {
         Ok((n_scored > 0).then(|| loss / n_scored as f64))
     }
 
-    /// One optimizer step over the next examples, until these have `batch_tokens` tokens.
+    /// One optimizer step over the next examples.
     pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
         let start = Instant::now();
+        let batch = match &config.preference {
+            None => self.learn_texts(config)?,
+            Some(spec) => self.learn_preferences(config, spec)?,
+        };
+        let learner = &mut self.learner;
+        let step = learner.counters.step + 1;
+        let learning_rate = config.update.learning_rate
+            * config.update.schedule.factor(learner.counters.n_updates, config.steps);
+        let LearnedBatch { n_tokens, n_scored, scale, .. } = batch;
+        let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
+        let gradient_norm = learner.step(update).map_err(|error| match error {
+            StepError::Gradient(source) => Error::Gradient { step, microbatch: None, source },
+            StepError::Rank(lost) => lost.into(),
+        })?;
+        let position = learner.counters.position + batch.n_examples;
+        learner.counters = Counters { step, position, ..learner.counters };
+        Ok(PretrainMetrics {
+            schema: SCHEMA,
+            step,
+            loss: batch.loss * scale,
+            entropy_mean: batch.entropy_mean,
+            n_tokens,
+            n_scored,
+            learning_rate,
+            gradient_norm,
+            eval_accuracy: None,
+            eval_loss: None,
+            tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
+            preference: batch.preference,
+            state_sha256: None,
+            extra: Extra::new(),
+        })
+    }
+
+    /// Forward and backward of next-token training.
+    fn learn_texts(&mut self, config: &PretrainConfig) -> Result<LearnedBatch> {
         let (sequences, n_examples) = self.next_sequences(config)?;
         let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
         let learner = &mut self.learner;
@@ -162,33 +239,9 @@ impl Pretrainer {
             let (d_logp, d_entropy) = (vec![-1.0; batch.n_scored()], vec![0.0; batch.n_scored()]);
             learner.backward(&mut self.pass, Some((&d_logp, &d_entropy)), 1)?;
         }
-        let step = learner.counters.step + 1;
-        let learning_rate = config.update.learning_rate
-            * config.update.schedule.factor(learner.counters.n_updates, config.steps);
         let scale = 1.0 / n_scored.max(1) as f64;
-        let update = Update { lr: learning_rate, scale, max_norm: config.update.max_gradient_norm };
-        let gradient_norm = learner.step(update).map_err(|error| match error {
-            StepError::Gradient(source) => Error::Gradient { step, microbatch: None, source },
-            StepError::Rank(lost) => lost.into(),
-        })?;
-        let position = learner.counters.position + n_examples;
-        learner.counters = Counters { step, position, ..learner.counters };
-        let n_tokens: usize = lengths.iter().sum();
-        Ok(PretrainMetrics {
-            schema: SCHEMA,
-            step,
-            loss: loss * scale,
-            entropy_mean: entropy * scale,
-            n_tokens,
-            n_scored,
-            learning_rate,
-            gradient_norm,
-            eval_accuracy: None,
-            eval_loss: None,
-            tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
-            state_sha256: None,
-            extra: Extra::new(),
-        })
+        let (entropy_mean, n_tokens) = (entropy * scale, lengths.iter().sum());
+        Ok(LearnedBatch { loss, entropy_mean, n_tokens, n_scored, n_examples, scale, preference: None })
     }
 
     /// The sequences of the next examples, and the number of examples.
@@ -196,7 +249,11 @@ impl Pretrainer {
         let mut sequences: Vec<TextSequence> = Vec::new();
         let mut n_tokens = 0;
         let mut n_examples = 0;
-        while n_tokens < config.update.batch_tokens {
+        let is_full = |n_examples: u64, n_tokens: usize| match config.update.batch_rows {
+            Some(batch_rows) => n_examples >= batch_rows as u64,
+            None => n_tokens >= config.update.batch_tokens,
+        };
+        while !is_full(n_examples, n_tokens) {
             let position = self.learner.counters.position + n_examples;
             n_examples += 1;
             for mut sequence in self.texts.sequences(&self.learner.model, config.seed, position)? {
@@ -252,6 +309,7 @@ fn pretrain_steps(
     }
     let history = Run::read_metrics::<PretrainMetrics>(run.folder())?;
     run.set_best(history.iter().fold(None, better));
+    pretrainer.open_reference(config, run.folder())?;
     pretrainer.save(config, run)?;
     while pretrainer.learner.counters.step < config.steps {
         let mut metrics = pretrainer.step(config)?;
@@ -280,7 +338,7 @@ fn pretrain_steps(
             metrics.eval_accuracy = sampler.held_out_accuracy()?.0;
         }
         if is_evaluated {
-            metrics.eval_loss = pretrainer.held_out_loss(config)?;
+            pretrainer.evaluate_held_out(config, &mut metrics)?;
         }
         let best = better(run.best().cloned(), &metrics);
         let is_saved = is_saved || best.as_ref().is_some_and(|best| best.step == step);

@@ -56,7 +56,9 @@ pub fn score(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score(policy, batch, options))
+    let limit = plan.config.update.microbatch_tokens;
+    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
+    score_by(limit, options, ranks, sequences, |batch, options| pass.start_score(policy, batch, options))
 }
 
 /// As [`score`], under the policy without its adapters.
@@ -67,7 +69,9 @@ pub fn score_base(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    score_by(plan, ranks, sequences, 0, |batch, options| pass.start_score_base(policy, batch, options))
+    let limit = plan.config.update.microbatch_tokens;
+    let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
+    score_by(limit, options, ranks, sequences, |batch, options| pass.start_score_base(policy, batch, options))
 }
 
 /// The likeliest token in place of every scored token of every sequence.
@@ -78,23 +82,26 @@ pub fn preferred(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<Vec<u32>>> {
-    let scores =
-        score_by(plan, ranks, sequences, 1, |batch, options| pass.start_score(policy, batch, options))?;
+    let limit = plan.config.update.microbatch_tokens;
+    let options = HeadOptions { n_alternatives: 1, ..head_options(plan) };
+    let scores = score_by(limit, options, ranks, sequences, |batch, options| {
+        pass.start_score(policy, batch, options)
+    })?;
     let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
     Ok(scores.into_iter().map(likeliest).collect())
 }
 
-fn score_by(
-    plan: &Plan,
+/// The scores of every sequence, in order: `start` begins the forward pass of a micro-batch of at most `limit` tokens.
+pub fn score_by(
+    limit: usize,
+    options: HeadOptions,
     ranks: &dyn Transport,
     sequences: &[Sequence],
-    n_alternatives: usize,
     mut start: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<PendingScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
     let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
-    let options = HeadOptions { n_alternatives, ..head_options(plan) };
     let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
-    let microbatches = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+    let microbatches = pack_in_order(&lengths, limit)?;
     let read = |(pending, packed, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
         let scores = split(&pending.wait(), &packed);
         microbatch.sequences.iter().copied().zip(scores).collect::<Vec<_>>()
@@ -184,7 +191,7 @@ pub fn packed(sequences: &[Sequence]) -> PackedBatch {
 }
 
 /// The scores of a batch, split by sequence.
-fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
+pub fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(sequences.len());
     for sequence in sequences {

@@ -10,6 +10,7 @@ use crate::run::{hash_file, plan_values};
 use crate::tasks::{DataFile, DataPath, EnvironmentSpec, TaskError, TaskSpec};
 use stapo_core::record::{FileHash, Identity};
 use stapo_model::DeviceName;
+use std::path::PathBuf;
 
 /// The identity of a training run.
 pub fn of_plan(plan: &Plan, program: &str) -> Result<Identity> {
@@ -65,13 +66,20 @@ pub fn device_kind(device: DeviceName) -> String {
 
 fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     match texts {
-        TextsSpec::Solutions { task, .. } => {
+        TextsSpec::Solutions { task, .. } | TextsSpec::SolutionPairs { task, .. } => {
             let task =
                 TaskSpec::read("data.task", task.clone()).map_err(crate::plan::config::PlanError::from)?;
             of_task(&task)
         }
         TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
             hash_files(name, &file.path)
+        }
+        TextsSpec::Rollouts(recorded) => {
+            let hash = |file: &PathBuf| {
+                let file_name = file.file_name().unwrap_or_default().to_string_lossy();
+                hash_file(&format!("{name} {file_name}"), file)
+            };
+            recorded.files()?.iter().map(hash).collect()
         }
         TextsSpec::Mixture { parts } => {
             let parts = parts.iter().enumerate();

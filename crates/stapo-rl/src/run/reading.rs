@@ -31,7 +31,7 @@ pub fn plan_text(run: &Path) -> Result<String> {
 pub enum RunKind {
     /// `stapo train`.
     Training,
-    /// `stapo sft` and `stapo pretrain`.
+    /// `stapo sft`, `stapo prefer` and `stapo pretrain`.
     Supervised,
 }
 
@@ -49,11 +49,11 @@ impl RunKind {
         let shown = run.display();
         let (problem, remedy) = match (self, Self::of_plan(&plan)) {
             (Self::Training, Self::Supervised) => (
-                "was written by stapo sft or pretrain; this command reads runs of stapo train",
+                "was written by stapo sft, prefer or pretrain; this command reads runs of stapo train",
                 format!("stapo sft --resume {shown} goes on with it; generate and eval take --model {shown}"),
             ),
             (Self::Supervised, Self::Training) => (
-                "was written by stapo train; this command reads runs of stapo sft and pretrain",
+                "was written by stapo train; this command reads runs of stapo sft, prefer and pretrain",
                 format!("stapo train --resume {shown} goes on with it"),
             ),
             _ => return Ok(()),

@@ -11,6 +11,7 @@ use crate::plan::config::{
 use crate::tasks::TaskSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stapo_core::preference::PreferenceSpec;
 use stapo_core::settings::{self, Override, RawConfig, SettingsError};
 use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
@@ -40,6 +41,9 @@ pub struct PretrainConfig {
     pub data: TextsSpec,
     /// Which tokens have a loss.
     pub loss_on: LossOn,
+    /// What is learned from chosen and rejected responses, for `stapo prefer`; absent where texts are learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceSpec>,
     /// How the model is updated.
     pub update: PretrainUpdate,
     /// Held-out evaluation on the task of the texts.
@@ -91,6 +95,9 @@ pub enum LossOn {
 pub struct PretrainUpdate {
     /// Tokens of one optimizer step, at least: an optimizer step takes whole examples until this number is reached.
     pub batch_tokens: usize,
+    /// Rows of one optimizer step, in place of `batch_tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_rows: Option<usize>,
     /// Tokens of one forward and backward pass.
     pub microbatch_tokens: usize,
     /// What backward computes once more instead of keeping it in memory.
@@ -144,6 +151,7 @@ impl Default for PretrainConfig {
             lora: None,
             data: TextsSpec::default(),
             loss_on: LossOn::Response,
+            preference: None,
             update: PretrainUpdate::default(),
             evaluation: PretrainEvaluation::default(),
             record: PretrainRecord::default(),
@@ -155,6 +163,7 @@ impl Default for PretrainUpdate {
     fn default() -> Self {
         PretrainUpdate {
             batch_tokens: 8192,
+            batch_rows: None,
             microbatch_tokens: 8192,
             recompute: Recompute::Nothing,
             learning_rate: 2e-3,
@@ -207,6 +216,17 @@ impl PretrainConfig {
                 ..PretrainUpdate::default()
             },
             ..PretrainConfig::default()
+        }
+    }
+
+    /// The defaults of learning from preferences.
+    pub fn preferring() -> Self {
+        let tuning = Self::fine_tuning();
+        PretrainConfig {
+            name: "prefer".to_string(),
+            preference: Some(PreferenceSpec::default()),
+            update: PretrainUpdate { batch_rows: Some(64), learning_rate: 1e-6, ..tuning.update },
+            ..tuning
         }
     }
 
@@ -267,6 +287,7 @@ impl PretrainConfig {
             ("steps", self.steps),
             ("epochs", self.epochs.unwrap_or(1)),
             ("update.batch_tokens", update.batch_tokens as u64),
+            ("update.batch_rows", update.batch_rows.unwrap_or(1) as u64),
             ("update.microbatch_tokens", update.microbatch_tokens as u64),
             ("record.checkpoint_every_steps", self.record.checkpoint_every_steps),
             ("record.keep_checkpoints", self.record.keep_checkpoints as u64),
@@ -280,6 +301,14 @@ impl PretrainConfig {
                     "given, but a fresh model has random weights that adapters would freeze".to_string();
                 let remedy = "name a trained model, or leave it out";
                 return Err(PlanError::Refused { key: "model.lora", problem, remedy });
+            }
+        }
+        if let Some(preference) = &self.preference {
+            preference.check()?;
+            if self.loss_on == LossOn::Everything {
+                let problem = "everything, but a preference compares responses".to_string();
+                let remedy = "loss_on = \"response\"";
+                return Err(PlanError::Refused { key: "loss_on", problem, remedy });
             }
         }
         update.schedule.check()

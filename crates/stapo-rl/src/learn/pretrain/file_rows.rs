@@ -1,6 +1,7 @@
 //! A file of texts, read and checked before the first step.
 
 use super::file_texts::{FileTexts, LongRows};
+use super::judged::JudgedLayout;
 use super::rows::{TextLayout, TextRow};
 use super::sequence::TextEncoder;
 use crate::error::{Error, Result};
@@ -31,9 +32,23 @@ pub struct FileRows {
 const CHUNK: usize = 64;
 
 impl FileRows {
-    pub(super) fn open(spec: &FileTexts, encoder: &TextEncoder, max_tokens: usize) -> Result<Self> {
+    pub(super) fn open(
+        spec: &FileTexts,
+        wanted: RowKind,
+        encoder: &TextEncoder,
+        max_tokens: usize,
+    ) -> Result<Self> {
+        Self::collect(spec, read(spec, wanted)?, encoder, max_tokens)
+    }
+
+    /// Checks and measures rows that were read or made.
+    pub(super) fn collect(
+        spec: &FileTexts,
+        (places, rows): (Vec<Place>, Vec<TextRow>),
+        encoder: &TextEncoder,
+        max_tokens: usize,
+    ) -> Result<Self> {
         check_share("data.held_out_share", spec.held_out_share)?;
-        let (places, rows) = read(spec)?;
         let measured = measure(encoder, &places, &rows)?;
         let warnings = check_characters(spec, encoder, &places, &rows)?.into_iter().collect();
         let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), held_out: Vec::new(), warnings };
@@ -84,6 +99,11 @@ impl FileRows {
         Ok(())
     }
 
+    /// All rows, those that are learned from first, and the number of these.
+    pub(super) fn all(&self) -> (impl Iterator<Item = &TextRow>, usize) {
+        (self.rows.iter().chain(&self.held_out), self.rows.len())
+    }
+
     /// The rows that are not learned from.
     pub(super) fn held_out(&self) -> &[TextRow] {
         &self.held_out
@@ -104,14 +124,35 @@ impl FileRows {
         &self.rows[self.row_idx(seed, position)]
     }
 
-    fn row_idx(&self, seed: u64, position: u64) -> usize {
+    /// A row by its index among [`FileRows::all`].
+    pub(super) fn row_at(&self, row_idx: usize) -> &TextRow {
+        self.rows.get(row_idx).unwrap_or_else(|| &self.held_out[row_idx - self.rows.len()])
+    }
+
+    /// The tokens of a row that is learned from.
+    pub(super) fn n_tokens(&self, row_idx: usize) -> usize {
+        self.lengths[row_idx]
+    }
+
+    /// The index of the row at `position`.
+    pub(super) fn row_idx(&self, seed: u64, position: u64) -> usize {
         let n = self.rows.len() as u64;
         permutation::image(position % n, n, Key::new(seed).with(position / n)) as usize
     }
 
-    /// Optimizer steps in which `epochs` passes are complete, each step of at least `batch_tokens` tokens.
-    pub fn steps_of_epochs(&self, seed: u64, epochs: u64, batch_tokens: usize) -> u64 {
+    /// Optimizer steps in which `epochs` passes are complete, each step of `batch_rows` rows or of at least
+    /// `batch_tokens` tokens.
+    pub fn steps_of_epochs(
+        &self,
+        seed: u64,
+        epochs: u64,
+        batch_rows: Option<usize>,
+        batch_tokens: usize,
+    ) -> u64 {
         let n_rows = epochs.saturating_mul(self.rows.len() as u64);
+        if let Some(batch_rows) = batch_rows {
+            return n_rows.div_ceil(batch_rows as u64);
+        }
         let mut n_steps = 0;
         let mut n_tokens = 0;
         for position in 0..n_rows {
@@ -148,35 +189,75 @@ fn check_characters(
     )))
 }
 
+/// What the rows of a file are read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowKind {
+    /// Conversations, pairs or texts to learn.
+    Learned,
+    /// Responses that are compared or judged.
+    Judged,
+}
+
 /// Where a row is.
 #[derive(Debug, Clone)]
-struct Place {
-    path: Arc<Path>,
-    number: u64,
+pub(super) struct Place {
+    pub path: Arc<Path>,
+    pub number: u64,
+}
+
+/// The fields of an open file.
+enum Layout {
+    Learned(TextLayout),
+    Judged(JudgedLayout),
+}
+
+impl Layout {
+    fn recognise(spec: &FileTexts, wanted: RowKind, row: &Value) -> std::result::Result<Self, String> {
+        Ok(match wanted {
+            RowKind::Learned => Layout::Learned(TextLayout::recognise(spec, row)?),
+            RowKind::Judged => Layout::Judged(JudgedLayout::recognise(spec, row)?),
+        })
+    }
+
+    fn read(&self, spec: &FileTexts, row: &Value) -> std::result::Result<TextRow, String> {
+        match self {
+            Layout::Learned(layout) => layout.read(spec, row),
+            Layout::Judged(layout) => layout.read(spec, row),
+        }
+    }
 }
 
 /// The rows and their places.
-fn read(spec: &FileTexts) -> Result<(Vec<Place>, Vec<TextRow>)> {
+fn read(spec: &FileTexts, wanted: RowKind) -> Result<(Vec<Place>, Vec<TextRow>)> {
     let (mut places, mut rows) = (Vec::<Place>::new(), Vec::new());
     // Of the file that is read; files may have different fields.
-    let mut open: Option<(Arc<Path>, TextLayout)> = None;
+    let mut open: Option<(Arc<Path>, Layout)> = None;
     read_files(&spec.path, spec.max_rows, &mut |file, row_place, row| {
         let refuse = |problem: String| {
-            let remedy =
-                "name the fields with data.messages_field, or data.prompt_field and data.response_field";
+            let remedy = match wanted {
+                RowKind::Learned => {
+                    "name the fields with data.messages_field, or data.prompt_field and data.response_field"
+                }
+                RowKind::Judged => {
+                    "name the fields with data.prompt_field, data.chosen_field and data.rejected_field; for kto also with data.response_field and data.label_field"
+                }
+            };
             row_place.refuse(problem, remedy)
         };
         let row = Value::Object(row);
         let (path, layout) = match open.take().filter(|(path, _)| **path == *file.path) {
             Some(open) => open,
-            None => (Arc::from(file.path.as_path()), TextLayout::recognise(spec, &row).map_err(refuse)?),
+            None => (Arc::from(file.path.as_path()), Layout::recognise(spec, wanted, &row).map_err(refuse)?),
         };
         rows.push(layout.read(spec, &row).map_err(refuse)?);
         places.push(Place { path: path.clone(), number: row_place.number });
         open = Some((path, layout));
         Ok(())
     })?;
-    let is_plain = |row: &TextRow| !matches!(row, TextRow::Conversation(_));
+    let is_plain = |row: &TextRow| match row {
+        TextRow::Judged(sides) => !sides.iter().any(|(_, row)| matches!(row, TextRow::Conversation(_))),
+        row => !matches!(row, TextRow::Conversation(_)),
+    };
     if rows.is_empty() {
         return Err(TaskError::File {
             path: spec.path.to_string().into(),
@@ -200,8 +281,9 @@ struct Measured {
     row_place: Place,
     /// Of all sequences together.
     n_tokens: usize,
-    /// Of the longest sequence.
+    /// Of the longest sequence; of all together where they are compared, since these share a pass.
     longest: usize,
+    shortest: usize,
 }
 
 /// Renders every row, on all cores. A row that cannot be rendered or has nothing to learn is refused by its number.
@@ -227,11 +309,14 @@ fn measure(encoder: &TextEncoder, places: &[Place], rows: &[TextRow]) -> Result<
             };
             let measured = sequences.iter().zip(places).map(|(sequences, row_place)| {
                 let lengths = || sequences.iter().map(|sequence| sequence.tokens.len());
-                let longest = lengths().max().unwrap_or(0);
-                Measured { row_place: row_place.clone(), n_tokens: lengths().sum(), longest }
+                let n_tokens = lengths().sum();
+                let is_judged = sequences.iter().any(|sequence| sequence.side.is_some());
+                let longest = if is_judged { n_tokens } else { lengths().max().unwrap_or(0) };
+                let shortest = lengths().min().unwrap_or(0);
+                Measured { row_place: row_place.clone(), n_tokens, longest, shortest }
             });
             let measured: Vec<Measured> = measured.collect();
-            match measured.iter().find(|row| row.longest < 2) {
+            match measured.iter().find(|row| row.shortest < 2) {
                 Some(Measured { row_place: Place { path, number }, .. }) => {
                     Err(Error::EmptyRow { path: path.to_path_buf(), number: *number })
                 }

@@ -30,6 +30,15 @@ pub struct FileTexts {
     /// The field of the response; without `prompt_field`, the field of a text that has a loss as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_field: Option<String>,
+    /// The field of the better response, for `stapo prefer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen_field: Option<String>,
+    /// The field of the worse response, for `stapo prefer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected_field: Option<String>,
+    /// The field that says whether a single response is good, for `stapo prefer` with the loss `kto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_field: Option<String>,
     /// Renders prompts and responses with the model's chat template. Lists of messages are always rendered.
     #[serde(default)]
     pub chat: bool,
@@ -43,6 +52,27 @@ pub struct FileTexts {
     /// What happens to rows with more tokens than a micro-batch or the model takes.
     #[serde(default)]
     pub long_rows: LongRows,
+}
+
+impl FileTexts {
+    /// The keys of rows that are made and not read.
+    pub(super) fn generated(held_out_share: f64) -> Self {
+        FileTexts {
+            path: DataPath::default(),
+            max_rows: None,
+            held_out_share,
+            messages_field: None,
+            prompt_field: None,
+            response_field: None,
+            chosen_field: None,
+            rejected_field: None,
+            label_field: None,
+            chat: false,
+            chat_arguments: Table::new(),
+            system: None,
+            long_rows: LongRows::Refuse,
+        }
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]

@@ -4,6 +4,7 @@ use super::file_texts::FileTexts;
 use crate::tasks::rows::{FieldPath, turns};
 use serde_json::Value;
 use stapo_core::Turn;
+use stapo_core::preference::Side;
 
 /// One row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,15 +16,21 @@ pub enum TextRow {
     Pair { prompt: String, response: String },
     /// A text that has a loss as a whole.
     Text(String),
+    /// A response as it was sampled.
+    Recorded { prompt: String, tokens: Vec<u32>, is_learned: Vec<bool> },
+    /// Responses to one prompt that are compared or judged, each a pair or a conversation that ends with the response.
+    Judged(Vec<(Side, TextRow)>),
 }
 
 impl TextRow {
     /// The texts of a row.
     pub(super) fn parts(&self) -> Vec<&str> {
         match self {
+            TextRow::Judged(sides) => sides.iter().flat_map(|(_, row)| row.parts()).collect(),
             TextRow::Conversation(turns) => turns.iter().map(|turn| turn.content.as_str()).collect(),
             TextRow::Pair { prompt, response } => vec![prompt, response],
             TextRow::Text(text) => vec![text],
+            TextRow::Recorded { prompt, .. } => vec![prompt],
         }
     }
 }
@@ -37,7 +44,7 @@ pub(super) enum TextLayout {
 }
 
 /// Names in the order of search.
-const CONVERSATIONS: [&str; 3] = ["messages", "conversation", "conversations"];
+pub(super) const CONVERSATIONS: [&str; 3] = ["messages", "conversation", "conversations"];
 const PAIRS: [(&str, &str); 7] = [
     ("prompt", "response"),
     ("prompt", "completion"),
@@ -118,7 +125,7 @@ impl TextLayout {
 }
 
 /// A conversation that can be learned from, with the system message of the spec where it has none.
-fn conversation(spec: &FileTexts, turns: &[Turn]) -> Result<TextRow, String> {
+pub(super) fn conversation(spec: &FileTexts, turns: &[Turn]) -> Result<TextRow, String> {
     let is_answer = |turn: &Turn| turn.role == "assistant";
     match turns.first() {
         None => return Err("a conversation without messages".into()),

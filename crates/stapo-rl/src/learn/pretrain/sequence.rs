@@ -5,14 +5,16 @@ use super::rows::TextRow;
 use crate::error::{Error, Result};
 use crate::learn::scoring::Sequence;
 use serde_json::{Map, Value};
-use stapo_core::Turn;
+use stapo_core::preference::Side;
 use stapo_model::{ChatTemplate, Message, Tokenizer};
 
 /// A token sequence, each token learned or given.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextSequence {
     pub tokens: Vec<u32>,
     pub is_learned: Vec<bool>,
+    /// Present for a response that is compared or judged.
+    pub side: Option<Side>,
 }
 
 impl<'a> From<&'a TextSequence> for Sequence<'a> {
@@ -22,7 +24,7 @@ impl<'a> From<&'a TextSequence> for Sequence<'a> {
 }
 
 impl TextSequence {
-    fn push(&mut self, tokens: &[u32], is_learned: bool) {
+    pub(super) fn push(&mut self, tokens: &[u32], is_learned: bool) {
         self.tokens.extend_from_slice(tokens);
         self.is_learned.resize(self.tokens.len(), is_learned);
     }
@@ -58,7 +60,7 @@ impl TextEncoder<'_> {
 
     /// The sequences of a prompt and its response: both as they are, the response ended by a stop token.
     pub fn pair(&self, prompt: &str, response: &str) -> Result<TextSequence> {
-        let mut sequence = TextSequence { tokens: Vec::new(), is_learned: Vec::new() };
+        let mut sequence = TextSequence::default();
         let prompt = self.tokenizer.encode(prompt)?;
         // The tokenizer's first token, where it has one, begins the prompt.
         let response = if prompt.is_empty() {
@@ -89,16 +91,35 @@ impl TextEncoder<'_> {
             }
         };
         let mut rendered = rendered.into_iter();
-        rows.iter()
-            .map(|row| match row {
-                TextRow::Text(text) => Ok(vec![self.pair("", text)?]),
-                TextRow::Pair { prompt, response } => Ok(vec![self.pair(prompt, response)?]),
-                TextRow::Conversation(turns) => {
-                    let texts: Vec<String> = rendered.by_ref().take(2 * n_answers(turns)).collect();
-                    self.conversation(&texts)
+        rows.iter().map(|row| self.row(row, &mut rendered)).collect()
+    }
+
+    /// The sequences of a row, whose renderings come next in `rendered`.
+    fn row(&self, row: &TextRow, rendered: &mut impl Iterator<Item = String>) -> Result<Vec<TextSequence>> {
+        match row {
+            TextRow::Text(text) => Ok(vec![self.pair("", text)?]),
+            TextRow::Pair { prompt, response } => Ok(vec![self.pair(prompt, response)?]),
+            TextRow::Recorded { tokens, is_learned, .. } => {
+                Ok(vec![TextSequence { tokens: tokens.clone(), is_learned: is_learned.clone(), side: None }])
+            }
+            TextRow::Conversation(_) => {
+                let texts: Vec<String> = rendered.take(renderings(row).len()).collect();
+                self.conversation(&texts)
+            }
+            TextRow::Judged(sides) => {
+                let mut sequences = Vec::new();
+                for (side, row) in sides {
+                    let texts: Vec<String> = rendered.take(last_answer(row).len()).collect();
+                    let response = match row {
+                        TextRow::Conversation(_) => self.conversation(&texts)?,
+                        row => self.row(row, &mut std::iter::empty())?,
+                    };
+                    let judged = |sequence| TextSequence { side: Some(*side), ..sequence };
+                    sequences.extend(response.into_iter().map(judged));
                 }
-            })
-            .collect()
+                Ok(sequences)
+            }
+        }
     }
 
     /// `texts` has two renderings for each answer: the conversation before it with the start of the answer, and the
@@ -125,7 +146,7 @@ impl TextEncoder<'_> {
 
     /// One sequence; each answer's text before it continues that of the answer before.
     fn rendered(&self, answers: &[(&str, &str)]) -> Result<TextSequence> {
-        let mut sequence = TextSequence { tokens: Vec::new(), is_learned: Vec::new() };
+        let mut sequence = TextSequence::default();
         let mut n_done = 0;
         for (before, through) in answers {
             sequence.push(&self.tokenizer.encode_rendered(&before[n_done..])?, false);
@@ -141,15 +162,21 @@ impl TextEncoder<'_> {
     }
 }
 
-fn n_answers(turns: &[Turn]) -> usize {
-    turns.iter().filter(|turn| turn.role == "assistant").count()
-}
-
-/// The texts that a row's sequences are cut from.
+/// The texts that a row's sequences are cut from: two for each answer.
 fn renderings(row: &TextRow) -> Vec<Rendering> {
-    let TextRow::Conversation(turns) = row else { return Vec::new() };
+    let turns = match row {
+        TextRow::Conversation(turns) => turns,
+        TextRow::Judged(sides) => return sides.iter().flat_map(|(_, row)| last_answer(row)).collect(),
+        TextRow::Pair { .. } | TextRow::Text(_) | TextRow::Recorded { .. } => return Vec::new(),
+    };
     let messages: Vec<Message> =
         turns.iter().map(|turn| Message { role: turn.role.clone(), content: turn.content.clone() }).collect();
     let answers = turns.iter().enumerate().filter(|(_, turn)| turn.role == "assistant");
     answers.flat_map(|(at, _)| [(messages[..at].to_vec(), true), (messages[..=at].to_vec(), false)]).collect()
+}
+
+/// The renderings of the last answer, which alone is judged.
+fn last_answer(row: &TextRow) -> Vec<Rendering> {
+    let mut all = renderings(row);
+    all.split_off(all.len().saturating_sub(2))
 }

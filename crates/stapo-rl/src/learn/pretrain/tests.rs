@@ -1,3 +1,5 @@
+mod preference;
+
 use super::rows::TextRow;
 use super::sequence::TextEncoder;
 use super::*;
@@ -93,13 +95,19 @@ fn write(folder: &Path, rows: &[Value]) -> PathBuf {
 
 /// A pretrainer of the built-in model on rows, or the error.
 fn open(folder: &Path, rows: &[Value], settings: &[&str]) -> Result<(PretrainConfig, Pretrainer)> {
+    open_with(&PretrainConfig::fine_tuning(), folder, rows, settings)
+}
+
+fn open_with(
+    defaults: &PretrainConfig,
+    folder: &Path,
+    rows: &[Value],
+    settings: &[&str],
+) -> Result<(PretrainConfig, Pretrainer)> {
     let data = format!("data={{kind=\"jsonl\",path={:?}}}", write(folder, rows));
     let set: Vec<&str> = [&[data.as_str(), "update.batch_tokens=64"], settings].concat();
-    let config = PretrainConfig::with_defaults(
-        &PretrainConfig::fine_tuning(),
-        &stapo_core::settings::RawConfig::new("", set).unwrap(),
-    )
-    .map_err(PlanError::from)?;
+    let raw = stapo_core::settings::RawConfig::new("", set).unwrap();
+    let config = PretrainConfig::with_defaults(defaults, &raw).map_err(PlanError::from)?;
     let pretrainer = Pretrainer::new(&config, Path::new("unused"), &device(), Programs::Never)?;
     Ok((config, pretrainer))
 }

@@ -1,7 +1,8 @@
 //! The texts of supervised training: worked solutions of a task, or the rows of a file.
 
-use super::file_rows::FileRows;
+use super::file_rows::{FileRows, Place, RowKind};
 use super::file_texts::FileTexts;
+use super::recorded::RecordedTexts;
 use super::rows::TextRow;
 use super::sequence::{TextEncoder, TextSequence};
 use crate::error::{Error, Result};
@@ -12,7 +13,10 @@ use crate::tasks::{DataPath, Mistakes, Split, Task, TaskSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
+use stapo_core::preference::Side;
 use stapo_core::random::Key;
+use std::path::Path;
+use std::sync::Arc;
 use toml::{Table, Value};
 
 /// The source of the texts.
@@ -28,12 +32,31 @@ pub enum TextsSpec {
         #[serde(default)]
         mistakes: Mistakes,
     },
+    /// A better and a worse solution of each of some generated problems, for `stapo prefer`. Both differ in their mistakes
+    /// alone.
+    SolutionPairs {
+        /// The task whose problems are solved.
+        #[schemars(with = "TaskSpec")]
+        task: Table,
+        /// Pairs.
+        rows: u64,
+        /// The share of pairs that are not learned from.
+        #[serde(default)]
+        held_out_share: f64,
+        /// How often the chosen solutions are wrong.
+        chosen: Mistakes,
+        /// How often the rejected solutions are wrong.
+        #[serde(default)]
+        rejected: Mistakes,
+    },
     /// A file with one JSON object per line.
     Jsonl(FileTexts),
     /// A Parquet file.
     Parquet(FileTexts),
     /// Files of any format that is read.
     File(FileTexts),
+    /// Responses that a training run recorded.
+    Rollouts(RecordedTexts),
     /// Several sources, each with a share of the examples.
     Mixture {
         /// The sources.
@@ -61,8 +84,8 @@ impl TextsSpec {
     /// The task of the texts; in a mixture, that of the first part with a task.
     pub(super) fn task(&self) -> Option<&Table> {
         match self {
-            TextsSpec::Solutions { task, .. } => Some(task),
-            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) | TextsSpec::File(_) => None,
+            TextsSpec::Solutions { task, .. } | TextsSpec::SolutionPairs { task, .. } => Some(task),
+            TextsSpec::Jsonl(_) | TextsSpec::Parquet(_) | TextsSpec::File(_) | TextsSpec::Rollouts(_) => None,
             TextsSpec::Mixture { parts } => parts.iter().find_map(|part| part.texts.task()),
         }
     }
@@ -85,8 +108,21 @@ pub enum Texts {
 impl Texts {
     /// Opens the texts. Every row of a file is rendered and counted once: rows of more than `max_tokens` tokens are
     /// refused or left out.
-    pub fn open(spec: &TextsSpec, model: &LoadedModel, max_tokens: usize) -> Result<Self> {
+    pub fn open(spec: &TextsSpec, wanted: RowKind, model: &LoadedModel, max_tokens: usize) -> Result<Self> {
         match spec {
+            TextsSpec::SolutionPairs { task, rows, held_out_share, chosen, rejected } => {
+                let task = TaskSpec::read("data.task", task.clone()).map_err(PlanError::from)?;
+                let task = Task::open_with(&task, Programs::Never)?;
+                let spec = FileTexts::generated(*held_out_share);
+                let place_path: Arc<Path> = Arc::from(Path::new("solution pairs"));
+                let (mut places, mut pairs) = (Vec::new(), Vec::new());
+                for number in 0..*rows {
+                    pairs.push(solution_pair(&task, number, chosen, rejected)?);
+                    places.push(Place { path: place_path.clone(), number });
+                }
+                let file = FileRows::collect(&spec, (places, pairs), &encoder(model)?, max_tokens)?;
+                Ok(Texts::File(Box::new(file)))
+            }
             TextsSpec::Solutions { task, mistakes } => {
                 let task = TaskSpec::read("data.task", task.clone()).map_err(PlanError::from)?;
                 Ok(Texts::Solutions {
@@ -96,7 +132,12 @@ impl Texts {
             }
             TextsSpec::Jsonl(file) | TextsSpec::Parquet(file) | TextsSpec::File(file) => {
                 let encoder = encoder(model)?.with_arguments(file);
-                Ok(Texts::File(Box::new(FileRows::open(file, &encoder, max_tokens)?)))
+                Ok(Texts::File(Box::new(FileRows::open(file, wanted, &encoder, max_tokens)?)))
+            }
+            TextsSpec::Rollouts(recorded) => {
+                let spec = FileTexts::generated(recorded.held_out_share);
+                let file = FileRows::collect(&spec, recorded.read(model)?, &encoder(model)?, max_tokens)?;
+                Ok(Texts::File(Box::new(file)))
             }
             TextsSpec::Mixture { parts } => {
                 let is_share = |part: &PartSpec| part.share.is_finite() && part.share > 0.0;
@@ -110,7 +151,7 @@ impl Texts {
                 let mut sum = 0.0;
                 let open = |part: &PartSpec| {
                     sum += part.share;
-                    Ok((sum, Texts::open(&part.texts, model, max_tokens)?))
+                    Ok((sum, Texts::open(&part.texts, wanted, model, max_tokens)?))
                 };
                 Ok(Texts::Mixture(parts.iter().map(open).collect::<Result<_>>()?))
             }
@@ -173,7 +214,19 @@ impl Texts {
     }
 }
 
-fn encoder(model: &LoadedModel) -> Result<TextEncoder<'_>> {
+/// Two solutions of the training problem of that number. The seeds of their mistakes differ from each other.
+fn solution_pair(task: &Task, number: u64, chosen: &Mistakes, rejected: &Mistakes) -> Result<TextRow> {
+    let problem = task.problem(0, Split::Train, number)?;
+    let sides = [(Side::Chosen, chosen), (Side::Rejected, rejected)];
+    let solved = sides.iter().enumerate().map(|(idx, (side, mistakes))| {
+        let seed = Key::new(mistakes.seed).with(number).with(idx as u64).bits();
+        let response = task.solution(&problem, &Mistakes { seed, ..**mistakes })?;
+        Ok((*side, TextRow::Pair { prompt: problem.prompt.clone(), response }))
+    });
+    Ok(TextRow::Judged(solved.collect::<Result<_>>()?))
+}
+
+pub(super) fn encoder(model: &LoadedModel) -> Result<TextEncoder<'_>> {
     Ok(TextEncoder {
         tokenizer: model.tokenizer()?,
         template: model.template.as_ref(),

@@ -22,6 +22,7 @@ impl PlanError {
             PlanError::Settings(error) | PlanError::Objective(SpecError::Settings(error)) => error.key()?,
             PlanError::Objective(SpecError::UnknownPreset { .. }) => "objective.preset".to_string(),
             PlanError::Objective(SpecError::Refused { key, .. }) => format!("objective.{key}"),
+            PlanError::Objective(SpecError::RefusedPreference { key, .. }) => format!("preference.{key}"),
             PlanError::Refused { key, .. } => (*key).to_string(),
         };
         Some(key.strip_prefix("config.").map_or(key.clone(), str::to_string))

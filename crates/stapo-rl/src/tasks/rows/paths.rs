@@ -25,7 +25,7 @@ pub(crate) fn is_data_file(name: &str) -> bool {
 }
 
 /// A file, a pattern such as `data/*.parquet`, or a list of these.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataPath(Vec<PathBuf>);
 
 /// A file and the position of its entry in the list.
