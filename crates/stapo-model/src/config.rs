@@ -11,7 +11,7 @@ mod rope;
 mod tests;
 
 pub use families::Family;
-pub(crate) use hugging_face::token_ids;
+pub(crate) use hugging_face::{is_multimodal, token_ids};
 pub use layer::{
     AttentionBiases, AttentionSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement, QkNorm,
 };

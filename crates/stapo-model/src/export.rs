@@ -2,6 +2,7 @@
 
 mod companions;
 mod folder;
+mod other_parts;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::weights::safetensors::{INDEX, SINGLE};
 use crate::weights::{Encoding, is_norm};
 use half::f16;
+use other_parts::OtherParts;
 use serde_json::{Map, Value, json};
 use stapo_ops::dtype::{append_bf16, append_f32};
 use std::collections::BTreeMap;
@@ -68,11 +70,13 @@ pub fn export(
     folder::write_whole(out, options.existing, |folder| {
         let mut keys = config.to_hugging_face(options.precision.torch_name())?;
         keys.insert("torch_dtype".into(), json!(options.precision.torch_name()));
+        let other_parts = companions.iter().find_map(Companion::other_parts);
+        let keys = other_parts.map_or(keys.clone(), |parts| parts.config(keys));
         write_json(&folder.join("config.json"), &keys)?;
         for companion in companions {
             companion.write(folder)?;
         }
-        write_weights(folder, config, options, read)
+        write_weights(folder, config, options, other_parts, read)
     })
 }
 
@@ -127,6 +131,7 @@ fn write_weights(
     folder: &Path,
     config: &ModelConfig,
     options: &ExportOptions,
+    other_parts: Option<&OtherParts>,
     mut read: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<Exported> {
     let joined: BTreeMap<String, Vec<TensorSpec>> = if config.family.joins_projections() {
@@ -155,29 +160,32 @@ fn write_weights(
     };
     let specs = file_tensors(config);
     let shards = in_shards(&specs, options);
+    let n_shards = shards.len() + usize::from(other_parts.is_some());
+    let shard_name = |shard_idx: usize| match n_shards {
+        1 => SINGLE.to_owned(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", shard_idx + 1),
+    };
+    let file_name = |name: &str| other_parts.map_or_else(|| name.to_owned(), |parts| parts.file_name(name));
     let mut weight_map = Map::new();
     for (shard_idx, shard) in shards.iter().enumerate() {
-        let name = match shards.len() {
-            1 => SINGLE.to_owned(),
-            n => format!("model-{:05}-of-{n:05}.safetensors", shard_idx + 1),
-        };
-        write_shard(&folder.join(&name), shard, options.precision, &mut read)?;
-        weight_map.extend(shard.iter().map(|spec| (spec.name.clone(), json!(name))));
+        let name = shard_name(shard_idx);
+        write_shard(&folder.join(&name), shard, options.precision, &file_name, &mut read)?;
+        weight_map.extend(shard.iter().map(|spec| (file_name(&spec.name), json!(name))));
     }
-    let bytes = specs.iter().map(|spec| options.precision.n_bytes(spec)).sum();
-    if shards.len() > 1 {
+    let mut bytes = specs.iter().map(|spec| options.precision.n_bytes(spec)).sum();
+    if let Some(parts) = other_parts {
+        let name = shard_name(shards.len());
+        bytes += parts.write(&folder.join(&name))?;
+        weight_map.extend(parts.names().iter().map(|tensor| (tensor.clone(), json!(name))));
+    }
+    if n_shards > 1 {
         let Value::Object(index) = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map})
         else {
             unreachable!("json! was given an object")
         };
         write_json(&folder.join(INDEX), &index)?;
     }
-    Ok(Exported {
-        n_tensors: specs.len(),
-        n_parameters: config.n_parameters(),
-        n_shards: shards.len(),
-        bytes,
-    })
+    Ok(Exported { n_tensors: specs.len(), n_parameters: config.n_parameters(), n_shards, bytes })
 }
 
 /// The tensors as the family's files have them, in the order of the forward pass.
@@ -211,16 +219,17 @@ fn in_shards<'a>(specs: &'a [TensorSpec], options: &ExportOptions) -> Vec<&'a [T
     shards
 }
 
-/// Writes one safetensors file. `read` fills in one tensor at a time.
+/// Writes one safetensors file. `read` fills in one tensor at a time; `file_name` gives the names of tensors there.
 pub(crate) fn write_shard(
     path: &Path,
     specs: &[TensorSpec],
     precision: Precision,
+    file_name: &dyn Fn(&str) -> String,
     read: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     let io = |e| Error::io(path, e);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
-    let header = header(specs, precision);
+    let header = header(specs, precision, file_name);
     file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
     file.write_all(header.as_bytes()).map_err(io)?;
     let mut numbers = Vec::new();
@@ -244,7 +253,7 @@ pub(crate) fn write_shard(
 }
 
 /// The JSON header, filled up with spaces so that the numbers begin at a multiple of 8.
-fn header(specs: &[TensorSpec], precision: Precision) -> String {
+fn header(specs: &[TensorSpec], precision: Precision, file_name: &dyn Fn(&str) -> String) -> String {
     let mut keys = Map::new();
     keys.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut start = 0;
@@ -252,7 +261,7 @@ fn header(specs: &[TensorSpec], precision: Precision) -> String {
         let end = start + precision.n_bytes(spec);
         let entry =
             json!({"dtype": precision.encoding().name(), "shape": spec.shape, "data_offsets": [start, end]});
-        keys.insert(spec.name.clone(), entry);
+        keys.insert(file_name(&spec.name), entry);
         start = end;
     }
     let mut text = Value::Object(keys).to_string();

@@ -218,7 +218,7 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
     write_folder(out, Existing::Refuse, |folder| {
         write_json(&folder.join(CONFIG), &config_of(spec, base))?;
         let mut values = adapters.iter();
-        write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &mut |_, numbers| {
+        write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &str::to_owned, &mut |_, numbers| {
             if let Some((_, tensor)) = values.next() {
                 tensor.read(numbers);
             }

@@ -53,7 +53,7 @@ pub(crate) enum RowOrder {
 }
 
 /// What the names of a language model begin with in multimodal checkpoints, and without the other parts.
-const LANGUAGE_MODEL_PREFIXES: [(&str, &str); 3] = [
+pub(crate) const LANGUAGE_MODEL_PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
@@ -150,6 +150,14 @@ impl Weights {
     /// How a tensor is stored; `None` if there is no tensor of that name.
     pub fn encoding(&self, name: &str) -> Option<Encoding> {
         self.tensors.get(name).map(|stored| stored.encoding)
+    }
+
+    /// A tensor as its file has it: encoding, shape and bytes.
+    pub(crate) fn stored(&self, name: &str) -> Result<(Encoding, &[usize], &[u8])> {
+        let problem =
+            || Error::missing(&self.location, format!("no tensor {name}"), "was the file replaced?");
+        let stored = self.tensors.get(name).ok_or_else(problem)?;
+        Ok((stored.encoding, &stored.shape, &self.files[stored.file][stored.bytes.clone()]))
     }
 
     /// Bytes that a tensor takes in its file.

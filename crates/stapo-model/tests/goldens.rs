@@ -6,8 +6,9 @@ use stapo_model::cuda::{CudaOptions, Precision};
 use stapo_model::decoder::{
     Gradients, HeadOptions, PackedBatch, Pass, Policy, PolicySpec, Recompute, TokenScores,
 };
+use stapo_model::export::{self, ExportOptions, export};
 use stapo_model::peft::PeftAdapter;
-use stapo_model::{CpuOptions, Device, Pretrained};
+use stapo_model::{CpuOptions, Device, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
 const CASES: [&str; 18] = [
@@ -244,7 +245,40 @@ fn a_multimodal_checkpoint_is_read_by_its_language_model() {
             });
             assert_eq!(ours, expected, "{}", spec.name);
         }
+        assert_exports_whole(&read, whole.path());
     }
+}
+
+/// An export of a multimodal checkpoint has the tensors and keys of the whole checkpoint.
+fn assert_exports_whole(model: &Pretrained, folder: &Path) {
+    let out = folder.join("exported");
+    let options = ExportOptions { precision: export::Precision::F32, ..ExportOptions::default() };
+    let read = |spec: &TensorSpec, to: &mut [f32]| model.weights.read_f32(&spec.name, &spec.shape, to);
+    let written = export(&out, &model.config, &model.companions().unwrap(), &options, read).unwrap();
+    assert_eq!(written.n_shards, 2);
+    let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let files = files.map(|name| std::fs::read(out.join(name)).unwrap());
+    let exported: Vec<_> =
+        files.iter().flat_map(|file| SafeTensors::deserialize(file).unwrap().tensors()).collect();
+    let original = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let original = SafeTensors::deserialize(&original).unwrap();
+    assert_eq!(exported.len(), original.len());
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+    };
+    for (name, tensor) in &exported {
+        let original = original.tensor(name).unwrap();
+        // Weights of norms are read as 1 + w, and 1 is subtracted again.
+        let limit = if name.ends_with("norm.weight") { 2e-7 } else { 0.0 };
+        let pairs = numbers(tensor.data()).into_iter().zip(numbers(original.data()));
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= limit), "{name}");
+    }
+    let config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!((&config["model_type"], config.get("vision_config").is_some()), (&"gemma3".into(), true));
+    assert_eq!(config["text_config"]["model_type"], "gemma3_text");
+    let again = Pretrained::open(&out).unwrap();
+    assert_eq!((again.config, again.ignored), (model.config.clone(), model.ignored.clone()));
 }
 
 /// PEFT merges in f32, this program in f64: both are within 1e-5 of the model with its adapter beside the weights.

@@ -133,10 +133,14 @@ pub(crate) fn token_ids(location: &str, key: &str, value: Option<&Value>) -> Res
     }
 }
 
+/// Whether the keys are those of a model with a language model inside.
+pub(crate) fn is_multimodal(keys: &Map<String, Value>) -> bool {
+    keys.get("model_type").and_then(Value::as_str) == Some("gemma3") && keys.contains_key("text_config")
+}
+
 /// The keys of the language model: `text_config` of a multimodal model, else all keys.
 fn language_model<'a>(keys: &ObjectReader<'a>) -> Result<ObjectReader<'a>> {
-    let is_multimodal = keys.text("model_type")? == Some("gemma3");
-    match keys.get("text_config").filter(|_| is_multimodal) {
+    match keys.get("text_config").filter(|_| is_multimodal(keys.keys)) {
         Some(Value::Object(inner)) => {
             Ok(ObjectReader { location: keys.location, prefix: "text_config", keys: inner })
         }

@@ -1,6 +1,7 @@
 //! The files beside the weights: tokenizer, chat template, stop tokens.
 
 use super::folder::{self, TAKEN_OVER};
+use super::other_parts::OtherParts;
 use crate::error::{Error, Result};
 use crate::pretrained::Pretrained;
 use serde_json::{Map, Value, json};
@@ -18,6 +19,7 @@ enum Content {
     Text(String),
     Bytes(Vec<u8>),
     CopyOf(PathBuf),
+    OtherParts(OtherParts),
 }
 
 impl Companion {
@@ -29,12 +31,22 @@ impl Companion {
         Ok(())
     }
 
+    /// The parts of a multimodal model beside its language model.
+    pub(super) fn other_parts(&self) -> Option<&OtherParts> {
+        match &self.content {
+            Content::OtherParts(parts) => Some(parts),
+            _ => None,
+        }
+    }
+
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(self.name);
         match &self.content {
             Content::Text(text) => folder::write_file(&path, text.as_bytes()),
             Content::Bytes(bytes) => folder::write_file(&path, bytes),
             Content::CopyOf(from) => std::fs::copy(from, &path).map(|_| ()).map_err(|e| Error::io(from, e)),
+            // These are written with the weights.
+            Content::OtherParts(_) => Ok(()),
         }
     }
 
@@ -49,9 +61,10 @@ impl Pretrained {
         if let Some(folder) = self.folder() {
             let copies = TAKEN_OVER.into_iter().map(|name| (name, folder.join(name)));
             let present = copies.filter(|(_, path)| path.is_file());
-            return Ok(present
-                .map(|(name, path)| Companion { name, content: Content::CopyOf(path) })
-                .collect());
+            let copies = present.map(|(name, path)| Companion { name, content: Content::CopyOf(path) });
+            let parts = OtherParts::find(folder)?;
+            let parts = parts.map(|parts| Companion { name: "", content: Content::OtherParts(parts) });
+            return Ok(copies.chain(parts).collect());
         }
         let tokenizer = self.tokenizer()?;
         let special_tokens = self.special_tokens()?;
