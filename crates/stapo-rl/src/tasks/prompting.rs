@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::plan::config::{LongPrompts, ModelSource, Plan, PromptStyle};
 use crate::tasks::unseen::{Unseen, unseen};
-use crate::tasks::{Split, Task};
+use crate::tasks::{EnvironmentSpec, Split, Task};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 use stapo_core::{Problem, Turn};
@@ -99,6 +99,17 @@ impl<'a> Prompting<'a> {
         Ok(self.tokenizer.encode_continuation(&segments, ended_with)?)
     }
 
+    /// Checks that the chat template can continue a conversation about a problem after an observation. Returns what the user
+    /// should know about it.
+    fn check_episodes(&self, environment: &EnvironmentSpec, problem: &Problem) -> Result<Option<String>> {
+        let Some(template) = self.template else { return Ok(None) };
+        let observation =
+            Message { role: environment.observation_role().to_string(), content: String::new() };
+        template.continuation(&messages(&problem.messages()), &[observation], &self.variables)?;
+        let note = "the chat template leaves out the thinking of earlier turns; episodes keep it, because the past is what was sampled";
+        Ok(template.drops_earlier_thinking(&self.variables).then(|| note.to_string()))
+    }
+
     /// Cuts the middle out of an observation of more than `limit` tokens. Returns whether it was cut.
     pub fn cut(&self, observation: &mut Turn, limit: usize) -> Result<bool> {
         let ids = self.tokenizer.encode_literally(&observation.content)?;
@@ -186,6 +197,9 @@ pub fn fit_prompts(plan: &Plan, prompting: &Prompting, task: &mut Task) -> Resul
     let known = task.known_problems();
     let mut warnings: Vec<String> =
         prompting.unseen(&known)?.iter().map(|found| warning(found, &known)).collect();
+    if let (Some(environment), Some(problem)) = (&plan.config.environment, known.first()) {
+        warnings.extend(prompting.check_episodes(environment, problem)?);
+    }
     let lengths = prompting.lengths(&known)?;
     if let Some(at) = lengths.iter().position(|&n| n == 0) {
         return Err(Error::EmptyPrompt { problem_id: known[at].id.clone() });

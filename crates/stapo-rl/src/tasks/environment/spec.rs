@@ -172,6 +172,14 @@ impl EnvironmentSpec {
         !matches!(self, Self::Tools(_))
     }
 
+    /// The role of messages with observations.
+    pub(crate) fn observation_role(&self) -> &str {
+        match self {
+            Self::Tools(spec) => spec.role(),
+            Self::Python(_) | Self::Command(_) | Self::Guess(_) => "user",
+        }
+    }
+
     /// Whether answers need the rows of a data file.
     pub(crate) fn reads_rows(&self) -> bool {
         matches!(self, Self::Python(_) | Self::Command(_))

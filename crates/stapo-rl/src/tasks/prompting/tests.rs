@@ -61,6 +61,30 @@ fn characters_without_a_token_are_told_and_refused_where_every_prompt_has_one() 
 }
 
 #[test]
+fn templates_that_cannot_go_on_or_drop_thinking_are_found_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let environment = "environment={kind=\"tools\", tools=[{kind=\"calculator\"}]}";
+    let plan = plan(folder.path(), &problems(&[]), &[environment, "rollout.max_prompt_tokens=64"]);
+    let warnings = |name: &str, template: &str| -> Result<Vec<String>> {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        let path = chat_model(&folder, template).display().to_string();
+        let model = PromptModel::open(&ModelSource::Path { path })?;
+        let style = PromptStyle { chat: true, ..PromptStyle::default() };
+        let mut task = Task::open_with(&plan.task, Programs::Never)?;
+        fit_prompts(&plan, &model.prompting(&style)?, &mut task)
+    };
+    let all = "{% for m in messages %}{{ m.content }}={% endfor %}";
+    assert_eq!(warnings("all", all).unwrap(), [""; 0]);
+    let thoughtless = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}={% endfor %}";
+    let said = warnings("thoughtless", thoughtless).unwrap();
+    assert!(said.len() == 1 && said[0].contains("thinking of earlier turns"), "{said:?}");
+    let deaf = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}={% endif %}{% endfor %}";
+    let said = warnings("deaf", deaf).unwrap_err().to_string();
+    assert!(said.contains("leaves out or moves the content of observation 1"), "{said}");
+}
+
+#[test]
 fn every_long_prompt_is_found_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
     let rows = problems(&[(7, 17), (100, 41), (200, 40), (299, 16)]);
