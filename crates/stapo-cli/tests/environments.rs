@@ -236,3 +236,52 @@ for line in sys.stdin:
         assert_eq!(response["reward"], expected, "{response}");
     }
 }
+
+/// The model that was taught to call the calculator, as a command line names it.
+fn calling_model() -> String {
+    crate::common::root().join("models/tools").display().to_string()
+}
+
+const CALCULATOR: &str = r#"{ kind = "tools", format = "plain", tools = [{ kind = "calculator" }] }"#;
+
+#[test]
+fn generate_and_eval_play_episodes_with_tools() {
+    let folder = folder_below_tmp();
+    let at = folder.path();
+    let model = calling_model();
+    let generate =
+        ["generate", "--model", &model, "--prompt", "4321*8765=", "--samples", "8", "--tools", CALCULATOR];
+    let lines = parsed_lines(&ok(&stapo(at, &[&generate[..], &["--json"]].concat())));
+    assert_eq!(lines.len(), 8);
+    let calls = |line: &Value| line["turns"][0]["calls"].as_array().map_or(0, Vec::len);
+    let called =
+        lines.iter().find(|line| calls(line) > 0).expect("one of eight samples calls the calculator");
+    let sampled = called["is_sampled"].as_array().unwrap();
+    let n_sampled = sampled.iter().filter(|is_sampled| **is_sampled == true).count();
+    assert!(n_sampled < sampled.len(), "nothing was given: {called}");
+    assert_eq!(called["logp"].as_array().unwrap().len(), n_sampled);
+    let text = ok(&stapo(at, &generate));
+    assert!(text.starts_with("--- prompt 1, sample 1: ") && text.contains("[="), "{text}");
+    assert_eq!(text, ok(&stapo(at, &generate)), "the same seed gives the same conversations");
+    // Products that the model cannot compute alone.
+    let rows: Vec<String> = (0..6)
+        .map(|n| (4321 + 17 * n, 8765 - 31 * n))
+        .map(|(a, b)| format!(r#"{{"id": "{a}", "problem": "{a}*{b}", "answer": "{}"}}"#, a * b))
+        .collect();
+    fs::write(at.join("products.jsonl"), rows.join("\n")).unwrap();
+    let eval = |tools: &str, out: &str| {
+        let args =
+            ["eval", "--model", &model, "--benchmarks", "products.jsonl", "--template", "{{ problem }}="];
+        let more = ["--samples", "4", "--max-tokens", "128", "--tools", tools, "--out", out, "--json"];
+        let table: Value = serde_json::from_str(&ok(&stapo(at, &[&args[..], &more].concat()))).unwrap();
+        table[0]["avg"]["value"].as_f64().unwrap()
+    };
+    assert_eq!(eval("none", "without"), 0.0);
+    assert!(eval(CALCULATOR, "with") > 0.1);
+    let samples = parsed_lines(&fs::read_to_string(at.join("with/samples.jsonl")).unwrap());
+    assert!(samples.iter().any(|sample| sample["episode"]["turns"].as_array().unwrap().len() > 1));
+    ok(&stapo(at, &["verify", "with", "--replay"]));
+    let said =
+        crate::common::complaint(at, &["generate", "--model", &model, "--prompt", "1", "--tools", "abacus"]);
+    assert!(said.contains("abacus") && said.contains("calculator"), "{said}");
+}

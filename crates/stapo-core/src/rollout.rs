@@ -110,6 +110,12 @@ impl Rollout {
         self.sampled_positions().count()
     }
 
+    /// The tokens of the last turn.
+    pub fn last_turn(&self) -> &[u32] {
+        let n = self.turn_lengths().last().copied().unwrap_or(0);
+        &self.tokens[self.tokens.len() - n..]
+    }
+
     /// The number of sampled tokens of each turn. Given tokens separate turns.
     pub fn turn_lengths(&self) -> Vec<usize> {
         let runs = self.is_sampled.chunk_by(|a, b| a == b);

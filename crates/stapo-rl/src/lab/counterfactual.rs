@@ -106,6 +106,13 @@ pub fn counterfactuals(
     kept: &[TokenRecord],
     settings: Settings,
 ) -> Result<Vec<Counterfactual>> {
+    if plan.config.environment.is_some() {
+        return Err(Error::Misfit {
+            key: "environment",
+            problem: "answers between turns, and a response that goes on from a token gets no answer".into(),
+            remedy: "compare tokens of a run without an environment",
+        });
+    }
     let groups = rolled.batch.groups.iter();
     let responses: Vec<(&Problem, &Scored)> =
         groups.flat_map(|group| group.members.iter().map(|member| (&group.problem, member))).collect();

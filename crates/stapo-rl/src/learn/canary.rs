@@ -147,7 +147,7 @@ pub fn answers_left_to_grader(
     let short = |text: &str| text.chars().take(60).collect::<String>();
     let example = |&(group, scored): &(&Group, &Scored)| -> Result<Option<String>> {
         let reference = &group.problem.reference;
-        let text = model.text(scored.rollout.response())?.unwrap_or_default();
+        let text = model.text(scored.rollout.last_turn())?.unwrap_or_default();
         let answer = left_to_grader(&text, reference, rules);
         Ok(answer.map(|answer| format!("{:?} for {:?}", short(&answer), short(reference))))
     };

@@ -103,16 +103,22 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
 
 /// The hash of a verifier's program; `None` for a verifier that is none.
 pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
-    verifier.program().map(|command| of_program(name, &command)).transpose()
+    let key = "verifier.program";
+    verifier.program().map(|command| hash_program(name, key, &command)).transpose()
 }
 
-/// The hash of a program and its settings.
+/// The hash of a program of an environment and its settings.
 pub fn of_program(name: &str, command: &CommandSpec) -> Result<FileHash> {
+    hash_program(name, "environment", command)
+}
+
+/// The hash of a program and its settings; `key` is that of the config.
+fn hash_program(name: &str, key: &str, command: &CommandSpec) -> Result<FileHash> {
     let sha256 = fingerprint(command).map_err(|error| TaskError::Verifier {
         program: command.program.display().to_string(),
         place: format!("program of the {name}"),
         problem: error.to_string(),
-        remedy: "program: a path to an executable file, or a name on the PATH".into(),
+        remedy: format!("{key}: a path to an executable file, or a name on the PATH"),
     })?;
     Ok(FileHash { name: name.to_string(), n_bytes: 0, sha256 })
 }

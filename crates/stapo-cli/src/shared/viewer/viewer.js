@@ -152,16 +152,16 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
     entropy: (a, b) => sum(b.entropy) / (b.entropy.length || 1) - sum(a.entropy) / (a.entropy.length || 1),
   };
 
-  const ends = { length_limit: ", cut by the length limit", turn_limit: ", out of turns" };
+  const cutBy = { length_limit: ", cut by the length limit", turn_limit: ", out of turns" };
 
   // What an environment answered to a turn: its calls folded, then the given text in grey.
-  const answer = (text, turn, number_) => {
+  const answer = (text, turn, nth) => {
     const shown = [element("span", "given", text)];
     if (!turn) return shown;
     const reward = turn.reward ? ", reward " + number(turn.reward) : "";
     const later = typeof turn.return === "number" ? ", return " + number(turn.return) : "";
     const cut = turn.n_cut ? ", cut" : "";
-    shown.unshift(element("span", "turn", "turn " + number_ + reward + later + cut));
+    shown.unshift(element("span", "turn", "turn " + nth + reward + later + cut));
     if (turn.calls.length) {
       const calls = element("details", "calls");
       const failed = turn.calls.filter((call) => call.failed).length;
@@ -186,7 +186,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       element(
         "span",
         "",
-        r.logp.length + " tokens" + (ends[r.finish.kind] || ""),
+        r.logp.length + " tokens" + (cutBy[r.finish.kind] || ""),
       ),
     );
     head.append(element("span", "", nSilenced(r) + " silenced"));

@@ -58,7 +58,7 @@ impl Default for EpisodeConfig {
             max_observation_tokens: 256,
             credit: Credit::default(),
             discount: 1.0,
-            workers: 16,
+            workers: 64,
             resume: AnswerSource::default(),
         }
     }

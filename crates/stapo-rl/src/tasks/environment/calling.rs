@@ -94,3 +94,48 @@ fn record(call: &Result<Call, CallProblem>, observation: &Observation) -> ToolCa
     let sha256 = super::sha256(&observation.text);
     ToolCall { tool, arguments, sha256, failed: observation.failed, timed_out: observation.timed_out }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::tools::{CallFormat, ToolSpec};
+    use crate::tasks::{ArithmeticSpec, EnvironmentSpec, Split, TaskSpec};
+
+    fn task() -> Task {
+        let tools = vec![ToolSpec::Calculator, ToolSpec::Finish];
+        let spec = EnvironmentSpec::Tools(ToolsSpec { tools, format: CallFormat::Plain, role: None });
+        let arithmetic = TaskSpec::Arithmetic(ArithmeticSpec::default());
+        Task::with_environment(&arithmetic, [], Some(&spec), Programs::Never).unwrap()
+    }
+
+    #[test]
+    fn calls_are_answered_in_order_and_a_turn_without_one_is_judged() {
+        let task = task();
+        let problem = task.problem(1, Split::Train, 0).unwrap();
+        let environment = task.environment(Rewards::All);
+        let answer = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
+            environment
+                .answer(&[PolicyTurn { episode: 0, problem: &problem, texts: &texts }])
+                .unwrap()
+                .remove(0)
+        };
+        let called = answer(&["CALL calculator(6*7)\nCALL calculator(1/0)\nCALL abacus(1)"]);
+        let Reply::Continue(observations) = &called.reply else { panic!("the episode ended") };
+        assert_eq!((observations.len(), observations[0].content.as_str()), (3, "42"));
+        assert_eq!(called.calls.iter().map(|call| call.failed).collect::<Vec<_>>(), [false, true, true]);
+        let hashes: Vec<String> =
+            observations.iter().map(|turn| super::super::sha256(&turn.content)).collect();
+        assert_eq!(called.calls.iter().map(|call| call.sha256.clone()).collect::<Vec<_>>(), hashes);
+        let verdict = |texts: &[&str]| match answer(texts).reply {
+            Reply::Done(judged) => judged[0].verdict,
+            Reply::Continue(_) => panic!("the episode goes on"),
+        };
+        let right = format!("\\boxed{{{}}}", problem.reference);
+        assert_eq!(verdict(&[&right]), Verdict::Right);
+        // Only the last turn is judged: a box in an earlier turn, as one that a tool's answer was copied to, is none.
+        assert_eq!(verdict(&[&format!("CALL calculator(1)\n{right}"), "no"]), Verdict::NoAnswer);
+        assert_eq!(verdict(&[&format!("CALL finish({})", problem.reference)]), Verdict::Right);
+        assert_eq!(verdict(&["CALL finish(-77777)"]), Verdict::Wrong);
+    }
+}

@@ -127,18 +127,17 @@ impl EnvironmentSpec {
         if text == "none" {
             return Ok(None);
         }
-        let table = match text.trim_start().starts_with('{') {
-            true => settings::parse(&format!("environment = {text}"))?,
-            false => {
-                let tool = |name: &str| match name.split_once(':') {
-                    Some((kind, path)) => Table::from_iter([("kind", kind), ("path", path)].map(entry)),
-                    None => Table::from_iter([entry(("kind", name))]),
-                };
-                let tools = text.split(',').map(|name| Value::Table(tool(name.trim()))).collect();
-                let environment =
-                    Table::from_iter([entry(("kind", "tools")), ("tools".to_string(), Value::Array(tools))]);
-                Table::from_iter([("environment".to_string(), Value::Table(environment))])
-            }
+        let table = if text.trim_start().starts_with('{') {
+            settings::parse(&format!("environment = {text}"))?
+        } else {
+            let tool = |name: &str| match name.split_once(':') {
+                Some((kind, path)) => Table::from_iter([("kind", kind), ("path", path)].map(entry)),
+                None => Table::from_iter([entry(("kind", name))]),
+            };
+            let tools = text.split(',').map(|name| Value::Table(tool(name.trim()))).collect();
+            let environment =
+                Table::from_iter([entry(("kind", "tools")), ("tools".to_string(), Value::Array(tools))]);
+            Table::from_iter([("environment".to_string(), Value::Table(environment))])
         };
         Ok(Some(settings::read::<Named>("tools", table)?.environment))
     }
