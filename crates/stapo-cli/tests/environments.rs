@@ -148,9 +148,10 @@ fn tools_are_called_recorded_and_shown() {
     let folder = folder_below_tmp();
     let at = folder.path();
     let text = format!(
-        "{SMALL}\nenvironment = {{ kind = \"tools\", format = \"plain\", tools = [{{ kind = \"calculator\" }}] }}\n\
-         model = {{ kind = \"path\", path = {:?} }}\n[task]\nkind = \"arithmetic\"\nlevel = 3\n",
-        crate::common::root().join("models/tools").display().to_string()
+        "{SMALL}\nenvironment = {CALCULATOR}\nmodel = {{ kind = \"path\", path = {:?} }}\n[task]\nkind = \"arithmetic\"\n\
+         min_operators = 1\nmax_operators = 1\nmin_operand = 1000\nmax_operand = 9999\noperators = [\"*\"]\n\
+         max_result = 99980001\n",
+        calling_model()
     );
     fs::write(at.join("config.toml"), text).unwrap();
     train(at, "run", &["--set", "steps=1"]);
@@ -164,12 +165,15 @@ fn tools_are_called_recorded_and_shown() {
         .flat_map(|record| record["turns"].as_array().unwrap())
         .flat_map(|turn| turn["calls"].as_array().into_iter().flatten())
         .collect();
+    assert!(!calls.is_empty(), "no episode of eight has a call");
     assert_eq!(episodes["n_calls"], calls.len());
-    let shown = ok(&stapo(at, &["inspect", "run"]));
-    for call in calls {
-        assert_eq!(call["sha256"].as_str().unwrap().len(), 64);
-    }
-    assert_eq!(shown.contains("  call calculator("), episodes["n_calls"] != 0, "{shown}");
+    assert!(calls.iter().all(|call| call["sha256"].as_str().unwrap().len() == 64));
+    let shown = ok(&stapo(at, &["inspect", "run", "--terminal"]));
+    assert!(shown.contains("  call calculator(") && shown.contains("turn 1: reward 0"), "{shown}");
+    ok(&stapo(at, &["inspect", "run", "--out", "page.html"]));
+    let page = fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(page.contains("\"turns\":[{\"calls\":["), "the page has no turns");
+    ok(&stapo(at, &["verify", "run", "--replay", "--steps", "1", "--live"]));
 }
 
 #[test]

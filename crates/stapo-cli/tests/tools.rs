@@ -1,7 +1,7 @@
 //! Tools that start programs: Python in the sandbox, and functions and programs of the user's. The tests need `python3` and
 //! say so where there is none.
 
-use crate::common::folder_below_tmp;
+use crate::common::{folder_below_tmp, ok, parsed_lines, stapo};
 use serde_json::{Map, Value, json};
 use stapo_rl::reward::{ProcessLimits, Programs};
 use stapo_rl::run::restart;
@@ -215,4 +215,23 @@ fn a_program_answers_lines_and_needs_a_permission() {
     let call = |n: u64| tools.call(&named("double", &json!({"n": n}))).unwrap();
     assert_eq!(call(21).text, "42");
     assert_eq!((call(0).text.as_str(), call(0).failed), ("error: nothing to double", true));
+}
+
+/// The shipped run: the built-in model is right with a calculator only.
+#[test]
+fn the_shipped_tools_run_is_right_with_the_tool_alone() {
+    let folder = folder_below_tmp();
+    let train = |out: &str, turns: &str| -> Value {
+        let small = ["steps=1", "rollout.problems_per_step=16", "update.problems_per_minibatch=16"];
+        let more = ["evaluation.problems=16", turns];
+        let mut words = vec!["train", "tools", "--out", out];
+        words.extend(small.iter().chain(&more).flat_map(|set| ["--set", set]));
+        ok(&stapo(folder.path(), &words));
+        let metrics = fs::read_to_string(folder.path().join(out).join("metrics.jsonl")).unwrap();
+        parsed_lines(&metrics).pop().unwrap()
+    };
+    let with = train("with", "episode.max_turns=3");
+    assert!(with["accuracy"].as_f64().unwrap() > 0.1, "{with}");
+    assert!(with["episodes"]["n_calls"].as_u64().unwrap() > 0 && with["exactness_max_abs"] == 0.0, "{with}");
+    assert_eq!(train("without", "episode.max_turns=1")["accuracy"], 0.0);
 }

@@ -180,7 +180,7 @@ fn heed(stop: &Stop, trainer: &mut Trainer) {
     let abandon = trainer.abandon_when(move || asked.request());
     stop.give_up_by(move || match meter.now().map(|moment| moment.phase) {
         _ if !abandon.has_trained() => GivesUp::Everything,
-        Some(Phase::Rollout | Phase::Grade) => GivesUp::IfUrgent,
+        Some(Phase::Rollout | Phase::Environment | Phase::Grade) => GivesUp::IfUrgent,
         _ => GivesUp::Nothing,
     });
     stop.begin_work();

@@ -30,18 +30,8 @@ pub struct Args {
     /// The folder of a run, an evaluation or an experiment.
     folder: PathBuf,
 
-    /// Also replays: the last steps of a run, the first questions of an evaluation, every run of an experiment.
-    #[arg(long)]
-    replay: bool,
-
-    /// How many steps, or questions of each benchmark, to replay. Fewer where no checkpoint allows as many, which is said.
-    #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
-    steps: u64,
-
-    /// Also asks the environment again for every recorded answer, as of a tool, and names the first that differs. Without
-    /// this flag a replay takes the answers from the records.
-    #[arg(long, requires = "replay")]
-    live: bool,
+    #[command(flatten)]
+    replay: ReplayFlags,
 
     /// Ignores missing checkpoints, as in a copy without the large files.
     #[arg(long)]
@@ -71,26 +61,43 @@ pub struct Args {
     ranks: RankFlags,
 }
 
+/// What is made again.
+#[derive(clap::Args)]
+struct ReplayFlags {
+    /// Also replays: the last steps of a run, the first questions of an evaluation, every run of an experiment.
+    #[arg(long)]
+    replay: bool,
+
+    /// How many steps, or questions of each benchmark, to replay. Fewer where no checkpoint allows as many, which is said.
+    #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: u64,
+
+    /// Also asks the environment again for every recorded answer, as of a tool, and names the first that differs. Without
+    /// this flag a replay takes the answers from the records.
+    #[arg(long, requires = "replay")]
+    live: bool,
+}
+
 /// Differences that are printed; the rest is counted.
 const MAX_SHOWN: usize = 20;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if !args.replay && args.ranks != RankFlags::default() {
+    if !args.replay.replay && args.ranks != RankFlags::default() {
         bail!("--rank: given without --replay, and only a replay is the work of several processes");
     }
-    if !args.replay {
+    if !args.replay.replay {
         return verified(args, &Joined::alone());
     }
     Joined::work(
         &args.ranks,
         |joined| verified(args, joined),
-        |joined| replay::follow(args.allow, args.live, joined),
+        |joined| replay::follow(args.allow, args.replay.live, joined),
     )
 }
 
 fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
     let receipt = receipt::verify(&args.folder).map_err(anyhow::Error::from);
-    if receipt.is_err() && !args.replay {
+    if receipt.is_err() && !args.replay.replay {
         return receipt.map(|_| ExitCode::SUCCESS);
     }
     let mut is_same = true;
@@ -107,7 +114,7 @@ fn verified(args: &Args, joined: &Joined) -> Result<ExitCode> {
     } else if args.folder.join(receipt::SIGNATURE).exists() {
         println!("signature: there is one, not checked; --key KEY checks it");
     }
-    if args.replay {
+    if args.replay.replay {
         is_same &= replayed(args, joined)?;
     }
     // A folder without a receipt is replayed first, and the missing receipt is the result all the same.
@@ -213,7 +220,7 @@ fn replayed(args: &Args, joined: &Joined) -> Result<bool> {
         );
     }
     if has("eval.json") {
-        return eval::replay(folder, args.steps as usize, &args.fetch, args.allow);
+        return eval::replay(folder, args.replay.steps as usize, &args.fetch, args.allow);
     }
     if has("experiment.json") {
         let path = folder.join("experiment.json");
@@ -243,5 +250,5 @@ fn replayed_run(args: &Args, run: &Path, joined: &Joined) -> Result<bool> {
         println!("replay: none, a supervised run has no replay");
         return Ok(true);
     }
-    replay::replay(run, args.steps, (args.allow, args.live), joined)
+    replay::replay(run, args.replay.steps, (args.allow, args.replay.live), joined)
 }

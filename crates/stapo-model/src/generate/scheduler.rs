@@ -110,6 +110,7 @@ impl Scheduler {
 
     /// Whether nothing is left to run or to read; parked sequences may be left.
     pub fn is_idle(&self) -> bool {
+        // A group without parked sequences has others, so that the first such group decides.
         self.groups.values().all(|group| group.n_running == 0 && group.waiting.is_empty())
     }
 

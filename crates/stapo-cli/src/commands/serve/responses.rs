@@ -40,6 +40,7 @@ fn open(run: &Path, step: u64) -> Result<Inspected, Refusal> {
 
 pub(super) fn summary(response: &ResponseRecord) -> Value {
     let tokens = &response.tokens;
+    let turns = response.episode.as_ref().map(|episode| &episode.turns);
     json!({
         "problem": response.problem_id,
         "sample": response.sample_idx,
@@ -56,5 +57,7 @@ pub(super) fn summary(response: &ResponseRecord) -> Value {
         "n_clipped": tokens.clipped.iter().filter(|clipped| **clipped).count(),
         "n_candidates": tokens.is_candidate.iter().filter(|is| **is).count(),
         "program": response.program,
+        "n_turns": turns.map(Vec::len),
+        "n_calls": turns.map(|turns| turns.iter().map(|turn| turn.calls.len()).sum::<usize>()),
     })
 }

@@ -173,6 +173,10 @@
         element("span", "", "A " + number(r.advantage)),
         element("span", "", r.n_tokens + " tokens" + (r.finish.kind === "length_limit" ? ", cut" : "")),
       );
+      if (r.n_turns) {
+        const isCut = r.finish.kind === "turn_limit" ? ", out of turns" : "";
+        title.append(element("span", "", r.n_turns + " turns, " + r.n_calls + " calls" + isCut));
+      }
       if (r.n_silenced) title.append(element("span", "wrong", r.n_silenced + " silenced"));
       if (r.n_clipped) title.append(element("span", "", r.n_clipped + " clipped"));
       const tools = element("div", "bar");
