@@ -32,7 +32,7 @@ def run(stapo, out, arm, seed):
         sets = ARMS[arm] + [f"seed={seed}", f"data.chosen.seed={seed}", f"data.rejected.seed={seed}"]
         sets = [word for text in sets for word in ("--set", text)]
         subprocess.run([stapo, "-q", "prefer", config, "--out", folder, "--threads", "1", *sets], check=True)
-        evaluate = ["--benchmarks", "arithmetic", "--limit", "1000", "--samples", "4", "--max-tokens", "96", "--threads", "1"]
+        evaluate = ["--benchmarks", "arithmetic", "--limit", "500", "--samples", "4", "--max-tokens", "96", "--threads", "1"]
         subprocess.run([stapo, "-q", "eval", "--model", folder / "model", *evaluate, "--out", samples], check=True,
                        stdout=subprocess.DEVNULL)
     rows = [json.loads(line) for line in open(samples / "samples.jsonl")]

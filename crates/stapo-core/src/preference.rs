@@ -245,11 +245,6 @@ impl Comparison<'_> {
 }
 
 impl PreferenceSpec {
-    /// True where the derivative of a token depends on other comparisons of the mini-batch.
-    pub fn reads_whole_minibatch(&self) -> bool {
-        self.loss.judges_alone() || self.masks.iter().any(Mask::needs_calibration)
-    }
-
     /// An objective whose masks are those of the preference: masks are calibrated and applied in one place.
     fn mask_objective(&self) -> ObjectiveSpec {
         ObjectiveSpec { masks: self.masks.clone(), ..plain(Surrogate::Reinforce) }

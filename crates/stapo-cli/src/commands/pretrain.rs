@@ -310,6 +310,13 @@ fn announce_data(config: &PretrainConfig, pretrainer: &Pretrainer) {
         "data: {n_rows} rows, {n_tokens} tokens; whole rows are packed without padding, up to {} tokens for one pass and {batch} for one of the {steps} steps",
         update.microbatch_tokens
     );
+    let stores_reference = config.preference.as_ref().is_some_and(|spec| spec.loss.reads_reference())
+        && config.lora.as_ref().is_none_or(|lora| lora.adapter.is_some());
+    if stores_reference && pretrainer.learner.counters.step == 0 {
+        eprintln!(
+            "reference: its log-probs are computed for all rows before the first step, and stored in the run folder"
+        );
+    }
 }
 
 type Opened = (PretrainConfig, Run, Pretrainer);

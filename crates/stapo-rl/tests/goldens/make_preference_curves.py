@@ -74,6 +74,6 @@ for loss in ("dpo", "ipo", "kto", "simpo"):
     ]
     curves.append({"loss": loss, "rows": rows, "steps": steps})
 
+lines = ",\n".join(json.dumps(curve) for curve in curves)
 with open(sys.argv[2], "w") as file:
-    json.dump({"trl": trl.__version__, "torch": torch.__version__, "curves": curves}, file, indent=1)
-    file.write("\n")
+    file.write(f'{{"trl": "{trl.__version__}", "torch": "{torch.__version__}", "curves": [\n{lines}\n]}}\n')

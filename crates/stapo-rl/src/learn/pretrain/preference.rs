@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::learn::scoring::{ResponseScores, Sequence, packed, split};
 use crate::policy::loaded::LoadedModel;
 use stapo_core::batch::pack_in_order;
+use stapo_core::objective::Mask;
 use stapo_core::preference::{
     Comparison, ComparisonEffect, JudgedResponse, PreferenceCalibration, PreferenceLoss, PreferenceSpec, Side,
 };
@@ -207,22 +208,33 @@ impl Pretrainer {
         rows: &[JudgedRow],
     ) -> Result<(f64, PreferenceCalibration)> {
         let refuse = |source| Error::Objective { step, microbatch: None, source };
-        if !spec.reads_whole_minibatch() {
-            return Ok((0.0, spec.calibrate(&[], 0.0, step).map_err(refuse)?));
+        let baseline = self.baseline(limit, rows)?;
+        if !spec.masks.iter().any(Mask::needs_calibration) {
+            return Ok((baseline, spec.calibrate(&[], baseline, step).map_err(refuse)?));
         }
         let scored = self.score_rows(limit, rows)?;
-        let baseline = PreferenceLoss::baseline(&log_ratios(rows, &scored));
         let comparisons: Vec<Comparison> =
             rows.iter().zip(&scored).map(|(row, scores)| row.comparison(scores)).collect();
         Ok((baseline, spec.calibrate(&comparisons, baseline, step).map_err(refuse)?))
     }
 
-    /// The scores of every row's sequences and then of its other response.
+    /// KTO's baseline from the responses of other rows; 0 where rows have none.
+    fn baseline(&mut self, limit: usize, rows: &[JudgedRow]) -> Result<f64> {
+        let others: Vec<&TextSequence> = rows.iter().filter_map(|row| row.other.as_ref()).collect();
+        let scored = scores(&mut self.pass, &self.learner.model, Scorer::Policy, limit, &others)?;
+        let references = rows.iter().filter(|row| row.other.is_some()).filter_map(|row| row.reference.last());
+        let ratio = |(ours, reference): (&ResponseScores, &Vec<f64>)| {
+            ours.logp.iter().zip(reference).map(|(logp, reference)| logp - reference).sum()
+        };
+        Ok(PreferenceLoss::baseline(&scored.iter().zip(references).map(ratio).collect::<Vec<f64>>()))
+    }
+
+    /// The scores of every row's sequences.
     fn score_rows(&mut self, limit: usize, rows: &[JudgedRow]) -> Result<Vec<Vec<ResponseScores>>> {
-        let sequences: Vec<&TextSequence> = rows.iter().flat_map(JudgedRow::all).collect();
+        let sequences: Vec<&TextSequence> = rows.iter().flat_map(|row| &row.sequences).collect();
         let all = scores(&mut self.pass, &self.learner.model, Scorer::Policy, limit, &sequences)?;
         let mut all = all.into_iter();
-        Ok(rows.iter().map(|row| all.by_ref().take(row.all().count()).collect()).collect())
+        Ok(rows.iter().map(|row| all.by_ref().take(row.sequences.len()).collect()).collect())
     }
 
     /// The loss and the accuracy of held-out rows, without masks; `None` without such rows.
@@ -244,7 +256,7 @@ impl Pretrainer {
         let mut rows = self.judged_rows(spec, limit, &(n_learned..n_rows).collect::<Vec<_>>())?;
         self.add_base(limit, &mut rows)?;
         let scored = self.score_rows(limit, &rows)?;
-        let baseline = PreferenceLoss::baseline(&log_ratios(&rows, &scored));
+        let baseline = self.baseline(limit, &rows)?;
         let spec = PreferenceSpec { masks: Vec::new(), ..spec.clone() };
         let calibration = spec.calibrate(&[], baseline, step).map_err(refuse)?;
         let mut sums = Sums::default();
@@ -271,16 +283,6 @@ impl Pretrainer {
         }
         Ok(rows)
     }
-}
-
-/// The log-ratios of the other responses.
-fn log_ratios(rows: &[JudgedRow], scored: &[Vec<ResponseScores>]) -> Vec<f64> {
-    let ratio = |(row, scores): (&JudgedRow, &Vec<ResponseScores>)| {
-        row.other.as_ref()?;
-        let (ours, reference) = (scores.last()?, row.reference.last()?);
-        Some(ours.logp.iter().zip(reference).map(|(logp, reference)| logp - reference).sum())
-    };
-    rows.iter().zip(scored).filter_map(ratio).collect()
 }
 
 /// Refuses texts that do not fit to what the run learns.

@@ -367,7 +367,7 @@ fn every_config_key_that_a_message_names_exists() {
     config.update.reuse = Some(Reuse::default());
     config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));
-    let supervised = Value::Table(settings::to_table(&crate::learn::pretrain::PretrainConfig::default()));
+    let supervised = Value::Table(settings::to_table(&crate::learn::pretrain::PretrainConfig::preferring()));
     let is_in =
         |table, key: &str| key.split('.').try_fold(table, |table: &Value, part| table.get(part)).is_some();
     let exists = |key: &str| is_in(&table, key) || is_in(&supervised, key);
