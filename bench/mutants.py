@@ -1,16 +1,23 @@
-"""Seeded mutants of one crate where `cargo mutants` is not installed: `bench/mutants.sh` calls this.
+"""Seeded mutants of crates where `cargo mutants` is not installed: `bench/mutants.sh` calls this.
 
 A mutant is one token changed into its opposite. All mutants of a sample are built at once: each line holds the right and
 the wrong expression, and the variable STAPO_MUTANT says which mutant is alive. Lines that cannot be written so (parts of
-longer expressions, constants) are passed over. The sources are put back at the end.
+longer expressions, constants) are passed over. Every test of the workspace runs once by itself and notes the mutants that it
+reaches, also those that programs it starts reach. A mutant is then tried against the tests that reach it, the quickest first,
+until one fails. The sources are put back at the end.
+
+    python3 bench/mutants.py rl:40 model:40 cli:40 core:25 verify:25 --seed 2
 """
 
 import argparse
+import concurrent.futures
+import json
 import os
 import pathlib
 import random
 import re
 import subprocess
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -25,11 +32,25 @@ SKIPPED = re.compile(r'//[^\n]*|r#*"[\s\S]*?"#*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\
 SWITCH = """
 #[doc(hidden)]
 pub fn mutant_is(number: u32) -> bool {
-    static ALIVE: std::sync::LazyLock<Option<u32>> =
-        std::sync::LazyLock::new(|| std::env::var("STAPO_MUTANT").ok()?.parse().ok());
+    use std::io::Write;
+    use std::sync::{LazyLock, Mutex};
+    static ALIVE: LazyLock<Option<u32>> = LazyLock::new(|| std::env::var("STAPO_MUTANT").ok()?.parse().ok());
+    static REACHED: LazyLock<Option<Mutex<(std::collections::BTreeSet<u32>, std::fs::File)>>> = LazyLock::new(|| {
+        let path = std::env::var_os("STAPO_MUTANTS_REACHED")?;
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path).ok()?;
+        Some(Mutex::new((std::collections::BTreeSet::new(), file)))
+    });
+    if let Some(reached) = &*REACHED
+        && let Ok(mut reached) = reached.lock()
+        && reached.0.insert(number)
+    {
+        let _ = reached.1.write_all(format!("{number}\\n").as_bytes());
+    }
     *ALIVE == Some(number)
 }
 """
+# Tests that look at the sources, which are changed here, or that need minutes.
+PASSED_OVER = re.compile(r"^(house|language|docs)::|every_kernel_compiles")
 # Each form of a line: what is before the expression, the expression, what is after it.
 FORMS = [
     re.compile(r"(\s*(?:\} else )?if )(?!let )(.*)( \{)"),
@@ -98,62 +119,122 @@ class Sample:
         for path, text in self.original.items():
             path.write_text(text)
 
-    def drop_uncompiled(self):
-        """Drops mutants whose line does not compile, until all do."""
-        while True:
-            self.write()
-            command = ["cargo", "check", "--tests", "-p", f"stapo-{self.crate}", "--message-format", "short"]
-            checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            if checked.returncode == 0:
-                return
-            errors = set(re.findall(r"^(\S+\.rs):(\d+):\d+: error", checked.stderr, re.M))
-            errors = {(os.path.normpath(path), line) for path, line in errors}
-            bad = [k for k, (p, n, _, _) in self.lines.items() if (str(p.relative_to(ROOT)), str(n + 1)) in errors]
-            if not bad:
-                raise SystemExit(checked.stderr)
+
+def drop_uncompiled(samples):
+    """Drops mutants whose line does not compile, until all do."""
+    while True:
+        for sample in samples:
+            sample.write()
+        command = ["cargo", "check", "--workspace", "--lib", "--bins", "--message-format", "short"]
+        checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if checked.returncode == 0:
+            return
+        errors = set(re.findall(r"^(\S+\.rs):(\d+):\d+: error", checked.stderr, re.M))
+        errors = {(os.path.normpath(path), line) for path, line in errors}
+        n_bad = 0
+        for sample in samples:
+            places = sample.lines.items()
+            bad = [k for k, (p, n, _, _) in places if (str(p.relative_to(ROOT)), str(n + 1)) in errors]
+            n_bad += len(bad)
             for number in bad:
-                del self.lines[number]
+                del sample.lines[number]
+        if not n_bad:
+            raise SystemExit(checked.stderr)
 
 
-def is_caught(number, commands, limit):
-    for command in commands:
-        environment = {**os.environ, "STAPO_MUTANT": str(number), "RUST_BACKTRACE": "0"}
-        try:
-            tested = subprocess.run(command.split(), cwd=ROOT, capture_output=True, timeout=limit, env=environment)
-        except subprocess.TimeoutExpired:
-            return True
-        if tested.returncode:
-            return True
-    return False
+def test_programs():
+    """The test executables of the workspace, each with the folder that its tests run in."""
+    command = ["cargo", "test", "--workspace", "--lib", "--bins", "--tests", "--no-run", "--message-format", "json"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if built.returncode:
+        raise SystemExit(built.stderr)
+    for line in built.stdout.splitlines():
+        unit = json.loads(line)
+        if unit.get("executable") and unit.get("profile", {}).get("test"):
+            yield unit["executable"], pathlib.Path(unit["manifest_path"]).parent
+
+
+def run_test(test, environment, limit):
+    """Whether a test passes, alone in its process, and its seconds."""
+    program, folder, name = test
+    began = time.monotonic()
+    command = [program, "--exact", name, "--test-threads", "1"]
+    try:
+        ended = subprocess.run(command, cwd=folder, capture_output=True, timeout=limit, env={**os.environ, **environment})
+    except subprocess.TimeoutExpired:
+        return False, limit
+    return ended.returncode == 0, time.monotonic() - began
+
+
+def reached_by_tests(jobs):
+    """The tests that reach each mutant, the quickest first, with their seconds."""
+    tests = []
+    for program, folder in test_programs():
+        listed = subprocess.run([program, "--list", "--format", "terse"], cwd=folder, capture_output=True, text=True)
+        names = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+        tests += [(program, folder, name) for name in names if not PASSED_OVER.search(name)]
+    by_mutant = {}
+    with tempfile.TemporaryDirectory() as notes, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+
+        def trace(idx):
+            note = pathlib.Path(notes) / str(idx)
+            passes, seconds = run_test(tests[idx], {"STAPO_MUTANTS_REACHED": str(note)}, 900)
+            numbers = {int(word) for word in note.read_text().split()} if note.exists() else set()
+            return idx, passes, seconds, numbers
+
+        for idx, passes, seconds, numbers in pool.map(trace, range(len(tests))):
+            if not passes:
+                print("fails without a mutant, left out:", tests[idx][2], flush=True)
+                continue
+            for number in numbers:
+                by_mutant.setdefault(number, []).append((seconds, tests[idx]))
+    print(f"{len(tests)} tests reach {len(by_mutant)} mutants", flush=True)
+    return {number: sorted(tests, key=lambda test: (test[0], test[1][2])) for number, tests in by_mutant.items()}
+
+
+def is_caught(number, tests):
+    """Whether one of the tests notices the mutant. A test that takes far longer than before hangs."""
+    alive = {"STAPO_MUTANT": str(number), "RUST_BACKTRACE": "0"}
+    return any(not run_test(test, alive, 60 + 10 * seconds)[0] for seconds, test in tests)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("crate")
-    parser.add_argument("n", type=int)
-    parser.add_argument("seed", type=int)
+    parser.add_argument("samples", nargs="+", help="CRATE:N, a crate without stapo- and its number of mutants")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begins no mutant after this time")
-    parser.add_argument("--test", action="append", help="a test command; each is run until one fails")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants that are tried at the same time")
     args = parser.parse_args()
-    commands = args.test or [f"cargo test -p stapo-{args.crate}"]
-    sample = Sample(args.crate, args.n, args.seed, 0)
-    began, survivors, n_caught = time.monotonic(), [], 0
+    began, results = time.monotonic(), {}
+    samples = []
+    for idx, sample in enumerate(args.samples):
+        crate, n = sample.split(":")
+        # Some lines do not compile, and some mutants are reached by no test that runs here.
+        samples.append(Sample(crate, int(n) * 5 // 4, args.seed, 10_000 * idx))
     try:
-        sample.drop_uncompiled()
-        for command in commands:
-            subprocess.run([*command.split(" -- ")[0].split(), "--no-run"], cwd=ROOT, check=True)
-        for number, (path, line, _, mutated) in sample.lines.items():
-            if time.monotonic() - began > args.seconds:
-                break
-            where = f"{path.relative_to(ROOT)}:{line + 1}: {mutated}"
-            caught = is_caught(number, commands, 900)
-            print("caught:  " if caught else "SURVIVED:", where, flush=True)
-            n_caught += caught
-            survivors += [] if caught else [where]
+        drop_uncompiled(samples)
+        tests = reached_by_tests(args.jobs)
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            for sample, asked in zip(samples, args.samples):
+                numbers = list(sample.lines)[: int(asked.split(":")[1])]
+
+                def attempt(number):
+                    late = time.monotonic() - began > args.seconds
+                    return None if late else is_caught(number, tests.get(number, []))
+
+                for number, caught in zip(numbers, pool.map(attempt, numbers)):
+                    path, line, _, mutated = sample.lines[number]
+                    where = f"{path.relative_to(ROOT)}:{line + 1}: {mutated}"
+                    if caught is not None:
+                        results.setdefault(sample.crate, []).append((caught, where))
+                        print("caught:  " if caught else "SURVIVED:", where, flush=True)
     finally:
-        sample.restore()
-    n = n_caught + len(survivors)
-    print(f"\nstapo-{args.crate}, seed {args.seed}: {n_caught} of {n} mutants caught; survivors:", *survivors, sep="\n  ")
+        for sample in samples:
+            sample.restore()
+    for crate, found in results.items():
+        survivors = [where for caught, where in found if not caught]
+        n_caught = len(found) - len(survivors)
+        print(f"\nstapo-{crate}, seed {args.seed}: {n_caught} of {len(found)} mutants caught; survivors:", *survivors, sep="\n  ")
 
 
 if __name__ == "__main__":

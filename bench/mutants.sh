@@ -6,8 +6,7 @@
 #   bench/mutants.sh rl 40 1
 #
 # CRATE is a crate without "stapo-" (rl), N the number of mutants that compile (40), SEED the number of the sample (1).
-# STAPO_MUTANTS_SECONDS is the time after which no further mutant is begun (3600). STAPO_MUTANTS_TEST is the test command
-# of bench/mutants.py, where that of the crate takes too long: "cargo test -p stapo-rl --lib".
+# STAPO_MUTANTS_SECONDS is the time after which no further mutant is begun (3600). bench/mutants.py takes several crates at once.
 # The sources are changed in place and put back, so the tree must be clean.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +15,7 @@ crate=${1:-rl} n=${2:-40} seed=${3:-1} seconds=${STAPO_MUTANTS_SECONDS:-3600}
 git diff --quiet -- crates || { echo "crates/ has changes; commit them first" >&2; exit 2; }
 
 if ! cargo mutants --version >/dev/null 2>&1; then
-    test=${STAPO_MUTANTS_TEST:-cargo test -p stapo-$crate}
-    exec python3 bench/mutants.py "$crate" "$n" "$seed" --seconds "$seconds" --test "$test"
+    exec python3 bench/mutants.py "$crate:$n" --seed "$seed" --seconds "$seconds"
 fi
 out=$(mktemp -d)
 cargo mutants --list --package "stapo-$crate" >"$out/all"
