@@ -84,7 +84,7 @@ def count(folder):
         f"messages: of {n_turns} turns with {n_sampled} sampled tokens {n_changed} tokens in {n_changed_turns} turns changed; "
         f"{n_injected} observations brought control tokens"
     )
-    print(f"suffix: 0 tokens changed; {n_injected} observations brought control tokens")
+    print(f"suffix: tokens are only appended; {n_injected} observations brought control tokens")
 
 
 def main():

@@ -154,7 +154,8 @@ fn tools_are_called_recorded_and_shown() {
         calling_model()
     );
     fs::write(at.join("config.toml"), text).unwrap();
-    train(at, "run", &["--set", "steps=1"]);
+    let limits = "episode={max_turns=3, max_turn_tokens=60}";
+    train(at, "run", &["--set", "steps=1", "--set", limits, "--set", "rollout.max_response_tokens=160"]);
     let metrics = parsed_lines(&fs::read_to_string(at.join("run/metrics.jsonl")).unwrap());
     let episodes = &metrics[0]["episodes"];
     assert_eq!(metrics[0]["exactness_max_abs"], 0.0);

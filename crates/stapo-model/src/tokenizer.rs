@@ -83,7 +83,7 @@ impl Tokenizer {
     }
 
     /// The ids of a continuation, segment by segment: special tokens have their meaning in text of the template and are
-    /// plain characters in observations.
+    /// plain characters in observations. A tokenizer that begins every text with a space does so for every segment.
     pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for segment in segments {

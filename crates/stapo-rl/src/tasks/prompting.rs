@@ -106,7 +106,7 @@ impl<'a> Prompting<'a> {
         let observation =
             Message { role: environment.observation_role().to_string(), content: String::new() };
         template.continuation(&messages(&problem.messages()), &[observation], &self.variables)?;
-        let note = "the chat template leaves out the thinking of earlier turns; episodes keep it, because the past is what was sampled";
+        let note = "the chat template leaves out the thinking of earlier turns; episodes keep it (keep_thinking), because the past is what was sampled";
         Ok(template.drops_earlier_thinking(&self.variables).then(|| note.to_string()))
     }
 

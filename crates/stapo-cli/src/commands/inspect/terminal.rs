@@ -139,7 +139,8 @@ fn border(idx: usize, turn: &EpisodeTurn) -> String {
             (false, true) => "  failed",
             (false, false) => "",
         };
-        let _ = writeln!(out, "  call {}({}){end}", plain(&call.tool), plain(&call.arguments));
+        let tool = if call.tool.is_empty() { "unreadable".to_string() } else { plain(&call.tool) };
+        let _ = writeln!(out, "  call {tool}({}){end}", plain(&call.arguments));
     }
     format!("{out}  ")
 }

@@ -40,8 +40,8 @@ pub enum Session {
     /// Nothing.
     #[default]
     None,
-    /// What they defined: the programs of earlier calls that did not fail run again before this one, and only the output
-    /// of the last is the answer. Limits count for all of them together.
+    /// What they defined: the programs of earlier calls run again before this one, and only the output
+    /// of the last is the answer. Limits count for all of them together, so a program that went over its time ends the session.
     Episode,
 }
 
