@@ -8,7 +8,7 @@ use crate::plan::config::{Config, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::reward::Programs;
 use crate::run::{RunKind, check_tree, part_files, plan_text, responses_of_file};
-use crate::tasks::Task;
+use crate::tasks::{EnvironmentSpec, Task};
 use crate::tasks::prompting::Prompting;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,13 @@ impl RecordedTexts {
     pub(super) fn read(&self, model: &LoadedModel) -> Result<(Vec<Place>, Vec<TextRow>)> {
         let files = self.files()?;
         let plan = Plan::resolve(Config::from_toml(&plan_text(&self.path)?, [])?)?;
+        if plan.style.chat && matches!(plan.config.environment, Some(EnvironmentSpec::Tools(_))) {
+            return Err(Error::Misfit {
+                key: "data.path",
+                problem: format!("{} has prompts that list tools, which records leave out", self.path.display()),
+                remedy: "take a run without tools, or one without rollout.chat",
+            });
+        }
         let prompting = model.prompting(&plan.style)?;
         let earlier = earlier_turns(&plan)?;
         let (mut places, mut rows, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
