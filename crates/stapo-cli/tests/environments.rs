@@ -290,3 +290,26 @@ fn generate_and_eval_play_episodes_with_tools() {
         crate::common::complaint(at, &["generate", "--model", &model, "--prompt", "1", "--tools", "abacus"]);
     assert!(said.contains("abacus") && said.contains("calculator"), "{said}");
 }
+
+#[test]
+fn problems_show_the_tools_that_prompts_list_and_start_none() {
+    let folder = folder_below_tmp();
+    let at = folder.path();
+    fs::create_dir(at.join("model")).unwrap();
+    for file in fs::read_dir(calling_model()).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), at.join("model").join(file.file_name())).unwrap();
+    }
+    let template = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}";
+    fs::write(at.join("model/chat_template.jinja"), template).unwrap();
+    let config = |environment: &str| {
+        let text = format!("model = \"model\"\nenvironment = {environment}\n[rollout]\nchat = true\n");
+        fs::write(at.join("config.toml"), text).unwrap();
+        stapo(at, &["problems", "config.toml", "-n", "1", "--json"])
+    };
+    let shown = parsed_lines(&ok(&config(CALCULATOR)));
+    assert!(shown[0]["text"].as_str().unwrap().starts_with("calculator "), "{shown:?}");
+    let own =
+        config(r#"{ kind = "tools", tools = [{ kind = "function", file = "absent.py", function = "f" }] }"#);
+    let said = String::from_utf8_lossy(&own.stderr).into_owned();
+    assert!(own.status.success() && said.contains("tool 1 is a program"), "{said}");
+}

@@ -16,9 +16,15 @@ struct Started {
 
 impl Started {
     fn new(at: &Path, words: &[&str]) -> Self {
+        // Ranks of a busy machine may be silent for some seconds.
+        Self::with_silence(at, words, "60")
+    }
+
+    /// `seconds` without a sign of life end a rank.
+    fn with_silence(at: &Path, words: &[&str], seconds: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
         command.current_dir(at).args(words).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
-        command.env("STAPO_RANKS_TIMEOUT", "2");
+        command.env("STAPO_RANKS_TIMEOUT", seconds);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self { child: command.spawn().unwrap(), began: Instant::now() }
     }
@@ -186,7 +192,7 @@ fn launch_notices_a_stopped_rank_within_seconds() {
     for stopped in [0, 1] {
         let out = format!("stopped-{stopped}");
         let words = [&["launch", "--ranks", "2"], &train(&out, &SHARED)[..]].concat();
-        let mut run = Started::new(at, &words);
+        let mut run = Started::with_silence(at, &words, "2");
         run.wait_for_lines(&at.join(&out).join("metrics.jsonl"), 1);
         let began = Instant::now();
         signal("-STOP", ranks_of(run.child.id())[stopped]);

@@ -6,10 +6,10 @@ use crate::shared::terminal::output;
 use anyhow::{Result, anyhow};
 use serde_json::json;
 use stapo_core::Problem;
-use stapo_rl::Error;
 use stapo_rl::reward::Programs;
 use stapo_rl::tasks::prompting::{PromptModel, Prompting, fit_prompts};
-use stapo_rl::tasks::{Mistakes, Split, Task};
+use stapo_rl::tasks::{EnvironmentSpec, Mistakes, Split, Task};
+use stapo_rl::{Error, Plan};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,15 +53,17 @@ enum Which {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (_, plan) = run_folder::read_plan(args.config.as_deref(), &args.set, |source| source.shape().ok())?;
-    // Nothing is judged, so a verifier program has no reason to start, whosever the config is.
-    let mut task = Task::open_with(&plan.task, Programs::Never)?;
+    // Nothing is judged or called, so no program has a reason to start, whosever the config is.
+    let mut task = open_task(&plan)?;
     let model = if args.no_model {
         None
     } else {
         let hint = "hint: --no-model shows the prompts without the model";
         Some(PromptModel::open(&plan.config.model).map_err(|error| anyhow!("{error}\n{hint}"))?)
     };
+    let tools = task.tool_schemas().cloned();
     let prompting = model.as_ref().map(|model| model.prompting(&plan.style)).transpose()?;
+    let prompting = prompting.map(|prompting| prompting.with_tools(tools.as_ref()));
     if let Some(prompting) = &prompting {
         match fit_prompts(&plan, prompting, &mut task) {
             Ok(left_out) => left_out.iter().for_each(|text| eprintln!("warning: {text}")),
@@ -91,6 +93,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The task, with the tools that its prompts list unless a tool would start a program.
+fn open_task(plan: &Plan) -> Result<Task> {
+    let tools = plan.config.environment.as_ref().filter(|spec| matches!(spec, EnvironmentSpec::Tools(_)));
+    let programs = tools.map(EnvironmentSpec::programs).unwrap_or_default();
+    if let Some((name, _)) = programs.first() {
+        eprintln!(
+            "warning: prompts are shown without their list of tools, because {name} is a program that would have to start"
+        );
+    }
+    let tools = tools.filter(|_| programs.is_empty());
+    Ok(Task::with_environment(&plan.task, [], tools, Programs::Never)?)
 }
 
 /// What the model gets: the text with special tokens written out, and its tokens.

@@ -8,8 +8,8 @@ use crate::plan::config::{Config, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::reward::Programs;
 use crate::run::{RunKind, check_tree, part_files, plan_text, responses_of_file};
-use crate::tasks::{EnvironmentSpec, Task};
 use crate::tasks::prompting::Prompting;
+use crate::tasks::{EnvironmentSpec, Task};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::record::ResponseRecord;
@@ -60,7 +60,10 @@ impl RecordedTexts {
         if plan.style.chat && matches!(plan.config.environment, Some(EnvironmentSpec::Tools(_))) {
             return Err(Error::Misfit {
                 key: "data.path",
-                problem: format!("{} has prompts that list tools, which records leave out", self.path.display()),
+                problem: format!(
+                    "{} has prompts that list tools, which records leave out",
+                    self.path.display()
+                ),
                 remedy: "take a run without tools, or one without rollout.chat",
             });
         }
