@@ -225,7 +225,15 @@ mod tests {
             finish,
             policy_version: None,
         };
-        Scored { rollout, verdict, reward: 0.0, rewards: vec![0.0], program: None, episode: None }
+        Scored {
+            rollout,
+            verdict,
+            reward: 0.0,
+            rewards: vec![0.0],
+            program: None,
+            judge: None,
+            episode: None,
+        }
     }
 
     fn one_group(members: Vec<Scored>) -> Batch {
