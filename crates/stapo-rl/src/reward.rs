@@ -14,6 +14,7 @@ pub use judge::{AskJudge, JudgeAnswer, JudgeDecides, JudgeQuestion, JudgeReading
 pub use judged::Judged;
 pub(crate) use permission::check as check_program;
 pub use permission::{Programs, fingerprint, is_program, record_command, record_program};
+pub(crate) use rule::by_rule;
 pub use spec::{
     CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
     RuleSpec, VerifierSpec,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::{Problem, Verdict};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The default prompt of a judge that is read by its yes or no.
 const YES_NO_TEMPLATE: &str = "\
@@ -277,6 +278,12 @@ pub struct JudgeAnswer {
 /// A model that can be asked. An answer depends on its question alone, whatever else is asked with it.
 pub trait AskJudge: Send + Sync {
     fn ask(&self, questions: &[JudgeQuestion]) -> Result<Vec<JudgeAnswer>, TaskError>;
+}
+
+impl<T: AskJudge> AskJudge for Arc<T> {
+    fn ask(&self, questions: &[JudgeQuestion]) -> Result<Vec<JudgeAnswer>, TaskError> {
+        (**self).ask(questions)
+    }
 }
 
 #[cfg(test)]

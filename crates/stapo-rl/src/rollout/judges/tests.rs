@@ -11,7 +11,7 @@ fn device() -> Device {
 
 /// The built-in model as judge. It reads arithmetic only, so the words and the template are of its characters.
 fn spec() -> JudgeSpec {
-    let template = Some("{{ problem }}\n{{ response }}\n{{ reference }}=".to_string());
+    let template = Some("{{ problem }}:{{ response }}:{{ reference }}=".to_string());
     JudgeSpec { template, yes: "1".into(), no: "2".into(), ..JudgeSpec::new("builtin") }
 }
 
