@@ -103,7 +103,10 @@ fn a_judge_beside_the_rule_is_one_of_several_rewards() {
         let sum = value(&record["verdict"]) + 0.5 * value(&record["judge"]["verdict"]);
         assert_eq!(record["reward"], sum);
     }
-    let twice = format!("{}[[rewards]]\nname = \"more\"\nverifier = {JUDGE}\n", fs::read_to_string(at.join("judge.toml")).unwrap());
+    let twice = format!(
+        "{}[[rewards]]\nname = \"more\"\nverifier = {JUDGE}\n",
+        fs::read_to_string(at.join("judge.toml")).unwrap()
+    );
     fs::write(at.join("judge.toml"), twice).unwrap();
     let said = complaint(at, &train("two", &[]));
     assert!(said.contains("several judges") && said.contains("hint: "), "{said}");
@@ -134,13 +137,28 @@ fn the_panel_shows_the_rates_of_judge_and_rule() {
     let at = folder.path();
     write_judge(at);
     fs::write(at.join("prompt.jinja"), "{{ problem }}:{{ response }}:{{ reference }}=").unwrap();
-    let args = ["judge-test", "--model", "judge", "--template", "prompt.jinja", "--yes", "1", "--no", "2", "--limit", "3"];
+    let args = [
+        "judge-test",
+        "--model",
+        "judge",
+        "--template",
+        "prompt.jinja",
+        "--yes",
+        "1",
+        "--no",
+        "2",
+        "--limit",
+        "3",
+    ];
     let said = ok(&stapo(at, &args));
-    for word in ["empty", "injection", "special tokens", "right answer (control)", "s per 1,000 verdicts", "weights "] {
+    for word in
+        ["empty", "injection", "special tokens", "right answer (control)", "s per 1,000 verdicts", "weights "]
+    {
         assert!(said.contains(word), "{word}: {said}");
     }
     let lines = parsed_lines(&ok(&stapo(at, &[&args[..], &["--json"]].concat())));
-    let (verdicts, rows): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.get("response").is_some());
+    let (verdicts, rows): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| line.get("response").is_some());
     for row in &rows {
         let of_trick: Vec<_> = verdicts.iter().filter(|verdict| verdict["trick"] == row["trick"]).collect();
         assert_eq!(row["n_responses"], of_trick.len());

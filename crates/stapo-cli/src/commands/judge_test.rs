@@ -2,9 +2,11 @@
 
 use crate::shared::model::Fetch;
 use crate::shared::option::{positive, threads};
+use crate::shared::prompts::chat_arguments;
 use crate::shared::run_folder::{self, Use};
 use crate::shared::units::percent;
 use anyhow::{Context, Result};
+use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_rl::device::DeviceName;
 use stapo_rl::lab::panel::{self, PanelRow};
@@ -37,6 +39,10 @@ pub struct Args {
     /// The judge's system message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+
+    /// Variables of the judge's chat template, as JSON: '{"enable_thinking": false}'.
+    #[arg(long, value_name = "JSON", value_parser = chat_arguments)]
+    chat_arguments: Option<Map<String, Value>>,
 
     /// How the verdict is read: yes-no, letter or number.
     #[arg(long, value_name = "HOW", default_value = "yes-no", value_parser = reading)]
@@ -112,6 +118,7 @@ fn judge(args: &Args) -> Result<JudgeSpec> {
         adapter: args.adapter.clone(),
         template: template.transpose()?,
         system: args.system.clone(),
+        chat_arguments: args.chat_arguments.clone().unwrap_or_default(),
         read: args.read,
         yes: args.yes.clone(),
         no: args.no.clone(),

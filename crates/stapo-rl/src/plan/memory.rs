@@ -181,7 +181,7 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
 }
 
 /// The role of the model that judges responses.
-const JUDGE: &str = "judge";
+pub const JUDGE: &str = "judge";
 /// Tokens of a forward pass of a judge that is read by log-probs; a longer prompt has a pass of its own.
 pub const JUDGE_BATCH_TOKENS: usize = 4096;
 /// Sequences of a judge that writes its verdicts for which a GPU has keys and values, and the most bytes of these.
@@ -392,6 +392,28 @@ const GPU_BLOCK_TOKENS: usize = 32;
 mod tests {
     use super::*;
     use crate::plan::config::Config;
+
+    #[test]
+    fn a_judge_takes_its_weights_and_memory_to_work_in() {
+        let parts = |settings: &[&str]| {
+            let settings = [&["device=cuda"], settings].concat();
+            let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+            let model = plan.config.model.find().unwrap().shape().unwrap();
+            let planned = resolve(&plan, &model, &frozen(&plan).unwrap(), None);
+            let bytes = |name: &str| {
+                planned.parts().filter(|part| part.name == name).map(|part| part.bytes).sum::<u64>()
+            };
+            (bytes("judge"), bytes("judge's work"), 2 * model.n_parameters())
+        };
+        let judge =
+            |read: &str| format!("task.verifier={{kind=\"judge\",model=\"builtin\",read=\"{read}\"}}");
+        let (weights, scoring, expected) = parts(&[&judge("yes-no")]);
+        assert_eq!(weights, expected);
+        let (_, writing, _) = parts(&[&judge("letter")]);
+        // 64 sequences of 4096 + 64 + 32 tokens, with 512 numbers of 2 bytes per token.
+        assert!(writing > 64 * 4192 * 512 * 2 && scoring > 0, "{writing} {scoring}");
+        assert_eq!(parts(&[]).1, 0);
+    }
 
     /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.
     #[test]

@@ -83,9 +83,10 @@ pub struct JudgeSpec {
     /// How the verdict is read.
     #[serde(default)]
     pub read: JudgeReading,
-    /// The two words of `read = "yes-no"`. Their first tokens are compared.
+    /// The word for right of `read = "yes-no"`, by its first token.
     #[serde(default = "yes")]
     pub yes: String,
+    /// The word for wrong of `read = "yes-no"`, by its first token.
     #[serde(default = "no")]
     pub no: String,
     /// The letter that means right, for `read = "letter"`.
