@@ -62,7 +62,7 @@ enum Command {
     Serve(serve::Args),
     Plan(plan::Args),
     Config(config::Args),
-    Eval(eval::Args),
+    Eval(Box<eval::Args>),
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
     Fetch(fetch::Args),

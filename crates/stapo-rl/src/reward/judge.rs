@@ -236,23 +236,23 @@ impl JudgeSpec {
 /// The last capital letter that stands alone.
 fn last_letter(text: &str) -> Option<char> {
     let words = text.split(|c: char| !c.is_alphanumeric());
-    let letters = words.filter_map(|word| {
+    let mut letters = words.filter_map(|word| {
         let mut characters = word.chars();
         let first = characters.next().filter(char::is_ascii_uppercase)?;
         characters.next().is_none().then_some(first)
     });
-    letters.last()
+    letters.next_back()
 }
 
 /// The last decimal number of a text, and how it is written.
 fn last_number(text: &str) -> Option<(f64, String)> {
     let words = text.split(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-')));
-    let numbers = words.filter_map(|word| {
+    let mut numbers = words.filter_map(|word| {
         let word = word.trim_end_matches(['.', '-']);
         let value: f64 = word.parse().ok()?;
         Some((value, word.to_string()))
     });
-    numbers.last()
+    numbers.next_back()
 }
 
 /// A response that a judge is asked about.

@@ -72,7 +72,9 @@ pub fn open_benchmarks(plan: &EvalPlan, programs: Programs, device: &Device) -> 
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
         benchmark.equip(verifier.as_ref(), plan.environment.as_ref(), programs)?;
-        judge.iter().for_each(|judge| benchmark.set_judge(judge));
+        if let Some(judge) = &judge {
+            benchmark.set_judge(judge);
+        }
     }
     Ok(benchmarks)
 }

@@ -21,11 +21,11 @@ fn problem(id: &str, prompt: &str, reference: &str) -> Problem {
 }
 
 fn problems() -> Vec<(Problem, String)> {
-    let of = |n: usize| {
+    let numbered = |n: usize| {
         let problem = problem(&format!("p{n}"), &format!("{n}+{n}="), &(2 * n).to_string());
         (problem, format!("so {n}+{n}={}", "7".repeat(n % 5)))
     };
-    (1..12).map(of).collect()
+    (1..12).map(numbered).collect()
 }
 
 fn questions(problems: &[(Problem, String)]) -> Vec<JudgeQuestion<'_>> {
