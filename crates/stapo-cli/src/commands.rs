@@ -12,6 +12,7 @@ pub mod generate;
 pub mod grade;
 pub mod init;
 pub mod inspect;
+pub mod judge_test;
 pub mod launch;
 pub mod man;
 pub mod model;

@@ -81,6 +81,11 @@ const GROUPS: [Group; 5] = [
             ),
             ("score", "stapo score --model builtin --input responses.jsonl"),
             ("grade", "stapo grade answers.jsonl"),
+            (
+                "judge-test",
+                "stapo judge-test --model Qwen/Qwen2.5-1.5B-Instruct --device cuda\n\
+                 stapo judge-test --model runs/RUN --template prompt.jinja --json",
+            ),
         ],
     },
     Group {

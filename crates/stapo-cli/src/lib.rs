@@ -23,8 +23,8 @@ mod shared;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     completions, config, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init,
-    inspect, launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve, train,
-    verify, version,
+    inspect, judge_test, launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve,
+    train, verify, version,
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
@@ -62,7 +62,7 @@ enum Command {
     Serve(serve::Args),
     Plan(plan::Args),
     Config(config::Args),
-    Eval(eval::Args),
+    Eval(Box<eval::Args>),
     Compare(eval::CompareArgs),
     Experiment(experiment::Args),
     Fetch(fetch::Args),
@@ -86,6 +86,8 @@ enum Command {
     Score(score::Args),
     /// Grades math answers: JSON lines in, a verdict with its reason per line out.
     Grade(grade::Args),
+    /// Asks a judge about responses that are known to fool judges.
+    JudgeTest(judge_test::Args),
     /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
     /// What a model is, and conversion to a Hugging Face folder.
@@ -180,6 +182,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Generate(args) => generate::run(&args),
         Command::Score(args) => score::run(&args),
         Command::Grade(args) => grade::run(&args),
+        Command::JudgeTest(args) => judge_test::run(&args),
         Command::Objective(args) => objective::run(&args),
         Command::Model(args) => model::run(&args),
         Command::LaunchVerifier { launch } => Ok(launcher::run(&launch)),

@@ -24,6 +24,7 @@ mod hostile_input;
 mod house;
 mod identity;
 mod init_from;
+mod judge;
 mod language;
 mod layout;
 mod messages;

@@ -18,5 +18,6 @@ pub use batch::{Batch, Microbatch};
 pub use objective::{ObjectiveError, ObjectiveSpec, TokenEffect};
 pub use program::{ProgramEnd, ProgramRun, TokenCategory};
 pub use rollout::{
-    Episode, EpisodeTurn, Finish, Group, Problem, Rollout, Scored, ToolCall, Turn, TurnVerdict, Verdict,
+    Episode, EpisodeTurn, Finish, Group, JudgeOpinion, Problem, Rollout, Scored, ToolCall, Turn, TurnVerdict,
+    Verdict,
 };

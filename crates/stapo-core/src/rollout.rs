@@ -134,6 +134,28 @@ pub enum Verdict {
     OverBudget,
 }
 
+/// What a judge, a model that judges responses, said of a response, and what a rule said of the same response.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JudgeOpinion {
+    /// Absent where the judge was not asked because the rule had decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
+    pub rule: Verdict,
+    /// The log-prob of "yes" less that of "no"; absent for a judge that writes its verdict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin: Option<f64>,
+    /// What the judge wrote; absent for a judge that is read by log-probs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+impl JudgeOpinion {
+    /// Whether judge and rule agree on whether the response is right; `None` where the judge was not asked.
+    pub fn agrees(&self) -> Option<bool> {
+        self.verdict.map(|verdict| (verdict == Verdict::Right) == (self.rule == Verdict::Right))
+    }
+}
+
 /// A rollout with its verdict and reward.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
@@ -146,6 +168,8 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// What the tests of the response's program showed; `None` for a task whose answers are not programs.
     pub program: Option<Box<ProgramRun>>,
+    /// What a judge said beside a rule; `None` for a run without a judge.
+    pub judge: Option<Box<JudgeOpinion>>,
     /// What the environment answered; `None` for a response that a task judged after its only turn.
     pub episode: Option<Box<Episode>>,
 }

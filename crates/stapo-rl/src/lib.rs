@@ -54,6 +54,7 @@ pub mod lab {
     pub mod counterfactual;
     pub mod evaluation;
     pub mod experiment;
+    pub mod panel;
 }
 
 mod error;

@@ -2,15 +2,19 @@
 
 pub mod code;
 pub(crate) mod dialogue;
+pub(crate) mod judge;
 pub(crate) mod judged;
 mod permission;
 pub(crate) mod process;
+mod rule;
 pub(crate) mod spec;
 pub(crate) mod verdict;
 
+pub use judge::{AskJudge, JudgeAnswer, JudgeDecides, JudgeQuestion, JudgeReading, JudgeSpec};
 pub use judged::Judged;
 pub(crate) use permission::check as check_program;
 pub use permission::{Programs, fingerprint, is_program, record_command, record_program};
+pub(crate) use rule::by_rule;
 pub use spec::{
     CodeReward, CodeSpec, CodeStyle, CommandSpec, CountdownRule, NumberUse, ProcessLimits, PythonSpec,
     RuleSpec, VerifierSpec,

@@ -6,6 +6,7 @@ mod conversations;
 mod episodes;
 mod foreign;
 mod gathered;
+mod judges;
 mod sampler;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
@@ -13,6 +14,7 @@ pub use continuations::{Beginning, continuations};
 pub use conversations::{ConversationSampling, converse};
 pub use episodes::EndedEpisode;
 pub(crate) use episodes::{Asked, EpisodeEvent, Episodes};
+pub use judges::ModelJudge;
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
 
@@ -28,7 +30,7 @@ use crate::tasks::{Environment, PolicyTurn, Reply, Task};
 use foreign::ForeignRollouts;
 use rayon::prelude::*;
 use stapo_core::record::EpisodeRecord;
-use stapo_core::{Batch, Episode, Problem, Rollout, Scored, Verdict};
+use stapo_core::{Batch, Episode, JudgeOpinion, Problem, Rollout, Scored, Verdict};
 
 /// Where the rollouts of a run come from.
 pub trait RolloutSource {
@@ -125,7 +127,17 @@ fn scored(plan: &Plan, judged: JudgedRollout) -> Scored {
     }
     let weighted = plan.rewards.iter().zip(&rewards).map(|(reward, value)| reward.weight * value);
     let program = judged[0].program.clone();
-    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, episode, rollout }
+    let judge = opinion(&judged);
+    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, judge, episode, rollout }
+}
+
+/// What the judge among the verifiers said. Where another verifier decides accuracy, its verdict is the rule's.
+fn opinion(judged: &[Judged]) -> Option<Box<JudgeOpinion>> {
+    let mut opinion = judged.iter().find_map(|judged| judged.judge.clone())?;
+    if judged[0].judge.is_none() {
+        opinion.rule = judged[0].verdict;
+    }
+    Some(opinion)
 }
 
 /// The reward of an external verifier, or else the verdict's.

@@ -42,7 +42,7 @@ pub use split::Split;
 pub use stapo_verify::Mode;
 
 use crate::reward::verdict::Verifier;
-use crate::reward::{Judged, Programs, VerifierSpec};
+use crate::reward::{AskJudge, JudgeSpec, Judged, Programs, VerifierSpec};
 use environment::OpenEnvironment;
 use generated::{GeneratedTask, Generator};
 use rows::{KeptRows, ProblemRows};
@@ -204,6 +204,18 @@ impl Task {
     pub fn judge_all(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Vec<Judged>>, TaskError> {
         let judge = |verifier: &Verifier| verifier.judge(samples, &|id| self.source.row(id));
         std::iter::once(&self.verifier).chain(&self.further).map(judge).collect()
+    }
+
+    /// Gives every verifier that is a judge its model, which `load` loads.
+    pub fn load_judges<E>(
+        &mut self,
+        mut load: impl FnMut(&JudgeSpec) -> Result<Box<dyn AskJudge>, E>,
+    ) -> Result<(), E> {
+        let verifiers = std::iter::once(&mut self.verifier).chain(&mut self.further);
+        for judge in verifiers.filter_map(Verifier::judge_mut).filter(|judge| !judge.is_loaded()) {
+            judge.set(load(judge.spec())?);
+        }
+        Ok(())
     }
 
     /// The verifiers of all rewards.

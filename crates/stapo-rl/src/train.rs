@@ -122,6 +122,7 @@ impl Trainer {
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
+        task.load_model_judges(device)?;
         let source = open_source(plan, &model, &task)?;
         let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
         let learner = Learner::on_ranks(model, plan.optimizer(), gradients, ranks)?;

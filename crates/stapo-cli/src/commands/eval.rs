@@ -21,7 +21,7 @@ use crate::shared::units::short;
 use anyhow::{Result, bail};
 use asking::Asking;
 use bar::{bar, show_signals};
-use opening::{decodings, inputs, open_benchmarks, open_finite};
+use opening::{decodings, inputs, open_benchmarks, open_finite, second_verifier};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
 use stapo_core::record::{FileHash, SCHEMA, StopReason};
@@ -124,6 +124,11 @@ pub struct Args {
     #[arg(long, value_name = "VERIFIER")]
     verifier: Option<String>,
 
+    /// Judges every sample by this model too, beside the benchmark's rule, and reports where they disagree. --verifier takes a
+    /// judge with other settings as a table: '{kind="judge", model="..", read="letter"}'.
+    #[arg(long, value_name = "MODEL", conflicts_with = "verifier")]
+    judge: Option<String>,
+
     #[command(flatten)]
     allow: AllowCommand,
 
@@ -161,7 +166,7 @@ pub struct Args {
 }
 
 /// The flags that an evaluation keeps in its folder, so that a resumed one takes none of them.
-const OF_THE_FOLDER: [&str; 19] = [
+const OF_THE_FOLDER: [&str; 20] = [
     "out",
     "model",
     "adapter",
@@ -179,6 +184,7 @@ const OF_THE_FOLDER: [&str; 19] = [
     "tools",
     "max_turns",
     "verifier",
+    "judge",
     "seed",
     "kv_memory",
 ];
@@ -236,7 +242,7 @@ impl Questions {
         let mut found = args.fetch.find(&plan.model)?;
         args.base.set(&mut found, args.device)?;
         let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
-        let benchmarks = open_benchmarks(plan, programs)?;
+        let benchmarks = open_benchmarks(plan, programs, &device)?;
         let problems: Vec<&Problem> = benchmarks.iter().flat_map(|benchmark| &benchmark.problems).collect();
         let unseen = model.prompting(&plan.style())?.unseen(&problems)?;
         let mut warnings: Vec<String> =
@@ -395,7 +401,7 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
         chat_arguments: asking.style.chat_arguments,
         stop: asking.style.stop,
         prompting_of: asking.run,
-        verifier: args.verifier.clone(),
+        verifier: second_verifier(args.verifier.as_deref(), args.judge.as_deref(), &args.fetch)?,
         environment: asking.environment,
         episode: asking.episode,
         seed: args.seed,

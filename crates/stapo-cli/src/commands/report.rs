@@ -5,6 +5,7 @@ mod claims;
 mod contents;
 mod curves;
 mod gradients;
+mod judge;
 mod pareto;
 mod quadrants;
 mod survival;

@@ -196,6 +196,15 @@ catalogue! {
     TURN_LIMIT_SHARE: "episodes.turn_limit_share", "Episodes out of turns", "out of turns", Share, Linear, Lower,
         Some("episode/turn_limit_share"), "episodes that reached the limit of turns",
         |m| Some(m.episodes?.turn_limit_share);
+    JUDGE_ASKED_SHARE: "judge.asked_share", "Judged by the judge", "asked", Share, Linear, Neither,
+        Some("judge/asked_share"), "responses that the judge was asked about, in runs with a judge",
+        |m| Some(m.judge?.asked_share);
+    JUDGE_AGREEMENT: "judge.agreement", "Agreement of judge and rule", "agree", Share, Linear, Higher,
+        Some("judge/agreement"), "of the responses that the judge was asked about, those on which judge and rule agree",
+        |m| m.judge?.agreement;
+    RULE_ACCURACY: "judge.rule_accuracy", "Accuracy by the rule", "rule", Share, Linear, Higher,
+        Some("judge/rule_accuracy"), "responses that the rule calls right, in runs with a judge",
+        |m| Some(m.judge?.rule_accuracy);
     ENTROPY_MEAN: "entropy_mean", "Entropy", "entropy", Nats, Linear, Neither,
         Some("entropy/mean"), "mean over all response tokens, when sampled", |m| Some(m.entropy_mean);
     ENTROPY_Q05: "entropy_quantiles.q05", "Entropy, 5 % quantile", "q05", Nats, Linear, Neither,

@@ -46,6 +46,9 @@ pub struct Metrics {
     /// What happened between turns; absent for a run without an environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub episodes: Option<EpisodeMetrics>,
+    /// How a judge and a rule judged the same responses; absent for a run without a judge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<JudgeMetrics>,
     /// Nats, over all response tokens.
     pub entropy_mean: f64,
     pub entropy_quantiles: EntropyQuantiles,
@@ -213,6 +216,18 @@ pub struct EpisodeMetrics {
     pub n_given: usize,
     /// Share of the episodes that reached the limit of turns.
     pub turn_limit_share: f64,
+}
+
+/// How a judge and a rule judged the responses of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct JudgeMetrics {
+    /// Share of the responses that the judge was asked about.
+    pub asked_share: f64,
+    /// Of these, the share on which judge and rule agree whether it is right; absent where the judge was asked about none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<f64>,
+    /// Share of all responses that the rule calls right.
+    pub rule_accuracy: f64,
 }
 
 /// Tokens. Quantiles are interpolated linearly.

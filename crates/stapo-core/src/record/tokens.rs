@@ -3,7 +3,7 @@
 use super::Extra;
 use crate::objective::{MaskKind, ObjectiveSpec};
 use crate::program::{ProgramRun, TokenCategory};
-use crate::rollout::{Episode, Finish, Verdict};
+use crate::rollout::{Episode, Finish, JudgeOpinion, Verdict};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -42,6 +42,9 @@ pub struct ResponseRecord {
     /// What the tests of the response's program showed; absent for a task whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
+    /// What a judge said beside a rule; absent for a run without a judge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<Box<JudgeOpinion>>,
     /// What the environment answered; absent for a response that was judged after its only turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub episode: Option<Box<Episode>>,

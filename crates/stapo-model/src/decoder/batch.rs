@@ -47,6 +47,20 @@ impl PackedBatch {
         self.push(tokens, &is_scored);
     }
 
+    /// Appends a prompt and scores each of `choices` as the token after it, by one forward pass. Nothing may go back from
+    /// such a batch.
+    ///
+    /// # Panics
+    /// If the prompt is empty.
+    pub fn push_choices(&mut self, prompt: &[u32], choices: &[u32]) {
+        assert!(!prompt.is_empty(), "batch: an empty prompt predicts nothing");
+        self.tokens.extend_from_slice(prompt);
+        self.starts.push(self.tokens.len());
+        let last = (self.tokens.len() - 1) as u32;
+        self.rows.extend(choices.iter().map(|_| last));
+        self.targets.extend_from_slice(choices);
+    }
+
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }

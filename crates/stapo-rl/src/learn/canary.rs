@@ -192,8 +192,23 @@ fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String
             100.0 * first.truncated_share
         ));
     }
+    if let (Some(before), Some(judge)) = (first.judge, now.judge) {
+        let (before, excess) = (first.accuracy - before.rule_accuracy, now.accuracy - judge.rule_accuracy);
+        if excess > before + JUDGE_EXCESS {
+            found.push(format!(
+                "step {}: {:.0} % of the responses are right by the judge's verdicts and {:.0} % by the rule, {:.0} points further apart than in the first step; likely a policy that exploits its judge (see rollouts/); stapo judge-test shows what fools the judge",
+                now.step,
+                100.0 * now.accuracy,
+                100.0 * judge.rule_accuracy,
+                100.0 * (excess - before)
+            ));
+        }
+    }
     found
 }
+
+/// By how much the accuracy of a judge's verdicts may grow beyond the rule's before the canary warns.
+const JUDGE_EXCESS: f64 = 0.1;
 
 /// Whether a policy no longer ends its responses, given the share of responses cut at their limit and that of the run's first
 /// step: at least half are cut, and more than twice as many as then.
@@ -206,12 +221,26 @@ mod tests {
     use super::*;
     use crate::plan::config::Config;
     use crate::testing::metrics;
+    use stapo_core::record::JudgeMetrics;
     use stapo_core::{Problem, Rollout};
 
     #[test]
     fn a_tenth_of_the_right_answers_is_worth_a_warning() {
         assert!(is_worth_a_warning(3, 30) && is_worth_a_warning(4, 4));
         assert!(!is_worth_a_warning(2, 2) && !is_worth_a_warning(3, 31));
+    }
+
+    #[test]
+    fn an_accuracy_that_rises_without_the_rules_is_a_warning() {
+        let judged = |accuracy, rule_accuracy| {
+            let judge = JudgeMetrics { asked_share: 1.0, agreement: Some(0.5), rule_accuracy };
+            Metrics { accuracy, judge: Some(judge), ..metrics(1, 0.5, 0.3) }
+        };
+        let warned = |now: &Metrics| drifts(&CanaryConfig::default(), &judged(0.5, 0.4), now);
+        assert!(warned(&judged(0.8, 0.7)).is_empty(), "both rose");
+        assert!(warned(&judged(0.61, 0.42)).is_empty(), "a tenth is chance");
+        let [warning] = &warned(&judged(0.9, 0.4))[..] else { panic!("one warning") };
+        assert!(warning.contains("90 %") && warning.contains("40 points further apart"), "{warning}");
     }
 
     fn scored(verdict: Verdict, finish: Finish) -> Scored {
@@ -225,7 +254,15 @@ mod tests {
             finish,
             policy_version: None,
         };
-        Scored { rollout, verdict, reward: 0.0, rewards: vec![0.0], program: None, episode: None }
+        Scored {
+            rollout,
+            verdict,
+            reward: 0.0,
+            rewards: vec![0.0],
+            program: None,
+            judge: None,
+            episode: None,
+        }
     }
 
     fn one_group(members: Vec<Scored>) -> Batch {

@@ -102,6 +102,7 @@ impl Pretrainer {
         let mut warnings = Vec::new();
         if let Some(task) = &mut task {
             let plan = config.evaluation_plan()?;
+            task.load_model_judges(device)?;
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());

@@ -1,9 +1,12 @@
 //! The memory that a run needs, by part, and what the settings left to the program become.
 
 use crate::error::{Error, Result};
-use crate::plan::config::{BaseStorage, GradientSum, KvMemory, LoraConfig, Plan, States, TeacherSource};
+use crate::plan::config::{
+    BaseStorage, GradientSum, KvMemory, LoraConfig, ModelSource, Plan, States, TeacherSource,
+};
 use crate::plan::host::HostMemory;
 use crate::policy::found::FoundModel;
+use crate::reward::{JudgeReading, JudgeSpec};
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::EngineSettings;
@@ -171,9 +174,30 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
     let reference = needs_copy.then(|| reference.clone());
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
-    let roles = [("reference", reference), ("teacher", teacher)];
+    let judge = plan.judge().map(|judge| ModelSource::named(&judge.model));
+    let roles = [("reference", reference), ("teacher", teacher), (JUDGE, judge)];
     let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
     named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
+}
+
+/// The role of the model that judges responses.
+pub const JUDGE: &str = "judge";
+/// Tokens of a forward pass of a judge that is read by log-probs; a longer prompt has a pass of its own.
+pub const JUDGE_BATCH_TOKENS: usize = 4096;
+/// Sequences of a judge that writes its verdicts for which a GPU has keys and values, and the most bytes of these.
+const JUDGE_SEQUENCES: u64 = 64;
+const MAX_JUDGE_KV_BYTES: u64 = 2 << 30;
+
+/// Keys and values of a judge that writes its verdicts.
+pub fn judge_kv_bytes(spec: &JudgeSpec, model: &ModelConfig, device: &Device) -> u64 {
+    kv_bytes_of_judge(spec, model, device.compute_bytes(), device.is_async())
+}
+
+fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_gpu: bool) -> u64 {
+    let n_tokens = spec.max_prompt_tokens + spec.max_tokens + GPU_BLOCK_TOKENS;
+    let sequence = (n_tokens * n_bytes) as u64 * model.kv_numbers_per_token();
+    let most = if is_gpu { (JUDGE_SEQUENCES * sequence).min(MAX_JUDGE_KV_BYTES) } else { CPU_KV_BYTES };
+    most.max(sequence)
 }
 
 /// The memory of a run's parts.
@@ -231,6 +255,11 @@ impl Needs<'_> {
             bytes: self.policy_bytes(model, Weights::Frozen),
         };
         parts.extend(frozen.iter().map(of_frozen));
+        let judge = frozen.iter().find(|(name, _)| *name == JUDGE);
+        parts.extend(judge.zip(self.plan.judge()).map(|((_, model), spec)| MemoryPart {
+            name: "judge's work",
+            bytes: self.judge_bytes(model, spec),
+        }));
         if self.device != DeviceName::Cpu {
             // Rows of logits and of their gradient, 6 bytes per entry.
             let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
@@ -244,12 +273,26 @@ impl Needs<'_> {
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.microbatch_tokens();
-        let scoring = frozen.iter().map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
+        let scoring = frozen.iter().filter(|(name, _)| *name != JUDGE);
+        let scoring = scoring.map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
             MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(training, u64::max) },
         ]
+    }
+
+    /// What a judge takes beside its weights: it has memory of its own, in which it scores or writes.
+    fn judge_bytes(&self, model: &ModelConfig, spec: &JudgeSpec) -> u64 {
+        let writes = spec.read != JudgeReading::YesNo;
+        let most = if writes { 0 } else { spec.max_prompt_tokens.max(JUDGE_BATCH_TOKENS) };
+        let rows = if writes { EngineSettings::default().max_rows } else { most };
+        let n_bytes = self.device.compute_bytes();
+        let is_gpu = self.device != DeviceName::Cpu;
+        let kv_bytes = if writes { kv_bytes_of_judge(spec, model, n_bytes, is_gpu) } else { 0 };
+        // Rows of logits, 6 bytes per entry.
+        let logits = if is_gpu { 6 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
+        self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
     }
 
     /// Tokens of the largest micro-batch. A CPU takes memory for those that a mini-batch has, a GPU for all that the plan
@@ -349,6 +392,28 @@ const GPU_BLOCK_TOKENS: usize = 32;
 mod tests {
     use super::*;
     use crate::plan::config::Config;
+
+    #[test]
+    fn a_judge_takes_its_weights_and_memory_to_work_in() {
+        let parts = |settings: &[&str]| {
+            let settings = [&["device=cuda"], settings].concat();
+            let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+            let model = plan.config.model.find().unwrap().shape().unwrap();
+            let planned = resolve(&plan, &model, &frozen(&plan).unwrap(), None);
+            let bytes = |name: &str| {
+                planned.parts().filter(|part| part.name == name).map(|part| part.bytes).sum::<u64>()
+            };
+            (bytes("judge"), bytes("judge's work"), 2 * model.n_parameters())
+        };
+        let judge =
+            |read: &str| format!("task.verifier={{kind=\"judge\",model=\"builtin\",read=\"{read}\"}}");
+        let (weights, scoring, expected) = parts(&[&judge("yes-no")]);
+        assert_eq!(weights, expected);
+        let (_, writing, _) = parts(&[&judge("letter")]);
+        // 64 sequences of 4096 + 64 + 32 tokens, with 512 numbers of 2 bytes per token.
+        assert!(writing > 64 * 4192 * 512 * 2 && scoring > 0, "{writing} {scoring}");
+        assert_eq!(parts(&[]).1, 0);
+    }
 
     /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.
     #[test]

@@ -242,6 +242,11 @@ impl Plan {
         if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
             config.teacher = Some(find(&source)?.pinned.into());
         }
+        // The prompt is written out too, so that the plan has every word that the judge reads.
+        for judge in self.judges_mut() {
+            judge.model = find(&ModelSource::named(&judge.model))?.pinned.to_string();
+            judge.template = Some(judge.template().to_string());
+        }
         Ok(self.pin_adapters()?)
     }
 

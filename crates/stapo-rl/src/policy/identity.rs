@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::learn::pretrain::{PretrainConfig, TextsSpec};
-use crate::plan::config::{LoraConfig, Plan, RolloutSourceSpec, TeacherSource};
+use crate::plan::config::{LoraConfig, ModelSource, Plan, RolloutSourceSpec, TeacherSource};
 use crate::policy::hashes::{of_adapter, of_source};
 use crate::ranks::Fact;
 use crate::reward::{CommandSpec, VerifierSpec, fingerprint};
@@ -109,10 +109,16 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     Ok(inputs)
 }
 
-/// The hash of a verifier's program; `None` for a verifier that is none.
-pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Option<FileHash>> {
-    let key = "verifier.program";
-    verifier.program().map(|command| hash_program(name, key, &command)).transpose()
+/// The hashes of a verifier's program, or of the files of its judge; none for a rule.
+pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Vec<FileHash>> {
+    if let Some(judge) = verifier.judge() {
+        let mut files = of_source(&ModelSource::named(&judge.model))?;
+        files.extend(of_adapter(judge.adapter.as_deref())?);
+        let named = |file: FileHash| FileHash { name: format!("judge {}", file.name), ..file };
+        return Ok(files.into_iter().map(named).collect());
+    }
+    let program = verifier.program();
+    program.iter().map(|command| hash_program(name, "verifier.program", command)).collect()
 }
 
 /// The hash of a program of an environment and its settings.

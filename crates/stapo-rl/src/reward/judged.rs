@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use stapo_core::{ProgramRun, Verdict};
+use stapo_core::{JudgeOpinion, ProgramRun, Verdict};
 
 /// A verdict with the answer and the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,10 +17,13 @@ pub struct Judged {
     /// The program of the response and what its tests showed; `None` for other verifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
+    /// What judge and rule said, for a verifier that is a judge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<Box<JudgeOpinion>>,
 }
 
 impl Judged {
     pub(crate) fn new(verdict: Verdict, answer: Option<String>, reason: String) -> Self {
-        Self { verdict, reward: None, answer, canonical: None, reason, program: None }
+        Self { verdict, reward: None, answer, canonical: None, reason, program: None, judge: None }
     }
 }

@@ -1,10 +1,11 @@
 //! The keys of a verifier in a config.
 
+use super::judge::JudgeSpec;
+pub use super::rule::RuleSpec;
 use crate::tasks::error::TaskError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_sandbox::{Clock, Language, Limits};
-use stapo_verify::{Fallback, Form, Mode, Order, Rounding, Rules};
 use std::path::{Path, PathBuf};
 
 /// How a response becomes a verdict.
@@ -21,13 +22,30 @@ pub enum VerifierSpec {
     Python(PythonSpec),
     /// The response is a program, which must pass the tests of its row.
     Code(CodeSpec),
+    /// A model judges, alone or beside the math grader.
+    Judge(JudgeSpec),
 }
 
 impl VerifierSpec {
+    /// The judge, for a verifier that is one.
+    pub fn judge(&self) -> Option<&JudgeSpec> {
+        match self {
+            Self::Judge(judge) => Some(judge),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn judge_mut(&mut self) -> Option<&mut JudgeSpec> {
+        match self {
+            Self::Judge(judge) => Some(judge),
+            _ => None,
+        }
+    }
+
     /// The program that the verifier starts; `None` for a rule.
     pub fn program(&self) -> Option<CommandSpec> {
         match self {
-            Self::Rule(_) | Self::Countdown(_) => None,
+            Self::Rule(_) | Self::Countdown(_) | Self::Judge(_) => None,
             Self::Command(command) => Some(command.clone()),
             Self::Python(python) => Some(python.command()),
             // An interpreter on the PATH is the user's own, and all that it runs is jailed.
@@ -135,33 +153,6 @@ pub enum NumberUse {
     ExactlyOnce,
     /// Each number once or not at all.
     AtMostOnce,
-}
-
-/// The grader's settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct RuleSpec {
-    /// The rule by which answers are compared.
-    pub mode: Mode,
-    /// Which of several marked answers counts.
-    pub order: Order,
-    /// What counts as the answer of a response that marks none.
-    pub fallback: Fallback,
-    // The next two are absent where the config does not name them, so that a config is written back as it was.
-    /// How far a printed decimal may be from the value it stands for, in mode `math`; `six-decimals` by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rounding: Option<Rounding>,
-    /// In which form a right answer may be written, in mode `math`; `any` by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub form: Option<Form>,
-}
-
-impl From<RuleSpec> for Rules {
-    fn from(spec: RuleSpec) -> Self {
-        let RuleSpec { mode, order, fallback, rounding, form } = spec;
-        let (rounding, form) = (rounding.unwrap_or_default(), form.unwrap_or_default());
-        Self { mode, order, fallback, rounding, form }
-    }
 }
 
 /// An external verifier. For each sample the program reads one line `{"sample", "id", "prompt", "response",

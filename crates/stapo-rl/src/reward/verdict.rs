@@ -2,12 +2,14 @@
 
 mod command;
 mod countdown;
-mod lines;
+pub(super) mod lines;
 mod python;
 
 use super::code::CodeJudge;
+use super::judge::verifier::JudgeVerifier;
 use super::judged::Judged;
 use super::permission::{self, Programs};
+use super::rule::by_rule;
 use crate::reward::spec::CountdownRule;
 use crate::reward::spec::VerifierSpec;
 use crate::tasks::countdown::Puzzle;
@@ -17,14 +19,15 @@ use lines::RowOf;
 pub(crate) use python::greeting as driver_greeting;
 pub use python::show_prints;
 use rayon::prelude::*;
-use stapo_core::{Problem, Verdict};
-use stapo_verify::{Form, Graded, Mode, Reference, Rules, grade, grade_answer};
+use stapo_core::Problem;
+use stapo_verify::{Form, Graded, Mode, Rules, grade, grade_answer};
 
 pub(crate) enum Verifier {
     Rule(Rules),
     Countdown(CountdownRule),
     External(Box<External>),
     Code(Box<CodeJudge>),
+    Judge(Box<JudgeVerifier>),
     /// An external program that was not to be started.
     NotStarted,
 }
@@ -35,6 +38,7 @@ impl Verifier {
         Ok(match spec {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
             VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
+            VerifierSpec::Judge(judge) => Self::Judge(Box::new(JudgeVerifier::open(judge)?)),
             VerifierSpec::Command(_) | VerifierSpec::Python(_) | VerifierSpec::Code(_)
                 if programs == Programs::Never =>
             {
@@ -59,14 +63,14 @@ impl Verifier {
 
     /// Whether answers are looked for in boxes.
     pub(crate) fn reads_boxes(&self) -> bool {
-        matches!(self, Self::Rule(_) | Self::Countdown(_))
+        matches!(self, Self::Rule(_) | Self::Countdown(_) | Self::Judge(_))
     }
 
     /// Whether judging needs the rows of a data file.
     pub(crate) fn reads_rows(&self) -> bool {
         match self {
             Self::External(external) => external.reads_rows(),
-            Self::Code(_) => true,
+            Self::Code(_) | Self::Judge(_) => true,
             _ => false,
         }
     }
@@ -87,6 +91,7 @@ impl Verifier {
                 .collect()),
             Self::External(external) => external.judge(samples, row_of),
             Self::Code(code) => code.judge_samples(samples, row_of),
+            Self::Judge(judge) => judge.judge(samples, row_of),
             Self::NotStarted => Err(TaskError::setting(
                 "verifier",
                 "the program was not started, so nothing can be judged",
@@ -113,7 +118,15 @@ impl Verifier {
             Self::Countdown(_) => Puzzle::parse(reference)
                 .map(drop)
                 .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
-            Self::External(_) | Self::Code(_) | Self::NotStarted => Ok(()),
+            Self::External(_) | Self::Code(_) | Self::Judge(_) | Self::NotStarted => Ok(()),
+        }
+    }
+
+    /// The judge, for a verifier that is one.
+    pub(crate) fn judge_mut(&mut self) -> Option<&mut JudgeVerifier> {
+        match self {
+            Self::Judge(judge) => Some(judge),
+            _ => None,
         }
     }
 
@@ -139,15 +152,6 @@ impl Verifier {
     }
 }
 
-fn by_rule(problem: &Problem, response: &str, rules: Rules) -> Judged {
-    let reference = Reference { answer: &problem.reference, problem: Some(&problem.prompt) };
-    let graded = grade(response, reference, rules);
-    Judged {
-        canonical: graded.answer,
-        ..Judged::new(verdict(graded.verdict), graded.extracted, graded.reason)
-    }
-}
-
 /// The answer of a response that the rules take for right only because the grader does the calculation which the answer
 /// leaves to it: `60 + 180` beside 240. `None` for any other response.
 pub fn left_to_grader(response: &str, reference: &str, rules: Rules) -> Option<String> {
@@ -160,15 +164,4 @@ pub fn left_to_grader(response: &str, reference: &str, rules: Rules) -> Option<S
         return None;
     }
     Some(graded(Form::Any)).filter(is_right)?.extracted
-}
-
-/// The grader's verdict, as records name verdicts.
-fn verdict(found: stapo_verify::Verdict) -> Verdict {
-    match found {
-        stapo_verify::Verdict::Right => Verdict::Right,
-        stapo_verify::Verdict::Wrong => Verdict::Wrong,
-        stapo_verify::Verdict::NoAnswer => Verdict::NoAnswer,
-        stapo_verify::Verdict::Unparsable => Verdict::Unparsable,
-        stapo_verify::Verdict::OverBudget => Verdict::OverBudget,
-    }
 }

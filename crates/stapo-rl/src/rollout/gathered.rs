@@ -31,7 +31,7 @@ pub fn gathered(ranks: &dyn Transport, mine: &[Scored], n_problems: usize) -> Re
 }
 
 fn pack(packer: &mut Packer, scored: &Scored) {
-    let Scored { rollout, verdict, reward, rewards, program, episode } = scored;
+    let Scored { rollout, verdict, reward, rewards, program, judge, episode } = scored;
     packer.number(rollout.problem_idx);
     packer.number(rollout.sample_idx);
     packer.tokens(&rollout.tokens);
@@ -45,6 +45,7 @@ fn pack(packer: &mut Packer, scored: &Scored) {
     packer.float(*reward);
     packer.floats(rewards);
     packer.text(&serde_json::to_string(program).expect("texts and numbers are JSON"));
+    packer.text(&serde_json::to_string(judge).expect("texts and numbers are JSON"));
     packer.text(&serde_json::to_string(episode).expect("texts and numbers are JSON"));
 }
 
@@ -70,15 +71,16 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
     let verdict = *VERDICTS.get(read.number()?).filter(|_| is_whole).ok_or(Malformed)?;
     let (reward, rewards) = (read.float()?, read.floats()?);
     let program = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
+    let judge = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
     let episode = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
-    Ok(Scored { rollout, verdict, reward, rewards, program, episode })
+    Ok(Scored { rollout, verdict, reward, rewards, program, judge, episode })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ranks::Solo;
-    use stapo_core::{Episode, Finish, ProgramEnd, ProgramRun};
+    use stapo_core::{Episode, Finish, JudgeOpinion, ProgramEnd, ProgramRun};
 
     #[test]
     fn a_response_survives_the_way_between_ranks() {
@@ -98,9 +100,13 @@ mod tests {
             reward: -1.0,
             rewards: vec![0.5, -1.5],
             program: None,
+            judge: None,
             episode: None,
         };
         let mut second = judged(rollout(1, Finish::TurnLimit, None), Verdict::OverBudget);
+        let margin = Some(0.1 + 0.2);
+        second.judge =
+            Some(Box::new(JudgeOpinion { verdict: None, rule: Verdict::Wrong, margin, text: None }));
         second.episode = Some(Box::new(Episode::default()));
         second.program = Some(Box::new(ProgramRun {
             source: "x = 1".into(),

@@ -13,12 +13,14 @@ use stapo_core::diagnostics::theory::entropy_change_of_sample;
 use stapo_core::objective::{Advantages, MaskKind};
 use stapo_core::program::category_in_response;
 use stapo_core::record::{
-    Alternative, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, GivenTokens, LengthQuantiles,
-    Metrics, PhaseSeconds, ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns, TokenRecord,
-    TokensPerSecond,
+    Alternative, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, GivenTokens, JudgeMetrics,
+    LengthQuantiles, Metrics, PhaseSeconds, ResponseRecord, ReuseRecord, ReusedUpdate, SCHEMA, TokenColumns,
+    TokenRecord, TokensPerSecond,
 };
 use stapo_core::stats::quantile_sorted;
-use stapo_core::{EpisodeTurn, Finish, Group, Rollout, Scored, TokenCategory, TokenEffect, Verdict};
+use stapo_core::{
+    EpisodeTurn, Finish, Group, JudgeOpinion, Rollout, Scored, TokenCategory, TokenEffect, Verdict,
+};
 use stapo_model::Tokenizer;
 use std::collections::BTreeMap;
 
@@ -51,6 +53,7 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         response_tokens: lengths(responses.iter().map(|s| s.rollout.n_sampled()).collect()),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
         episodes: episodes(&responses),
+        judge: judge(&responses),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
         entropy_quantiles: quantiles(&entropies),
         n_tokens: count(&|u| u.tally.n_tokens),
@@ -106,6 +109,17 @@ fn episodes(responses: &[&Scored]) -> Option<EpisodeMetrics> {
         n_cut_observations: turns.iter().map(|turn| turn.n_cut).sum(),
         n_given: responses.iter().map(n_given).sum(),
         turn_limit_share: share(responses, |s| s.rollout.finish == Finish::TurnLimit),
+    })
+}
+
+/// How judge and rule judged the same responses; `None` for responses that no judge was to judge.
+fn judge(responses: &[&Scored]) -> Option<JudgeMetrics> {
+    let opinions: Vec<&JudgeOpinion> = responses.iter().filter_map(|s| s.judge.as_deref()).collect();
+    let agree: Vec<bool> = opinions.iter().filter_map(|opinion| opinion.agrees()).collect();
+    (!opinions.is_empty()).then(|| JudgeMetrics {
+        asked_share: agree.len() as f64 / opinions.len() as f64,
+        agreement: (!agree.is_empty()).then(|| share(&agree, |agrees| *agrees)),
+        rule_accuracy: share(&opinions, |opinion| opinion.rule == Verdict::Right),
     })
 }
 
@@ -275,6 +289,7 @@ pub fn response_records(
                 tokens: columns(tokenizer, member)?,
                 given,
                 program: member.scored.program.clone(),
+                judge: member.scored.judge.clone(),
                 episode: member.scored.episode.clone(),
                 extra: Extra::new(),
             })

@@ -1,14 +1,17 @@
 //! Opens what an evaluation names: the model, its decodings and its benchmarks.
 
+use crate::shared::model::Fetch;
 use anyhow::{Result, bail};
 use stapo_core::record::FileHash;
 use stapo_rl::device::Device;
 use stapo_rl::lab::evaluation::{Benchmark, Decoding, EvalPlan, QuestionStyle};
 use stapo_rl::policy::{hashes, identity};
-use stapo_rl::reward::{Programs, VerifierSpec};
+use stapo_rl::reward::{JudgeSpec, Programs, VerifierSpec};
+use stapo_rl::rollout::ModelJudge;
 use stapo_rl::tasks::EnvironmentSpec;
 use stapo_rl::{FoundModel, LoadedModel};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The files of the model, of the benchmarks and of a second verifier.
 pub fn inputs(
@@ -25,6 +28,14 @@ pub fn inputs(
         inputs.push(identity::of_program(&name, &command)?);
     }
     Ok(inputs)
+}
+
+/// The second verifier as a text: as it was given, or a judge with its model by a name that stays and its prompt.
+pub fn second_verifier(verifier: Option<&str>, judge: Option<&str>, fetch: &Fetch) -> Result<Option<String>> {
+    let Some(model) = judge else { return Ok(verifier.map(str::to_string)) };
+    let mut judge = JudgeSpec::new(&fetch.find(model)?.pinned.to_string());
+    judge.template = Some(judge.template().to_string());
+    Ok(Some(toml::Value::try_from(VerifierSpec::Judge(judge))?.to_string()))
 }
 
 /// A model all of whose weights are finite numbers, and the hashes of its files.
@@ -51,14 +62,19 @@ pub fn decodings(texts: &[String]) -> Result<Vec<Decoding>> {
 }
 
 /// `programs` says whether the program of a second verifier may start: the user's own may, a folder's only if it is known.
-pub fn open_benchmarks(plan: &EvalPlan, programs: Programs) -> Result<Vec<Benchmark>> {
+pub fn open_benchmarks(plan: &EvalPlan, programs: Programs, device: &Device) -> Result<Vec<Benchmark>> {
     let style =
         QuestionStyle { template: plan.template.as_deref(), system: plan.system.as_deref(), chat: plan.chat };
     let mut benchmarks = Benchmark::open_all(&plan.benchmarks, &plan.data, style)?;
     let verifier = plan.verifier.as_deref().map(VerifierSpec::named).transpose()?;
+    let judge = verifier.as_ref().and_then(VerifierSpec::judge);
+    let judge = judge.map(|spec| ModelJudge::open(spec, device)).transpose()?.map(Arc::new);
     for benchmark in &mut benchmarks {
         benchmark.limit(plan.limit, plan.n_samples)?;
         benchmark.equip(verifier.as_ref(), plan.environment.as_ref(), programs)?;
+        if let Some(judge) = &judge {
+            benchmark.set_judge(judge);
+        }
     }
     Ok(benchmarks)
 }

@@ -23,7 +23,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     let device = run_folder::device(name, None, Use::Reading)?;
     let found = fetch.find(&plan.model)?;
     let (model, files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
-    let mut benchmarks = open_benchmarks(&plan, allow.of_run())?;
+    let mut benchmarks = open_benchmarks(&plan, allow.of_run(), &device)?;
     let changes = changed_inputs(&plan.inputs, &inputs(&plan, files, &benchmarks)?);
     for change in &changes {
         println!("{}: DIFFERENT, recorded {}, found {}", change.name, change.before, change.after);

@@ -5,6 +5,7 @@ use crate::shared::units::{grouped, p_value, percent};
 use serde_json::Value;
 use stapo_core::record::EvalRecord;
 use stapo_rl::lab::evaluation::{Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict};
+use stapo_rl::reward::VerifierSpec;
 use stapo_rl::run::receipt::short_of;
 use std::path::Path;
 
@@ -121,6 +122,10 @@ const MAX_DISPUTED: usize = 5;
 /// Where the rule and a second verifier agree and where they do not; nothing for an evaluation with one verifier.
 pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord]) {
     let Some(verifier) = verifier else { return };
+    let judge = VerifierSpec::named(verifier)
+        .ok()
+        .and_then(|spec| Some(format!("the judge {}", spec.judge()?.model)));
+    let verifier = judge.unwrap_or_else(|| verifier.to_string());
     println!("\nthe benchmark's rule beside {verifier}: samples that are right by");
     println!(
         "{:<12} {:<14} {:>8} {:>10} {:>12} {:>8} {:>10}",

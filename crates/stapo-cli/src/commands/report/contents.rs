@@ -1,6 +1,6 @@
 //! The contents of a report in order. The page, the PNG files and the CSV files are written from the same contents.
 
-use super::{categories, claims, curves, gradients, pareto, quadrants, survival, tokens};
+use super::{categories, claims, curves, gradients, judge, pareto, quadrants, survival, tokens};
 use crate::shared::chart::Figure;
 use crate::shared::html::escape;
 use crate::shared::page::{self, THEME_BUTTON};
@@ -246,6 +246,12 @@ fn curve_section(study: &Study) -> ReportSection {
     let (figures, missing) = curves::curves(study);
     let mut blocks = vec![ContentBlock::Figures(figures)];
     blocks.extend(missing.into_iter().map(ContentBlock::Missing));
+    if let Some(table) = judge::table(study) {
+        blocks.push(ContentBlock::Table("Judge and rule", table));
+        blocks.push(ContentBlock::Note(
+            "Asked: the responses that the judge was asked about. Agreement: of these, those on which judge and rule agree whether the response is right. An accuracy that rises without the rule's is a sign of a policy that exploits its judge.".into(),
+        ));
+    }
     ReportSection { id: "curves", title: "Training", blocks }
 }
 

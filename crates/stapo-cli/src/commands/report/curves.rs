@@ -35,7 +35,7 @@ const fn plain(name: &'static str, metric: Metric) -> StepQuantity {
     StepQuantity { name, metric, presence: |_| Presence::Drawn, details: |_| Vec::new() }
 }
 
-const QUANTITIES: [StepQuantity; 10] = [
+const QUANTITIES: [StepQuantity; 12] = [
     plain("training-accuracy", catalogue::ACCURACY),
     StepQuantity {
         details: |study| reward_names(study).iter().map(|name| reward(study, name)).collect(),
@@ -53,6 +53,8 @@ const QUANTITIES: [StepQuantity; 10] = [
         presence: |study| if is_silencing(study) { Presence::Drawn } else { Presence::Omitted },
         ..plain("silenced-gradient-share", catalogue::SILENCED_GRADIENT_SHARE)
     },
+    StepQuantity { presence: judge_presence, ..plain("rule-accuracy", catalogue::RULE_ACCURACY) },
+    StepQuantity { presence: judge_presence, ..plain("judge-agreement", catalogue::JUDGE_AGREEMENT) },
     StepQuantity { presence: reuse_presence, ..plain("uses", USES) },
     StepQuantity { presence: reuse_presence, ..plain("head-energy", catalogue::HEAD_ENERGY) },
 ];
@@ -85,6 +87,11 @@ pub fn curves(study: &Study) -> (Vec<Figure>, Vec<String>) {
 fn reuse_presence(study: &Study) -> Presence {
     let is_reused = study.runs().any(|(_, run)| run.metrics.iter().any(|m| m.reuse.is_some()));
     if is_reused { Presence::Drawn } else { Presence::Omitted }
+}
+
+fn judge_presence(study: &Study) -> Presence {
+    let is_judged = study.runs().any(|(_, run)| run.metrics.iter().any(|m| m.judge.is_some()));
+    if is_judged { Presence::Drawn } else { Presence::Omitted }
 }
 
 /// The names of all rewards of a study, in order.

@@ -303,6 +303,7 @@ fn dynamic_sampling_and_advantages_agree_on_what_is_unanimous() {
                 reward,
                 rewards: vec![reward, 0.5],
                 program: None,
+                judge: None,
                 episode: None,
             })
             .collect(),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::record::{
-    BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, LengthQuantiles, PhaseSeconds,
-    ReuseRecord, ReusedUpdate, SCHEMA, TokensPerSecond,
+    BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, JudgeMetrics, LengthQuantiles,
+    PhaseSeconds, ReuseRecord, ReusedUpdate, SCHEMA, TokensPerSecond,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +41,7 @@ fn full() -> Metrics {
             n_given: 300,
             turn_limit_share: 0.125,
         }),
+        judge: Some(JudgeMetrics { asked_share: 0.75, agreement: Some(0.875), rule_accuracy: 0.375 }),
         entropy_mean: 0.45,
         entropy_quantiles: EntropyQuantiles {
             q05: 0.01,

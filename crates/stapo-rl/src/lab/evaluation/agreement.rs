@@ -13,11 +13,14 @@ use std::path::Path;
 const SECOND: &str = "second";
 
 /// What the second verifier said of a sample.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SecondVerdict {
     pub verdict: Verdict,
     pub answer: Option<String>,
     pub reason: String,
+    /// The log-prob of a judge's yes less that of its no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin: Option<f64>,
 }
 
 /// Writes the second verifier's judgement into a record.
@@ -26,6 +29,7 @@ pub(super) fn note(record: &mut EvalRecord, judged: Judged) {
         verdict: judged.verdict,
         answer: judged.canonical.or(judged.answer),
         reason: judged.reason,
+        margin: judged.judge.and_then(|opinion| opinion.margin),
     };
     let value = serde_json::to_value(second).expect("a verdict is JSON");
     record.extra.insert(SECOND.to_string(), value);

@@ -2,13 +2,16 @@
 
 use crate::error::{Error, Result};
 use crate::reward::code::{Asking, TestKind};
-use crate::reward::{CodeSpec, Judged, Programs, VerifierSpec};
+use crate::reward::{AskJudge, CodeSpec, JudgeSpec, Judged, Programs, VerifierSpec};
+use crate::rollout::ModelJudge;
 use crate::run::hash_file;
 use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, first_row, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::{BTreeMap, HashSet};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The six benchmarks of the STAPO paper, in the paper's order.
 pub const SIX: [&str; 6] = ["aime24", "aime25", "amc23", "math500", "minerva", "olympiad"];
@@ -63,6 +66,8 @@ pub struct Benchmark {
     asking: Option<Asking>,
     spec: TaskSpec,
     task: Task,
+    /// Whether a model judges too.
+    has_judge: bool,
 }
 
 impl Benchmark {
@@ -91,6 +96,7 @@ impl Benchmark {
             asking,
             spec,
             task,
+            has_judge: false,
         })
     }
 
@@ -143,6 +149,13 @@ impl Benchmark {
         Ok(())
     }
 
+    /// Gives the second verifier its model, where it is a judge. Benchmarks may share one.
+    pub fn set_judge(&mut self, judge: &Arc<ModelJudge>) {
+        let load = |_: &JudgeSpec| Ok::<_, Infallible>(Box::new(Arc::clone(judge)) as Box<dyn AskJudge>);
+        let Ok(()) = self.task.load_judges(load);
+        self.has_judge = true;
+    }
+
     pub(super) fn task(&self) -> &Task {
         &self.task
     }
@@ -162,9 +175,10 @@ impl Benchmark {
         Ok(by_rule.into_iter().map(|judged| (judged, second.next())).collect())
     }
 
-    /// How many samples are judged at once: programs run side by side, and rules take no time worth sharing.
+    /// How many samples are judged at once: programs run side by side, a judge reads a batch, and rules take no time worth
+    /// sharing.
     pub(super) fn n_judged_together(&self) -> usize {
-        if self.asking.is_some() { 64 } else { 1 }
+        if self.asking.is_some() || self.has_judge { 64 } else { 1 }
     }
 
     /// Texts that end a response, besides those of the evaluation.

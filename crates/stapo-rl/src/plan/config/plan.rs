@@ -5,6 +5,7 @@ use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require,
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
 use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSourceSpec, States, TeacherSource};
+use crate::reward::{JudgeSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -82,6 +83,19 @@ impl Plan {
     /// The limits of episodes, where the run has an environment.
     pub fn episode(&self) -> EpisodeConfig {
         self.config.episode.clone().unwrap_or_default()
+    }
+
+    /// The model that judges responses; `None` where no reward has one.
+    pub fn judge(&self) -> Option<&JudgeSpec> {
+        self.rewards.iter().find_map(|reward| reward.verifier.judge())
+    }
+
+    /// Every copy of the judge's settings.
+    pub(crate) fn judges_mut(&mut self) -> impl Iterator<Item = &mut JudgeSpec> {
+        let written = self.config.rewards.iter_mut().filter_map(|reward| reward.verifier.as_mut());
+        let tasks = [self.config.task.verifier_mut(), self.task.verifier_mut()];
+        let resolved = self.rewards.iter_mut().map(|reward| &mut reward.verifier);
+        written.chain(tasks).chain(resolved).filter_map(VerifierSpec::judge_mut)
     }
 
     /// Tokens of the longest prompt and the longest response together; of an episode, the given tokens count too.

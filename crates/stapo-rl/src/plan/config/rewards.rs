@@ -81,6 +81,21 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
 
 /// Checks the values of every reward.
 pub(super) fn check(config: &Config, rewards: &[Reward]) -> Result<(), PlanError> {
+    let n_judges = rewards.iter().filter(|reward| reward.verifier.judge().is_some()).count();
+    require(
+        n_judges <= 1,
+        "rewards.verifier",
+        "several judges:",
+        "a run has one at most",
+        "leave all but one out",
+    )?;
+    require(
+        n_judges == 0 || config.environment.is_none(),
+        "environment",
+        "given together with a judge:",
+        "judges read responses of one turn",
+        "leave the environment out, or judge by a rule",
+    )?;
     for reward in rewards {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let is_named = !reward.name.is_empty() && reward.name.chars().all(plain);
