@@ -11,9 +11,10 @@ use crate::tasks::unseen::listed;
 use crate::tasks::{Task, TaskError};
 use minijinja::Value;
 use minijinja::value::Serde;
+use rayon::prelude::*;
 use stapo_core::Verdict;
 use stapo_core::batch::pack_in_order;
-use stapo_model::decoder::{HeadOptions, PackedBatch, Pass};
+use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores};
 use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request, SamplingRule};
 use stapo_model::{Device, Message, Segment, Tokenizer};
 use std::collections::BTreeMap;
@@ -100,14 +101,21 @@ impl ModelJudge {
     fn compare(&self, pass: &mut Pass, words: [u32; 2], prompts: &[&[u32]]) -> Result<Vec<JudgeAnswer>> {
         let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.len()).collect();
         let mut answers = Vec::with_capacity(prompts.len());
+        let read = |pending: PendingScores| {
+            let logp = pending.wait().logp;
+            logp.chunks_exact(2).map(|logp| self.by_margin(logp)).collect::<Vec<_>>()
+        };
+        let mut pending = None;
         for microbatch in pack_in_order(&lengths, self.limit.max(JUDGE_BATCH_TOKENS))? {
             let mut batch = PackedBatch::new();
             for idx in microbatch.sequences {
                 batch.push_choices(prompts[idx], &words);
             }
-            let scores = pass.start_score(&self.model.policy, &batch, HeadOptions::default())?.wait();
-            answers.extend(scores.logp.chunks_exact(2).map(|logp| self.by_margin(logp)));
+            let started = pass.start_score(&self.model.policy, &batch, HeadOptions::default())?;
+            // A GPU runs a micro-batch while the host reads the one before.
+            answers.extend(pending.replace(started).into_iter().flat_map(read));
         }
+        answers.extend(pending.into_iter().flat_map(read));
         Ok(answers)
     }
 
@@ -238,14 +246,14 @@ impl ModelJudge {
 
 impl AskJudge for ModelJudge {
     fn ask(&self, questions: &[JudgeQuestion]) -> std::result::Result<Vec<JudgeAnswer>, TaskError> {
-        let mut prompts = Vec::with_capacity(questions.len());
-        for question in questions {
-            let prompt = self.prompt(question).map_err(|error| match error {
+        let prompt = |question: &JudgeQuestion| {
+            self.prompt(question).map_err(|error| match error {
                 crate::Error::Task(error) => error,
                 other => self.failure(&format!("problem {:?}", question.problem.id), &other.to_string()),
-            })?;
-            prompts.push(prompt);
-        }
+            })
+        };
+        let prompts: Vec<Vec<u32>> =
+            questions.par_iter().map(prompt).collect::<std::result::Result<_, _>>()?;
         let fitting: Vec<&[u32]> =
             prompts.iter().map(Vec::as_slice).filter(|prompt| prompt.len() <= self.limit).collect();
         let answers = self.answers(&fitting).map_err(|error| self.failure("a batch", &error.to_string()))?;
