@@ -25,6 +25,8 @@ fn shipped_experiments_have_the_runs_they_promise() {
     let expected = [
         ("ablation-mask", 33),
         ("ablation-tau", 12),
+        ("base-arithmetic", 2),
+        ("base-gsm8k", 2),
         ("code", 4),
         ("copying", 6),
         ("dasd", 20),
