@@ -229,9 +229,10 @@ pub(crate) fn write_shard(
 ) -> Result<()> {
     let io = |e| Error::io(path, e);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
-    let header = header(specs, precision, file_name);
-    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
-    file.write_all(header.as_bytes()).map_err(io)?;
+    let encoding = precision.encoding();
+    let entries =
+        specs.iter().map(|spec| (file_name(&spec.name), encoding, &spec.shape[..], precision.n_bytes(spec)));
+    write_header(&mut file, entries).map_err(io)?;
     let mut numbers = Vec::new();
     for spec in specs {
         numbers.resize(spec.n_elements(), 0.0);
@@ -252,21 +253,27 @@ pub(crate) fn write_shard(
     file.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)
 }
 
-/// The JSON header, filled up with spaces so that the numbers begin at a multiple of 8.
-fn header(specs: &[TensorSpec], precision: Precision, file_name: &dyn Fn(&str) -> String) -> String {
+/// A tensor of a safetensors file: its name there, encoding, shape and bytes.
+type HeaderEntry<'a> = (String, Encoding, &'a [usize], u64);
+
+/// Begins a safetensors file: the length of the header and the JSON header, filled up with spaces so that the numbers begin at a
+/// multiple of 8. The tensors follow each other in the order given.
+fn write_header<'a>(
+    out: &mut impl Write,
+    entries: impl Iterator<Item = HeaderEntry<'a>>,
+) -> std::io::Result<()> {
     let mut keys = Map::new();
     keys.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut start = 0;
-    for spec in specs {
-        let end = start + precision.n_bytes(spec);
-        let entry =
-            json!({"dtype": precision.encoding().name(), "shape": spec.shape, "data_offsets": [start, end]});
-        keys.insert(file_name(&spec.name), entry);
+    for (name, encoding, shape, n_bytes) in entries {
+        let end = start + n_bytes;
+        keys.insert(name, json!({"dtype": encoding.name(), "shape": shape, "data_offsets": [start, end]}));
         start = end;
     }
     let mut text = Value::Object(keys).to_string();
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
-    text
+    out.write_all(&(text.len() as u64).to_le_bytes())?;
+    out.write_all(text.as_bytes())
 }
 
 /// Pretty-printed, synced to disk.

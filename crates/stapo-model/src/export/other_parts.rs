@@ -68,28 +68,16 @@ impl OtherParts {
 
     /// Writes the other parts as a safetensors file, with the bytes of their files. Returns the bytes of numbers.
     pub fn write(&self, path: &Path) -> Result<u64> {
-        let mut header = Map::new();
-        header.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
-        let mut start = 0;
-        for name in &self.names {
-            let (encoding, shape, bytes) = self.weights.stored(name)?;
-            let end = start + bytes.len();
-            let entry = serde_json::json!({
-                "dtype": encoding.name(), "shape": shape, "data_offsets": [start, end],
+        let tensors = self.names.iter().map(|name| self.weights.stored(name)).collect::<Result<Vec<_>>>()?;
+        let entries =
+            self.names.iter().zip(&tensors).map(|(name, (encoding, shape, bytes))| {
+                (name.clone(), *encoding, *shape, bytes.len() as u64)
             });
-            header.insert(name.clone(), entry);
-            start = end;
-        }
-        let mut text = Value::Object(header).to_string();
-        text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
         let io = |e| Error::io(path, e);
         let mut file = BufWriter::new(File::create(path).map_err(io)?);
-        file.write_all(&(text.len() as u64).to_le_bytes()).map_err(io)?;
-        file.write_all(text.as_bytes()).map_err(io)?;
-        for name in &self.names {
-            file.write_all(self.weights.stored(name)?.2).map_err(io)?;
-        }
+        super::write_header(&mut file, entries).map_err(io)?;
+        tensors.iter().try_for_each(|(_, _, bytes)| file.write_all(bytes)).map_err(io)?;
         file.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)?;
-        Ok(start as u64)
+        Ok(tensors.iter().map(|(_, _, bytes)| bytes.len() as u64).sum())
     }
 }

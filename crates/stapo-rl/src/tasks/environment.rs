@@ -21,7 +21,9 @@ use stapo_core::{Problem, ToolCall, Turn};
 /// the texts of the turns so far, not on other episodes.
 pub trait Environment: Sync {
     /// The messages that the policy answers first.
-    fn begin(&self, problem: &Problem) -> Vec<Turn>;
+    fn begin(&self, problem: &Problem) -> Vec<Turn> {
+        problem.messages()
+    }
 
     /// The answers to turns of the policy, in their order. Turns that wait may be given at once, so that verifiers work
     /// side by side.
@@ -91,10 +93,6 @@ struct OneTurn<'a> {
 }
 
 impl Environment for OneTurn<'_> {
-    fn begin(&self, problem: &Problem) -> Vec<Turn> {
-        problem.messages()
-    }
-
     fn answer(&self, turns: &[PolicyTurn]) -> Result<Vec<Answer>, TaskError> {
         let samples: Vec<(&Problem, &str)> = turns.iter().map(|turn| (turn.problem, turn.text())).collect();
         let judged = self.task.judge_for(self.rewards, &samples)?;

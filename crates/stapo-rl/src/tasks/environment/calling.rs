@@ -36,10 +36,6 @@ pub(super) struct Calling<'a> {
 }
 
 impl Environment for Calling<'_> {
-    fn begin(&self, problem: &Problem) -> Vec<Turn> {
-        problem.messages()
-    }
-
     fn answer(&self, turns: &[PolicyTurn]) -> Result<Vec<Answer>, TaskError> {
         turns.iter().map(|turn| self.answer_turn(turn)).collect()
     }

@@ -4,17 +4,13 @@ use super::spec::GuessWords;
 use super::{Answer, Environment, PolicyTurn, Reply};
 use crate::reward::Judged;
 use crate::tasks::TaskError;
-use stapo_core::{Problem, Turn, Verdict};
+use stapo_core::{Turn, Verdict};
 
 pub(super) struct GuessGame<'a> {
     pub words: &'a GuessWords,
 }
 
 impl Environment for GuessGame<'_> {
-    fn begin(&self, problem: &Problem) -> Vec<Turn> {
-        problem.messages()
-    }
-
     fn answer(&self, turns: &[PolicyTurn]) -> Result<Vec<Answer>, TaskError> {
         turns.iter().map(|turn| self.answer_turn(turn)).collect()
     }
@@ -64,6 +60,7 @@ fn last_number(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stapo_core::Problem;
 
     #[test]
     fn the_last_whole_number_of_a_turn_is_the_guess() {

@@ -55,10 +55,6 @@ pub(super) struct Played<'a> {
 }
 
 impl Environment for Played<'_> {
-    fn begin(&self, problem: &Problem) -> Vec<Turn> {
-        problem.messages()
-    }
-
     fn answer(&self, turns: &[PolicyTurn]) -> Result<Vec<Answer>, TaskError> {
         turns.iter().map(|turn| self.answer_turn(turn)).collect()
     }
