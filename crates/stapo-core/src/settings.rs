@@ -73,7 +73,22 @@ pub fn read<T: Serialize + DeserializeOwned>(root: &str, table: Table) -> Result
         unreadable(root, &path, &error.into_inner().to_string(), &given)
     })?;
     // serde accepts any key inside a variant without fields, so keys that do not survive the round trip are refused.
-    find_unread(root, &given, &Value::Table(to_table(&value)))?;
+    let mut unread = Vec::new();
+    find_unread(&[], &given, &Value::Table(to_table(&value)), &mut unread);
+    for Unread { path, known } in unread {
+        // A field that is left out at its default does not survive either, but it refuses a value of another type.
+        if T::deserialize(with_a_date(given.clone(), &path)).is_ok() {
+            let key = path.last().map(String::as_str).unwrap_or_default();
+            let known: Vec<&str> = known.iter().map(String::as_str).filter(|key| *key != "kind").collect();
+            let suggestion = match known.as_slice() {
+                [] => "leave it out, or choose another kind".to_string(),
+                known => suggest(key, known),
+            };
+            let path = [root].into_iter().filter(|root| !root.is_empty()).chain(path.iter().map(String::as_str));
+            let path = path.collect::<Vec<_>>().join(".");
+            return Err(SettingsError::Unreadable { path, problem: "this kind has no such key".to_string(), suggestion });
+        }
+    }
     Ok(value)
 }
 
@@ -109,31 +124,44 @@ pub fn overlay(mut below: Table, above: Table) -> Table {
     below
 }
 
-fn find_unread(path: &str, given: &Value, read: &Value) -> Result<(), SettingsError> {
-    let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
+/// A given key that is not among the keys of the value that was read.
+struct Unread {
+    path: Vec<String>,
+    known: Vec<String>,
+}
+
+fn find_unread(path: &[String], given: &Value, read: &Value, found: &mut Vec<Unread>) {
+    let below = |key: &str| path.iter().cloned().chain([key.to_string()]).collect::<Vec<_>>();
     match (given, read) {
         (Value::Table(given), Value::Table(read)) => {
-            given.iter().try_for_each(|(key, value)| match read.get(key) {
-                Some(read) => find_unread(&below(key), value, read),
-                None => Err(SettingsError::Unreadable {
-                    path: below(key),
-                    problem: "this kind has no such key".to_string(),
-                    suggestion: match read.keys().filter(|key| *key != "kind").collect::<Vec<_>>().as_slice()
-                    {
-                        [] => "leave it out, or choose another kind".to_string(),
-                        known => suggest(key, &known.iter().map(|key| key.as_str()).collect::<Vec<_>>()),
-                    },
-                }),
-            })
+            for (key, value) in given {
+                match read.get(key) {
+                    Some(read) => find_unread(&below(key), value, read, found),
+                    None => found.push(Unread { path: below(key), known: read.keys().cloned().collect() }),
+                }
+            }
         }
         (Value::Array(given), Value::Array(read)) => {
-            let pairs = given.iter().zip(read).enumerate();
-            pairs
-                .into_iter()
-                .try_for_each(|(idx, (given, read))| find_unread(&below(&idx.to_string()), given, read))
+            for (idx, (given, read)) in given.iter().zip(read).enumerate() {
+                find_unread(&below(&idx.to_string()), given, read, found);
+            }
         }
-        _ => Ok(()),
+        _ => {}
     }
+}
+
+/// The settings with a date in place of one value. No setting is a date.
+fn with_a_date(mut settings: Value, path: &[String]) -> Value {
+    let date = toml::value::Date { year: 2000, month: 1, day: 1 };
+    let place = path.iter().try_fold(&mut settings, |value, key| match value {
+        Value::Table(table) => table.get_mut(key),
+        Value::Array(items) => items.get_mut(key.parse::<usize>().ok()?),
+        _ => None,
+    });
+    if let Some(place) = place {
+        *place = Value::Datetime(date.into());
+    }
+    settings
 }
 
 /// The complaint about a value of the wrong type.
@@ -208,5 +236,40 @@ pub fn suggest(name: &str, known: &[&str]) -> String {
     match nearest {
         Some((_, candidate)) => format!("did you mean `{candidate}`?"),
         None => format!("known: {}", known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(tag = "kind", rename_all = "snake_case")]
+    enum Source {
+        File {
+            #[serde(default, skip_serializing_if = "is_zero")]
+            share: f64,
+        },
+        Nothing,
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_zero(share: &f64) -> bool {
+        *share == 0.0
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Config {
+        sources: Vec<Source>,
+    }
+
+    #[test]
+    fn a_key_at_its_default_is_known_and_a_key_of_another_kind_is_not() {
+        let read = |text: &str| read::<Config>("config", parse(text).unwrap());
+        let expected = Config { sources: vec![Source::File { share: 0.0 }] };
+        assert_eq!(read("sources = [{ kind = \"file\", share = 0.0 }]"), Ok(expected));
+        let error = read("sources = [{ kind = \"file\" }, { kind = \"nothing\", share = 0.0 }]").unwrap_err();
+        assert!(error.to_string().starts_with("config.sources.1.share: this kind has no such key"), "{error}");
     }
 }
