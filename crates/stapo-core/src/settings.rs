@@ -84,9 +84,14 @@ pub fn read<T: Serialize + DeserializeOwned>(root: &str, table: Table) -> Result
                 [] => "leave it out, or choose another kind".to_string(),
                 known => suggest(key, known),
             };
-            let path = [root].into_iter().filter(|root| !root.is_empty()).chain(path.iter().map(String::as_str));
+            let path =
+                [root].into_iter().filter(|root| !root.is_empty()).chain(path.iter().map(String::as_str));
             let path = path.collect::<Vec<_>>().join(".");
-            return Err(SettingsError::Unreadable { path, problem: "this kind has no such key".to_string(), suggestion });
+            return Err(SettingsError::Unreadable {
+                path,
+                problem: "this kind has no such key".to_string(),
+                suggestion,
+            });
         }
     }
     Ok(value)
@@ -153,13 +158,13 @@ fn find_unread(path: &[String], given: &Value, read: &Value, found: &mut Vec<Unr
 /// The settings with a date in place of one value. No setting is a date.
 fn with_a_date(mut settings: Value, path: &[String]) -> Value {
     let date = toml::value::Date { year: 2000, month: 1, day: 1 };
-    let place = path.iter().try_fold(&mut settings, |value, key| match value {
+    let replaced = path.iter().try_fold(&mut settings, |value, key| match value {
         Value::Table(table) => table.get_mut(key),
         Value::Array(items) => items.get_mut(key.parse::<usize>().ok()?),
         _ => None,
     });
-    if let Some(place) = place {
-        *place = Value::Datetime(date.into());
+    if let Some(value) = replaced {
+        *value = Value::Datetime(date.into());
     }
     settings
 }
@@ -270,6 +275,9 @@ mod tests {
         let expected = Config { sources: vec![Source::File { share: 0.0 }] };
         assert_eq!(read("sources = [{ kind = \"file\", share = 0.0 }]"), Ok(expected));
         let error = read("sources = [{ kind = \"file\" }, { kind = \"nothing\", share = 0.0 }]").unwrap_err();
-        assert!(error.to_string().starts_with("config.sources.1.share: this kind has no such key"), "{error}");
+        assert!(
+            error.to_string().starts_with("config.sources.1.share: this kind has no such key"),
+            "{error}"
+        );
     }
 }
