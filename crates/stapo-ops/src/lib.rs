@@ -47,6 +47,7 @@ mod testing;
 #[path = "../tests/cuda"]
 mod cuda_tests {
     mod exact;
+    mod exact_deltanet;
     mod exact_few_rows;
     mod exact_lora;
     mod lora_case;
