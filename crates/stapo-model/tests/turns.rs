@@ -113,9 +113,8 @@ fn turns_on_a_gpu_have_the_bits_of_training_whatever_memory_and_time_they_had() 
         check_training(&family, &policy, &undisturbed);
         let block = policy
             .config()
-            .layers
-            .iter()
-            .map(|layer| layer.attention().heads)
+            .attentions()
+            .map(|attention| attention.heads)
             .fold(0, |sum, heads| sum + heads.kv * heads.dim);
         // About 20 blocks of 32 positions, keys and values in bf16.
         let small = EngineSettings { kv_bytes: 20 * 32 * block * 4, max_rows: 37, ..settings() };
