@@ -13,11 +13,13 @@ mod tests;
 pub use families::Family;
 pub(crate) use hugging_face::{is_multimodal, token_ids};
 pub use layer::{
-    AttentionBiases, AttentionSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement, QkNorm,
+    AttentionBiases, AttentionSpec, DeltaNetSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement,
+    QkNorm,
 };
 pub use parts::Part;
 pub use rope::Rope;
 pub use stapo_ops::attention::{Heads, ScoreRule};
+pub use stapo_ops::deltanet::Heads as DeltaNetHeads;
 pub use stapo_ops::lm_head::LogitRule;
 pub use stapo_ops::rope::Scaling as RopeScaling;
 pub use stapo_ops::swiglu::Gate;
@@ -142,10 +144,9 @@ impl ModelConfig {
     /// Whether both describe the same computation, whichever factors `LongRoPE` uses for now.
     fn computes_as(&self, other: &Self) -> bool {
         let mut with_same_factors = self.clone();
-        let used = other.layers.iter().map(|layer| &layer.attention().rope.scaling);
-        for (layer, other) in with_same_factors.layers.iter_mut().zip(used) {
+        for (attention, other) in with_same_factors.attentions_mut().zip(other.attentions()) {
             if let (RopeScaling::Long { used, .. }, RopeScaling::Long { used: other, .. }) =
-                (&mut layer.attention_mut().rope.scaling, other)
+                (&mut attention.rope.scaling, &other.rope.scaling)
             {
                 *used = *other;
             }
@@ -156,10 +157,8 @@ impl ModelConfig {
     /// Chooses `LongRoPE`'s factors, once for a whole run: those for long sequences where `longest` exceeds what the model was
     /// first trained for.
     pub fn fit_longest(&mut self, longest: usize) {
-        for layer in &mut self.layers {
-            if let RopeScaling::Long { used, original_positions, .. } =
-                &mut layer.attention_mut().rope.scaling
-            {
+        for attention in self.attentions_mut() {
+            if let RopeScaling::Long { used, original_positions, .. } = &mut attention.rope.scaling {
                 *used = if longest > *original_positions { LongFactors::Long } else { LongFactors::Short };
             }
         }
@@ -168,11 +167,25 @@ impl ModelConfig {
     /// Positions that a sequence may have: those that the model was trained for, with `LongRoPE`'s factors for short sequences
     /// those that these factors are for.
     pub fn position_limit(&self) -> usize {
-        let of_layer = |layer: &LayerSpec| match layer.attention().rope.scaling {
+        let of_layer = |attention: &AttentionSpec| match attention.rope.scaling {
             RopeScaling::Long { used: LongFactors::Short, original_positions, .. } => original_positions,
             _ => self.max_positions,
         };
-        self.layers.iter().map(of_layer).min().unwrap_or(self.max_positions).min(self.max_positions)
+        self.attentions().map(of_layer).min().unwrap_or(self.max_positions).min(self.max_positions)
+    }
+
+    /// The layers with attention.
+    pub fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.layers.iter().filter_map(LayerSpec::attention)
+    }
+
+    pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut AttentionSpec> {
+        self.layers.iter_mut().filter_map(LayerSpec::attention_mut)
+    }
+
+    /// Numbers that a running sequence keeps besides keys and values, whatever its length.
+    pub fn state_numbers(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.state_numbers() as u64).sum()
     }
 
     /// The one description that all layers share; `None` where layers differ.
@@ -214,6 +227,11 @@ impl ModelConfig {
     /// Numbers that the KV cache holds for each token.
     pub fn kv_numbers_per_token(&self) -> u64 {
         self.layers.iter().map(|layer| layer.kv_numbers_per_token() as u64).sum()
+    }
+
+    /// Numbers that a running sequence of `n_tokens` keeps: keys, values and states.
+    pub fn sequence_numbers(&self, n_tokens: usize) -> u64 {
+        n_tokens as u64 * self.kv_numbers_per_token() + self.state_numbers()
     }
 
     /// Trainable numbers; tied embeddings count once.

@@ -12,6 +12,8 @@ mod accumulate;
 pub(crate) mod arena;
 pub(crate) mod attention;
 mod batch;
+pub(crate) mod context;
+mod delta_net;
 mod ffn;
 mod gradient;
 mod gradients;

@@ -13,7 +13,7 @@ pub(crate) use folder::write_whole as write_folder;
 use crate::config::{ModelConfig, TensorSpec};
 use crate::error::{Error, Result};
 use crate::weights::safetensors::{INDEX, SINGLE};
-use crate::weights::{Encoding, is_norm};
+use crate::weights::{Encoding, is_norm_less_one};
 use half::f16;
 use other_parts::OtherParts;
 use serde_json::{Map, Value, json};
@@ -151,7 +151,7 @@ fn write_weights(
                 }
             }
         }
-        if config.family.norms_less_one() && is_norm(&spec.name) {
+        if config.family.norms_less_one() && is_norm_less_one(&spec.name) {
             for number in numbers {
                 *number -= 1.0;
             }

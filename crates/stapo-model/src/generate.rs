@@ -22,7 +22,7 @@ mod tests;
 pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
-pub use scheduler::{Capacity, Scheduler};
+pub use scheduler::{Capacity, Scheduler, states_within};
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;
 

@@ -26,7 +26,8 @@ pub mod weights;
 
 pub use chat::{ChatTemplate, Message, Segment, plain_continuation};
 pub use config::{
-    EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling, TensorSpec,
+    DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
+    Rope, RopeScaling, TensorSpec,
 };
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;

@@ -170,7 +170,8 @@ impl Keys {
         }
         targets.sort();
         targets.dedup();
-        Ok(targets)
+        // All modules of layers with attention are all modules of most models.
+        Ok(if targets == LoraTarget::OF_ATTENTION_LAYERS { LoraTarget::ALL.to_vec() } else { targets })
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {
@@ -216,7 +217,7 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
     let renamed = |spec: &TensorSpec| TensorSpec { name: stored_name(spec), shape: spec.shape.clone() };
     let specs: Vec<TensorSpec> = adapters.iter().map(|(spec, _)| renamed(spec)).collect();
     write_folder(out, Existing::Refuse, |folder| {
-        write_json(&folder.join(CONFIG), &config_of(spec, base))?;
+        write_json(&folder.join(CONFIG), &config_of(spec, &specs, base))?;
         let mut values = adapters.iter();
         write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &str::to_owned, &mut |_, numbers| {
             if let Some((_, tensor)) = values.next() {
@@ -231,7 +232,8 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
 
 /// Refuses adapters of parts of joined projections: PEFT knows only the whole.
 fn check_modules(location: &str, config: &ModelConfig, spec: &LoraSpec) -> Result<()> {
-    let is_part = |target: &&LoraTarget| ![LoraTarget::Output, LoraTarget::Down].contains(target);
+    use LoraTarget::{Gate, Key, Query, Up, Value};
+    let is_part = |target: &&LoraTarget| [Query, Key, Value, Gate, Up].contains(target);
     let Some(part) = spec.targets.iter().find(is_part).filter(|_| config.family.joins_projections()) else {
         return Ok(());
     };
@@ -240,9 +242,11 @@ fn check_modules(location: &str, config: &ModelConfig, spec: &LoraSpec) -> Resul
     Err(Error::unsupported(location, problem, hint))
 }
 
-/// `adapter_config.json`.
-fn config_of(spec: &LoraSpec, base: &str) -> Map<String, Value> {
-    let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
+/// `adapter_config.json`, with the targets that the model has factors of.
+fn config_of(spec: &LoraSpec, factors: &[TensorSpec], base: &str) -> Map<String, Value> {
+    let names = spec.targets.iter().map(|target| target.name());
+    let is_found = |name: &&str| factors.iter().any(|factor| factor.name.contains(&format!(".{name}.")));
+    let targets: Vec<&str> = names.filter(is_found).collect();
     let is_whole = spec.alpha.fract() == 0.0 && spec.alpha.abs() < 1e15;
     let alpha = if is_whole { json!(spec.alpha as i64) } else { json!(spec.alpha) };
     let keys = json!({

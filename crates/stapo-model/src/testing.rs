@@ -1,7 +1,10 @@
 //! The tiny model of this crate's tests. Tests in `tests/` include this file as a module of their own, so its names come
 //! from the module above.
 
-use super::{EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling};
+use super::{
+    DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
+    Rope, RopeScaling,
+};
 
 /// A model of two layers whose sizes are multiples of nothing that a kernel would like.
 pub fn tiny_config(family: Family) -> ModelConfig {
@@ -32,7 +35,11 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
     let mut layers = vec![family.layer(heads, rope, ffn_width); n_layers];
     for (index, layer) in layers.iter_mut().enumerate() {
         let is_even = index % 2 == 0;
-        let attention = layer.attention_mut();
+        if family == Family::Qwen35 && is_even {
+            let deltanet = DeltaNetHeads { key: 1, value: 2, key_dim: 3, value_dim: heads.dim };
+            layer.mixer = Mixer::DeltaNet(DeltaNetSpec { heads: deltanet, kernel: 3 });
+        }
+        let Some(attention) = layer.attention_mut() else { continue };
         match family {
             Family::SmolLm3 if is_even => attention.rotary_dim = 0,
             Family::Mistral => attention.rule.window = Some(5),
@@ -46,7 +53,7 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
                 attention.rule.softcap = Some(1.5);
                 attention.rule.scale = 0.3;
             }
-            Family::Phi3 => attention.rotary_dim = heads.dim - 2,
+            Family::Phi3 | Family::Qwen35 => attention.rotary_dim = heads.dim - 2,
             Family::Granite => {
                 // Larger scales make attention so sharp that rounding weights to bf16 alone changes gradients by half.
                 attention.rule.scale = 1.4 / (heads.dim as f64).sqrt();

@@ -64,6 +64,11 @@ pub(crate) fn is_norm(name: &str) -> bool {
     name.ends_with("norm.weight")
 }
 
+/// Whether a family that stores the weights of norms less 1 stores this tensor so. The norm inside DeltaNet is stored as it is.
+pub(crate) fn is_norm_less_one(name: &str) -> bool {
+    is_norm(name) && !name.ends_with("linear_attn.norm.weight")
+}
+
 impl StoredTensor {
     pub fn as_named(bytes: Range<usize>, shape: Vec<usize>, encoding: Encoding) -> Self {
         Self { file: 0, bytes, shape, encoding, rows: RowOrder::AsNamed, offset: 0.0 }
@@ -112,7 +117,7 @@ impl Weights {
             self.split_projections(config)?;
         }
         if config.family.norms_less_one() {
-            let norms = self.tensors.iter_mut().filter(|(name, _)| is_norm(name));
+            let norms = self.tensors.iter_mut().filter(|(name, _)| is_norm_less_one(name));
             norms.for_each(|(_, stored)| stored.offset = 1.0);
         }
         Ok(self)
@@ -268,7 +273,9 @@ impl Weights {
 
 /// Whether a tensor belongs to the vision part of a multimodal checkpoint.
 fn is_of_other_modality(name: &str) -> bool {
-    ["model.vision_tower.", "model.multi_modal_projector."].iter().any(|prefix| name.starts_with(prefix))
+    ["model.vision_tower.", "model.multi_modal_projector.", "model.visual."]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Decodes rows stored as (0, h/2, 1, h/2 + 1, ..) within each head of h rows into the order 0, 1, .., h - 1.

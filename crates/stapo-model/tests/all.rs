@@ -21,4 +21,7 @@ mod real_model;
 mod testing;
 mod turns;
 
-use stapo_model::{EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling};
+use stapo_model::{
+    DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
+    Rope, RopeScaling,
+};

@@ -208,12 +208,44 @@ fn sampled_logp_equals_training_forward() {
 
 #[test]
 fn chunked_prefill_equals_whole() {
-    let policy = policy(Family::Qwen3);
-    let (whole, _) = generate(&policy, settings(), &requests());
-    for max_rows in [1, 7, 16, 33] {
-        let (chunked, _) = generate(&policy, EngineSettings { max_rows, ..settings() }, &requests());
-        assert_eq!(chunked, whole, "{max_rows} rows");
+    for policy in [policy(Family::Qwen3), policy(Family::Qwen35)] {
+        let (whole, _) = generate(&policy, settings(), &requests());
+        for max_rows in [1, 7, 16, 33] {
+            let (chunked, _) = generate(&policy, EngineSettings { max_rows, ..settings() }, &requests());
+            assert_eq!(chunked, whole, "{max_rows} rows");
+        }
     }
+}
+
+/// States of sequences cannot be cut back: samples start from copies of the state at their prompt's end, wait where no state is free, and
+/// are computed again after a preemption.
+#[test]
+fn sequences_with_states_do_not_depend_on_the_memory_for_states() {
+    let policy = policy(Family::Qwen35);
+    let config = policy.config();
+    let state_bytes = 4 * config.state_numbers() as usize;
+    let long = |(i, n_prompt)| Request {
+        problem: i,
+        prompt: prompt(n_prompt),
+        n_samples: 5,
+        max_tokens: 100,
+        stops: vec![],
+    };
+    let requests: Vec<Request> = [(0, 20), (1, 33), (2, 1), (3, 16)].map(long).to_vec();
+    let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests);
+    assert_eq!(n_preemptions, 0);
+    let mut n_preempted = 0;
+    let sequence_bytes = 4 * config.sequence_numbers(160) as usize;
+    // From one state on; with few blocks, sequences are preempted too.
+    for kv_bytes in [sequence_bytes, 2 * sequence_bytes, 5 * sequence_bytes, 24 * state_bytes + 400_000] {
+        for (max_rows, max_sequences) in [(1024, 1024), (7, 1024), (1024, 3), (9, 2)] {
+            let settings = EngineSettings { kv_bytes, max_rows, max_sequences, ..settings() };
+            let (found, n_preemptions) = generate(&policy, settings, &requests);
+            assert_eq!(found, undisturbed, "{kv_bytes} bytes, {max_rows} rows, {max_sequences} sequences");
+            n_preempted += n_preemptions;
+        }
+    }
+    assert!(n_preempted > 0, "the memory is too large to test preemption");
 }
 
 #[test]
@@ -241,8 +273,10 @@ fn preempted_equals_undisturbed() {
 
 #[test]
 fn planning_ahead_changes_nothing() {
-    let policy = policy(Family::Qwen3);
-    for kv_bytes in [8 << 20, 400_000] {
+    for (policy, kv_bytes) in [Family::Qwen3, Family::Qwen35]
+        .into_iter()
+        .flat_map(|family| [8 << 20, 400_000].map(|kv_bytes| (policy(family), kv_bytes)))
+    {
         let settings = EngineSettings { kv_bytes, n_alternatives: 2, ..settings() };
         let mut memory = EngineMemory::new();
         let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();

@@ -42,7 +42,7 @@ fn llama_3_scaling_is_found_in_its_factors() {
         high_freq_factor: 4.0,
         original_positions: 8192,
     };
-    let rope = &config.uniform_layer().unwrap().attention().rope;
+    let rope = &config.uniform_layer().unwrap().attention().unwrap().rope;
     assert_eq!(*rope, Rope { theta: 500000.0, scaling });
     assert!(config.tied_embeddings);
 }
@@ -50,7 +50,7 @@ fn llama_3_scaling_is_found_in_its_factors() {
 #[test]
 fn a_finer_output_matrix_is_the_head() {
     let model = Pretrained::open(&tiny("qwen2-bpe.gguf")).unwrap();
-    let attention = model.config.uniform_layer().unwrap().attention();
+    let attention = model.config.uniform_layer().unwrap().attention().unwrap();
     assert_eq!(attention.biases, AttentionBiases::QueryKeyValue);
     assert!(!model.config.tied_embeddings);
     assert_eq!(model.weights.encoding("lm_head.weight"), Some(Encoding::Q8_0));

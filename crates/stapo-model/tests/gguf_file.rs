@@ -124,7 +124,7 @@ fn header(config: &ModelConfig, more: &[Vec<u8>], tensors: &[(TensorSpec, Encodi
         [key, 6u32.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()].concat()
     };
     let layer = config.uniform_layer().expect("GGUF has one size for all layers");
-    let AttentionSpec { heads, rope, .. } = layer.attention();
+    let AttentionSpec { heads, rope, .. } = layer.attention().expect("a layer with attention");
     let own = [
         word("general.architecture", family),
         of_family("block_count", config.layers.len()),

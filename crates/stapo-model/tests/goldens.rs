@@ -11,7 +11,7 @@ use stapo_model::peft::PeftAdapter;
 use stapo_model::{CpuOptions, Device, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 20] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -30,8 +30,12 @@ const CASES: [&str; 18] = [
     "phi3-joined",
     "phi3-longrope",
     "granite-scaled",
+    "qwen35-hybrid",
+    "qwen35-untied",
 ];
 const TOLERANCE: f32 = 1e-4;
+/// Of models with DeltaNet, relative to the largest number.
+const HYBRID_TOLERANCE: f32 = 1e-5;
 
 /// Adapters, and the golden models that they are of; `goldens/make_lora.py` makes them.
 const ADAPTERS: [(&str, &str); 3] = [
@@ -118,10 +122,11 @@ impl Golden {
     #[track_caller]
     fn check(&self, what: &str, ours: &[f32], theirs: &[f32]) {
         assert_eq!(ours.len(), theirs.len(), "{} {what}", self.name);
+        let tolerance = if self.name.starts_with("qwen35") { HYBRID_TOLERANCE } else { TOLERANCE };
         let scale = theirs.iter().fold(0.0_f32, |top, x| top.max(x.abs()));
         let worst = ours.iter().zip(theirs).fold(0.0_f32, |top, (a, b)| top.max((a - b).abs()));
         assert!(
-            worst.is_finite() && worst <= TOLERANCE * scale,
+            worst.is_finite() && worst <= tolerance * scale,
             "{} {what}: off by {worst} of {scale}",
             self.name
         );
@@ -131,9 +136,13 @@ impl Golden {
 /// Every case, with adapters and without, on the CPU and, where there is one, on a GPU in f32.
 fn goldens() -> Vec<Golden> {
     let of_device = |device: &Device| {
-        let models = CASES.map(|name| Golden::open(name, device));
+        let is_built = |name: &&str| {
+            let config = Pretrained::open(&folder(name)).unwrap().config;
+            config.check_device(device).map_err(|error| println!("skipped {name}: {error}")).is_ok()
+        };
+        let models = CASES.into_iter().filter(is_built).map(|name| Golden::open(name, device));
         let adapters = ADAPTERS.map(|names| Golden::open_adapter(names, device));
-        models.into_iter().chain(adapters).collect::<Vec<_>>()
+        models.chain(adapters).collect::<Vec<_>>()
     };
     devices().iter().flat_map(of_device).collect()
 }
@@ -215,28 +224,37 @@ fn gradients_agree_with_transformers() {
     }
 }
 
-/// Both layouts of names that `transformers` has written for multimodal checkpoints.
+/// Both layouts of names that `transformers` has written for multimodal checkpoints, and that of Qwen3.5 with its head that predicts
+/// several tokens.
 #[test]
 fn a_multimodal_checkpoint_is_read_by_its_language_model() {
-    let alone = Pretrained::open(&folder("gemma3-windows")).unwrap();
-    let bytes = std::fs::read(folder("gemma3-windows").join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
-    let text = std::fs::read_to_string(folder("gemma3-windows").join("config.json")).unwrap();
-    let inner: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let outer = serde_json::json!({"model_type": "gemma3", "text_config": inner, "vision_config": {}});
-    for (language, vision) in
-        [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")]
-    {
-        let whole = tempfile::tempdir().unwrap();
-        std::fs::write(whole.path().join("config.json"), outer.to_string()).unwrap();
+    for (case, whole, language, others) in [
+        ("gemma3-windows", "gemma3", "language_model.model.", &["vision_tower.patch.weight"][..]),
+        ("gemma3-windows", "gemma3", "model.language_model.", &["model.vision_tower.patch.weight"]),
+        (
+            "qwen35-hybrid",
+            "qwen3_5",
+            "model.language_model.",
+            &["model.visual.patch.weight", "mtp.layers.0.mlp.up_proj.weight"],
+        ),
+    ] {
+        let alone = Pretrained::open(&folder(case)).unwrap();
+        let bytes = std::fs::read(folder(case).join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let text = std::fs::read_to_string(folder(case).join("config.json")).unwrap();
+        let inner: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let outer = serde_json::json!({"model_type": whole, "text_config": inner, "vision_config": {}});
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), outer.to_string()).unwrap();
         let named = |name: &str| format!("{language}{}", name.strip_prefix("model.").unwrap());
         let mut all: Vec<_> = tensors.iter().map(|(name, view)| (named(name), view.clone())).collect();
-        all.push((format!("{vision}patch.weight"), tensors[0].1.clone()));
+        all.extend(others.iter().map(|name| ((*name).to_string(), tensors[0].1.clone())));
         let file = safetensors::serialize(all, None).unwrap();
-        std::fs::write(whole.path().join("model.safetensors"), file).unwrap();
-        let read = Pretrained::open(whole.path()).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let read = Pretrained::open(folder.path()).unwrap();
         assert_eq!(read.config, alone.config);
-        assert_eq!(read.ignored, [format!("{vision}patch.weight")]);
+        let ignored: std::collections::BTreeSet<&str> = read.ignored.iter().map(String::as_str).collect();
+        assert_eq!(ignored, others.iter().copied().collect());
         for spec in alone.config.tensors() {
             let [ours, expected] = [&read, &alone].map(|model| {
                 let mut numbers = vec![0.0; spec.n_elements()];
@@ -245,12 +263,12 @@ fn a_multimodal_checkpoint_is_read_by_its_language_model() {
             });
             assert_eq!(ours, expected, "{}", spec.name);
         }
-        assert_exports_whole(&read, whole.path());
+        assert_exports_whole(&read, folder.path(), whole);
     }
 }
 
 /// An export of a multimodal checkpoint has the tensors and keys of the whole checkpoint.
-fn assert_exports_whole(model: &Pretrained, folder: &Path) {
+fn assert_exports_whole(model: &Pretrained, folder: &Path, model_type: &str) {
     let out = folder.join("exported");
     let options = ExportOptions { precision: export::Precision::F32, ..ExportOptions::default() };
     let read = |spec: &TensorSpec, to: &mut [f32]| model.weights.read_f32(&spec.name, &spec.shape, to);
@@ -275,31 +293,8 @@ fn assert_exports_whole(model: &Pretrained, folder: &Path) {
     }
     let config: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
-    assert_eq!((&config["model_type"], config.get("vision_config").is_some()), (&"gemma3".into(), true));
-    assert_eq!(config["text_config"]["model_type"], "gemma3_text");
+    assert_eq!((&config["model_type"], config.get("vision_config").is_some()), (&model_type.into(), true));
+    assert_eq!(config["text_config"]["model_type"], model.config.family.name());
     let again = Pretrained::open(&out).unwrap();
     assert_eq!((again.config, again.ignored), (model.config.clone(), model.ignored.clone()));
-}
-
-/// PEFT merges in f32, this program in f64: both are within 1e-5 of the model with its adapter beside the weights.
-#[test]
-fn log_probs_of_an_adapter_and_of_the_merged_model_agree_with_peft() {
-    let device = Device::cpu(CpuOptions::default());
-    for names in ADAPTERS {
-        let golden = Golden::open_adapter(names, &device);
-        let mut merged = Golden::open(CASES.into_iter().find(|case| *case == names.1).unwrap(), &device);
-        let mut tensors = golden.policy.merged_tensors();
-        merged.policy.fill(|spec, values| {
-            let (own, merged) = tensors.next().unwrap();
-            assert_eq!(own, spec);
-            values.copy_from_slice(&merged);
-        });
-        merged.bytes = golden.bytes.clone();
-        for (what, ours) in [("beside", golden.scores(0)), ("merged", merged.scores(0))] {
-            for theirs in [golden.f32("logp"), golden.f32("merged_logp")] {
-                let worst = ours.logp.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                assert!(worst <= 1e-5, "{} {what}: off by {worst}", golden.name);
-            }
-        }
-    }
 }

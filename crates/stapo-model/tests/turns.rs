@@ -113,9 +113,8 @@ fn turns_on_a_gpu_have_the_bits_of_training_whatever_memory_and_time_they_had() 
         check_training(&family, &policy, &undisturbed);
         let block = policy
             .config()
-            .layers
-            .iter()
-            .map(|layer| layer.attention().heads)
+            .attentions()
+            .map(|attention| attention.heads)
             .fold(0, |sum, heads| sum + heads.kv * heads.dim);
         // About 20 blocks of 32 positions, keys and values in bf16.
         let small = EngineSettings { kv_bytes: 20 * 32 * block * 4, max_rows: 37, ..settings() };
@@ -127,17 +126,23 @@ fn turns_on_a_gpu_have_the_bits_of_training_whatever_memory_and_time_they_had() 
 
 #[test]
 fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
-    let policy = policy(Family::Qwen3);
-    let (undisturbed, n_preemptions) = episodes(&policy, settings(), (false, |_| 0));
+    // Memory for 17 to 40 blocks of 16 positions; the longest response has up to 13 blocks.
+    check_memory_and_time(&policy(Family::Qwen3), &[170_000, 250_000, 400_000, 8 << 20]);
+    let hybrid = policy(Family::Qwen35);
+    let sequence_bytes = 4 * hybrid.config().sequence_numbers(13 * 16) as usize;
+    check_memory_and_time(&hybrid, &[sequence_bytes, 2 * sequence_bytes, 6 * sequence_bytes, 8 << 20]);
+}
+
+fn check_memory_and_time(policy: &Policy, kv_bytes: &[usize]) {
+    let (undisturbed, n_preemptions) = episodes(policy, settings(), (false, |_| 0));
     assert_eq!(n_preemptions, 0);
     let delays: [fn(usize) -> usize; 3] = [|_| 0, |n| n % 5, |n| 31 * n % 83];
-    // Memory for 17 to 40 blocks of 16 positions; the longest response has up to 13 blocks.
     let mut n_preempted = 0;
-    for kv_bytes in [170_000, 250_000, 400_000, 8 << 20] {
+    for &kv_bytes in kv_bytes {
         for (ahead, delay) in delays.into_iter().flat_map(|delay| [(false, delay), (true, delay)]) {
             for max_rows in [7, 1024] {
                 let settings = EngineSettings { kv_bytes, max_rows, ..settings() };
-                let (found, n_preemptions) = episodes(&policy, settings, (ahead, delay));
+                let (found, n_preemptions) = episodes(policy, settings, (ahead, delay));
                 n_preempted += n_preemptions;
                 assert!(found == undisturbed, "{kv_bytes} bytes, {max_rows} rows, ahead: {ahead}");
             }

@@ -15,7 +15,8 @@ use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
 use crate::sampling::{self, SamplingRule};
 use crate::{
-    Float, Shape, Weight, Write, embedding, lm_head, lora, matmul, reduce, residual, rmsnorm, rope, swiglu,
+    Float, Shape, Weight, Write, deltanet, embedding, lm_head, lora, matmul, output_gate, reduce, residual,
+    rmsnorm, rope, swiglu,
 };
 
 macro_rules! kernels {
@@ -88,6 +89,24 @@ kernels! {
     ) = cpu_paged::forward;
 
     fn paged_decode(cpu: &Cpu, decode: &cpu_decode::Decode<'_, Self>) = cpu_decode::run;
+
+    fn deltanet_forward(
+        cpu: &Cpu,
+        dims: deltanet::Dims,
+        parameters: deltanet::Parameters<'_, Self>,
+        raw: &[Self],
+        sequences: deltanet::cpu::HostSequences<'_, Self>,
+        to: deltanet::Out<'_, Self>,
+    ) = deltanet::cpu::forward;
+
+    fn deltanet_backward(
+        cpu: &Cpu,
+        dims: deltanet::Dims,
+        from: (deltanet::Parameters<'_, Self>, deltanet::Saved<'_, Self>),
+        offsets: &[u32],
+        d_out: &[Self],
+        to: deltanet::cpu_backward::Gradients<'_, Self>,
+    ) = deltanet::cpu_backward::backward;
 
     fn embedding_forward(cpu: &Cpu, dims: embedding::Dims, ids: &[u32], table: &[Self], out: &mut [Self])
         = embedding::cpu::forward;
@@ -187,6 +206,32 @@ kernels! {
 
     fn matmul_backward_bias(cpu: &Cpu, outputs: usize, d_y: &[Self], d_bias: &mut [Self])
         = matmul::cpu::backward_bias;
+
+    fn output_gate_divide(
+        cpu: &Cpu,
+        dims: output_gate::Dims,
+        projected: &[Self],
+        qkv: &mut [Self],
+        gate: &mut [Self],
+    ) = output_gate::cpu::divide;
+
+    fn output_gate_join(
+        cpu: &Cpu,
+        dims: output_gate::Dims,
+        qkv: &[Self],
+        gate: &[Self],
+        projected: &mut [Self],
+    ) = output_gate::cpu::join;
+
+    fn output_gate_forward(cpu: &Cpu, attended: &[Self], gate: &[Self], out: &mut [Self])
+        = output_gate::cpu::forward;
+
+    fn output_gate_backward(
+        cpu: &Cpu,
+        saved: (&[Self], &[Self]),
+        d_out: &[Self],
+        to: (&mut [Self], &mut [Self]),
+    ) = output_gate::cpu::backward;
 
     fn pack_panels(cpu: &Cpu, weight: &[Self], columns: usize, depth: usize, panels: &mut [Self]) = pack_panels;
 

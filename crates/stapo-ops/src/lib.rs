@@ -22,6 +22,7 @@ mod reader;
 pub mod adamw;
 pub mod attention;
 pub mod cuda;
+pub mod deltanet;
 pub mod dtype;
 pub mod embedding;
 pub mod fused;
@@ -30,6 +31,7 @@ pub mod lora;
 pub mod mapped;
 pub mod matmul;
 pub mod noise;
+pub mod output_gate;
 pub mod quantised;
 pub mod reduce;
 pub mod residual;
@@ -47,6 +49,7 @@ mod testing;
 #[path = "../tests/cuda"]
 mod cuda_tests {
     mod exact;
+    mod exact_deltanet;
     mod exact_few_rows;
     mod exact_lora;
     mod lora_case;

@@ -153,7 +153,7 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
     let config = &model.config;
     let n = config.n_parameters();
     // The keys of layers are null where layers differ in them.
-    let heads = shared(config, |layer| layer.attention().heads);
+    let heads = same(config.attentions().map(|attention| attention.heads));
     json!({
         "path": found.pinned.to_string(),
         "step": found.step(),
@@ -170,11 +170,11 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
         "vocabulary": config.vocabulary,
         "max_positions": config.max_positions,
         "tied_embeddings": config.tied_embeddings,
-        "qk_norm": shared(config, |layer| layer.attention().qk_norm != QkNorm::Absent),
-        "qkv_bias": shared(config, |layer| layer.attention().biases != AttentionBiases::Absent),
+        "qk_norm": same(config.attentions().map(|attention| attention.qk_norm != QkNorm::Absent)),
+        "qkv_bias": same(config.attentions().map(|attention| attention.biases != AttentionBiases::Absent)),
         "parts": config.parts().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "norm_eps": config.norm_eps,
-        "rope": shared(config, |layer| layer.attention().rope.clone())
+        "rope": same(config.attentions().map(|attention| attention.rope.clone()))
             .map(|rope| json!({ "theta": rope.theta, "kind": rope_name(&rope.scaling) })),
         "bos": config.bos,
         "stops": config.stops,
@@ -239,9 +239,13 @@ const DIFFERENT: &str = "differs between layers";
 
 /// What all layers have; `None` where layers differ in it.
 fn shared<T: PartialEq>(config: &ModelConfig, of_layer: impl Fn(&LayerSpec) -> T) -> Option<T> {
-    let (first, others) = config.layers.split_first()?;
-    let value = of_layer(first);
-    others.iter().all(|layer| of_layer(layer) == value).then_some(value)
+    same(config.layers.iter().map(of_layer))
+}
+
+/// The one value of all; `None` where values differ.
+fn same<T: PartialEq>(mut values: impl Iterator<Item = T>) -> Option<T> {
+    let first = values.next()?;
+    values.all(|value| value == first).then_some(first)
 }
 
 fn layers(config: &ModelConfig) -> String {
@@ -250,13 +254,15 @@ fn layers(config: &ModelConfig) -> String {
 }
 
 fn attention(config: &ModelConfig) -> String {
-    let Some(heads) = shared(config, |layer| layer.attention().heads) else { return DIFFERENT.into() };
+    let Some(heads) = same(config.attentions().map(|attention| attention.heads)) else {
+        return DIFFERENT.into();
+    };
     format!("{} heads on {} key-value heads of {}", heads.query, heads.kv, heads.dim)
 }
 
 fn rope(config: &ModelConfig) -> String {
     let mut kinds = Vec::new();
-    for AttentionSpec { rope, .. } in config.layers.iter().map(LayerSpec::attention) {
+    for AttentionSpec { rope, .. } in config.attentions() {
         let kind = format!("rope {} theta {}", rope_name(&rope.scaling), rope.theta);
         if !kinds.contains(&kind) {
             kinds.push(kind);

@@ -11,6 +11,7 @@ mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod smollm3;
 
 use super::layer::{AttentionBiases, AttentionSpec, FeedForward, LayerSpec, Mixer, NormPlacement, QkNorm};
@@ -38,6 +39,8 @@ pub enum Family {
     /// Phi-3 and Phi-4-mini.
     Phi3,
     Granite,
+    /// The language model of Qwen3.5, alone or inside a multimodal checkpoint.
+    Qwen35,
 }
 
 /// What the models of a family share.
@@ -74,7 +77,7 @@ pub(super) struct FamilyRow {
 }
 
 impl Family {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Qwen3,
         Self::Qwen2,
         Self::Llama,
@@ -86,6 +89,7 @@ impl Family {
         Self::Gemma2,
         Self::Phi3,
         Self::Granite,
+        Self::Qwen35,
     ];
 
     pub(super) fn row(self) -> &'static FamilyRow {
@@ -101,6 +105,7 @@ impl Family {
             Self::Gemma2 => &gemma2::ROW,
             Self::Phi3 => &phi3::ROW,
             Self::Granite => &granite::ROW,
+            Self::Qwen35 => &qwen3_5::ROW,
         }
     }
 
@@ -150,6 +155,7 @@ impl Family {
                 biases: row.biases,
                 rope,
                 rotary_dim: heads.dim,
+                has_output_gate: self == Self::Qwen35,
             }),
             feed_forward: FeedForward::Gated { width: ffn_width, gate: row.gate, has_biases: false },
             residual_scale: 1.0,
@@ -185,8 +191,8 @@ fn sliding_layers(
 fn set_windows(keys: &ObjectReader<'_>, config: &mut ModelConfig, sliding: &[bool]) -> Result<()> {
     let is_given = keys.keys.contains_key("sliding_window");
     let window = if is_given { keys.optional_whole("sliding_window")? } else { config.family.row().window };
-    for (layer, is_sliding) in config.layers.iter_mut().zip(sliding) {
-        layer.attention_mut().rule.window = window.filter(|_| *is_sliding);
+    for (attention, is_sliding) in config.attentions_mut().zip(sliding) {
+        attention.rule.window = window.filter(|_| *is_sliding);
     }
     Ok(())
 }
@@ -201,8 +207,7 @@ fn set_ropes_by_kind(
     let by_kind = keys.get("rope_parameters").is_some_and(|table| table.get(SLIDING).is_some());
     let theta = config.family.row().theta;
     let context = RopeContext { head_dim: 0, max_positions: config.max_positions, theta };
-    for layer in &mut config.layers {
-        let attention = layer.attention_mut();
+    for attention in config.attentions_mut() {
         let is_sliding = attention.rule.window.is_some();
         let context = RopeContext { head_dim: attention.heads.dim, ..context };
         let kind = if is_sliding { SLIDING } else { FULL };
@@ -217,7 +222,7 @@ fn set_ropes_by_kind(
 
 /// `layer_types`, `sliding_window` and, where kinds of layers have different ropes, `rope_parameters` by kind.
 fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
-    let window = |layer: &LayerSpec| layer.attention().rule.window;
+    let window = |layer: &LayerSpec| layer.attention()?.rule.window;
     let kind = |layer| if window(layer).is_some() { SLIDING } else { FULL };
     let kinds: Vec<&str> = config.layers.iter().map(kind).collect();
     keys.insert("layer_types".into(), json!(kinds));
@@ -227,9 +232,8 @@ fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
 /// `rope_parameters` by kind of layer, in place of keys for all layers.
 fn write_ropes_by_kind(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let parameters = |is_sliding: bool| {
-        let of_kind = |layer: &&LayerSpec| layer.attention().rule.window.is_some() == is_sliding;
-        let layer = config.layers.iter().find(of_kind).or(config.layers.first())?;
-        let AttentionSpec { rope, .. } = layer.attention();
+        let of_kind = |attention: &&AttentionSpec| attention.rule.window.is_some() == is_sliding;
+        let AttentionSpec { rope, .. } = config.attentions().find(of_kind).or(config.attentions().next())?;
         let mut table = rope.scaling_keys();
         table.insert("rope_theta".into(), json!(rope.theta));
         Some(table)
@@ -245,8 +249,8 @@ fn set_biases(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     let attention = keys.flag("attention_bias")?.unwrap_or(false);
     let mlp = keys.flag("mlp_bias")?.unwrap_or(false);
     for layer in &mut config.layers {
-        if attention {
-            layer.attention_mut().biases = AttentionBiases::All;
+        if let Some(attention) = layer.attention_mut().filter(|_| attention) {
+            attention.biases = AttentionBiases::All;
         }
         let FeedForward::Gated { has_biases, .. } = &mut layer.feed_forward;
         *has_biases = mlp;
@@ -257,7 +261,8 @@ fn set_biases(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
 fn write_biases(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let Some(layer) = config.layers.first() else { return };
     let FeedForward::Gated { has_biases, .. } = layer.feed_forward;
-    keys.insert("attention_bias".into(), json!(layer.attention().biases == AttentionBiases::All));
+    let has_biases_on_all = config.attentions().all(|attention| attention.biases == AttentionBiases::All);
+    keys.insert("attention_bias".into(), json!(has_biases_on_all));
     keys.insert("mlp_bias".into(), json!(has_biases));
 }
 
@@ -268,5 +273,5 @@ fn write_no_padding(keys: &mut Map<String, Value>) {
 
 /// Sets the scale of scores in all layers.
 fn set_score_scale(config: &mut ModelConfig, scale: f64) {
-    config.layers.iter_mut().for_each(|layer| layer.attention_mut().rule.scale = scale);
+    config.attentions_mut().for_each(|attention| attention.rule.scale = scale);
 }

@@ -35,7 +35,9 @@ impl ModelConfig {
         let context = RopeContext { head_dim, max_positions, theta: row.theta };
         let (rope, rotary_dim) = rope::read(&keys, "full_attention", context)?;
         let mut layer = family.layer(heads, rope, keys.whole("intermediate_size")?);
-        layer.attention_mut().rotary_dim = rotary_dim;
+        if let Some(attention) = layer.attention_mut() {
+            attention.rotary_dim = rotary_dim;
+        }
         let token = |key: &str| token_ids(location, key, keys.get(key).or(outer.get(key)));
         let mut config = Self {
             family,
@@ -60,7 +62,10 @@ impl ModelConfig {
     /// the family have no words for, such as layers of different widths.
     pub fn to_hugging_face(&self, dtype: &str) -> Result<Map<String, Value>> {
         let layer = &self.layers[0];
-        let AttentionSpec { heads, rope, rotary_dim, .. } = layer.attention();
+        let Some(AttentionSpec { heads, rope, rotary_dim, .. }) = self.attentions().next() else {
+            let hint = "expected at least one layer of attention";
+            return Err(Error::unsupported("config.json", "no layer has attention", hint));
+        };
         let stops = match self.stops.as_slice() {
             [] => Value::Null,
             [one] => json!(one),
@@ -135,7 +140,8 @@ pub(crate) fn token_ids(location: &str, key: &str, value: Option<&Value>) -> Res
 
 /// Whether the keys are those of a model with a language model inside.
 pub(crate) fn is_multimodal(keys: &Map<String, Value>) -> bool {
-    keys.get("model_type").and_then(Value::as_str) == Some("gemma3") && keys.contains_key("text_config")
+    let name = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    ["gemma3", "qwen3_5"].contains(&name) && keys.contains_key("text_config")
 }
 
 /// The keys of the language model: `text_config` of a multimodal model, else all keys.
@@ -153,13 +159,12 @@ fn language_model<'a>(keys: &ObjectReader<'a>) -> Result<ObjectReader<'a>> {
 }
 
 /// Families that are not built, and the part that each lacks here.
-const MISSING_PARTS: [(&str, &str); 8] = [
+const MISSING_PARTS: [(&str, &str); 7] = [
     ("gpt_oss", "mixtures of experts"),
     ("qwen3_moe", "mixtures of experts"),
     ("mixtral", "mixtures of experts"),
-    ("qwen3_5_text", "gated DeltaNet layers"),
-    ("qwen3_5", "gated DeltaNet layers"),
-    ("qwen3_next", "gated DeltaNet layers and mixtures of experts"),
+    ("qwen3_5_moe_text", "mixtures of experts"),
+    ("qwen3_next", "mixtures of experts"),
     ("gemma4_text", "embeddings per layer, shared keys and values"),
     ("gemma3n_text", "embeddings per layer, AltUp"),
 ];
@@ -167,7 +172,7 @@ const MISSING_PARTS: [(&str, &str); 8] = [
 fn family(keys: &ObjectReader) -> Result<Family> {
     let names: Vec<&str> = Family::ALL.into_iter().map(Family::name).collect();
     let supported = format!(
-        "supported: Qwen3, Qwen2 and 2.5, Llama 2 and 3, SmolLM2 and 3, Mistral, OLMo 2 and 3, Gemma 2 and 3, Phi-3, \
+        "supported: Qwen3 and 3.5, Qwen2 and 2.5, Llama 2 and 3, SmolLM2 and 3, Mistral, OLMo 2 and 3, Gemma 2 and 3, Phi-3, \
          Phi-4-mini, Granite (model_type {})",
         names.join(", ")
     );

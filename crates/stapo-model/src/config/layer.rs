@@ -4,6 +4,7 @@
 use super::{Rope, TensorSpec};
 use crate::error::{Error, Result};
 use stapo_ops::attention::{Heads, ScoreRule};
+use stapo_ops::deltanet;
 use stapo_ops::swiglu::Gate;
 
 /// One layer: a mixer, which moves numbers between positions, then a feed-forward. Each adds its result to the residual
@@ -32,6 +33,15 @@ pub enum NormPlacement {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Mixer {
     Attention(AttentionSpec),
+    DeltaNet(DeltaNetSpec),
+}
+
+/// Gated DeltaNet: a recurrence over a state of fixed size in place of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaNetSpec {
+    pub heads: deltanet::Heads,
+    /// Rows that the causal convolution over queries, keys and values reads.
+    pub kernel: usize,
 }
 
 /// Causal attention with grouped queries.
@@ -47,6 +57,8 @@ pub struct AttentionSpec {
     pub rope: Rope,
     /// The first dimensions of a head, which rope rotates; 0 in layers without positions.
     pub rotary_dim: usize,
+    /// Whether `q_proj` holds a gate behind the query of each head, whose sigmoid multiplies the head's output.
+    pub has_output_gate: bool,
 }
 
 /// The RMS norm of queries and keys, before rope.
@@ -76,9 +88,9 @@ pub enum FeedForward {
 /// What a linear layer does in the layer that it is part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinearRole {
-    /// From the residual stream to queries, keys and values.
+    /// From the residual stream to what the mixer takes in: queries, keys and values, and in DeltaNet their gates.
     QueryKeyValue,
-    /// From the heads to the residual stream.
+    /// From the mixer's heads to the residual stream.
     AttentionOutput,
     /// From the residual stream to gate and up.
     GateUp,
@@ -89,6 +101,7 @@ pub enum LinearRole {
 /// Largest values accepted: far above any model, and small enough that the product of two cannot overflow.
 const MAX_HEADS: usize = 1 << 12;
 const MAX_HEAD_DIM: usize = 1 << 14;
+const MAX_KERNEL: usize = 64;
 const MAX_FFN_WIDTH: usize = 1 << 20;
 
 impl NormPlacement {
@@ -111,14 +124,39 @@ impl NormPlacement {
 }
 
 impl LayerSpec {
-    pub fn attention(&self) -> &AttentionSpec {
-        let Mixer::Attention(attention) = &self.mixer;
-        attention
+    /// `None` in layers with another mixer.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::DeltaNet(_) => None,
+        }
     }
 
-    pub fn attention_mut(&mut self) -> &mut AttentionSpec {
-        let Mixer::Attention(attention) = &mut self.mixer;
-        attention
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
+        match &mut self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::DeltaNet(_) => None,
+        }
+    }
+
+    pub fn delta_net(&self) -> Option<DeltaNetSpec> {
+        match self.mixer {
+            Mixer::Attention(_) => None,
+            Mixer::DeltaNet(spec) => Some(spec),
+        }
+    }
+
+    /// Columns that the mixer's input projections give, and columns that its output projection takes in.
+    pub fn mixer_widths(&self) -> (usize, usize) {
+        match &self.mixer {
+            Mixer::Attention(attention) => (attention.projected_width(), attention.heads.out_width()),
+            Mixer::DeltaNet(DeltaNetSpec { heads, .. }) => (heads.input_width(), heads.value_width()),
+        }
+    }
+
+    /// Numbers that a running sequence keeps besides keys and values, whatever its length.
+    pub fn state_numbers(&self) -> usize {
+        self.delta_net().map_or(0, |spec| deltanet::States::<f32>::slot_len(spec.heads, spec.kernel))
     }
 
     /// Columns of the feed-forward's activation.
@@ -140,8 +178,7 @@ impl LayerSpec {
 
     /// Numbers that the KV cache holds for each token.
     pub fn kv_numbers_per_token(&self) -> usize {
-        let heads = self.attention().heads;
-        2 * heads.kv * heads.dim
+        self.attention().map_or(0, |attention| 2 * attention.heads.kv * attention.heads.dim)
     }
 
     /// Numbers in the layer's matrices, in a model of this width.
@@ -154,33 +191,15 @@ impl LayerSpec {
     pub(super) fn tensors(&self, width: usize) -> Vec<TensorSpec> {
         let mut list = Vec::new();
         let mut add = |name: String, shape: &[usize]| list.push(TensorSpec { name, shape: shape.to_vec() });
-        let AttentionSpec { heads, qk_norm, biases, .. } = self.attention();
         let (before, after) = (self.norms.before(), self.norms.after());
         let norm =
             |names: Option<[&str; 2]>, half: usize| names.map(|names| format!("{}.weight", names[half]));
         if let Some(name) = norm(before, 0) {
             add(name, &[width]);
         }
-        let kv_width = heads.kv * heads.dim;
-        let projections = [("q", heads.out_width()), ("k", kv_width), ("v", kv_width)];
-        for (name, rows) in projections {
-            add(format!("self_attn.{name}_proj.weight"), &[rows, width]);
-        }
-        if *biases != AttentionBiases::Absent {
-            for (name, rows) in projections {
-                add(format!("self_attn.{name}_proj.bias"), &[rows]);
-            }
-        }
-        for (name, rows) in &projections[..2] {
-            match qk_norm {
-                QkNorm::Absent => {}
-                QkNorm::PerHead => add(format!("self_attn.{name}_norm.weight"), &[heads.dim]),
-                QkNorm::PerProjection => add(format!("self_attn.{name}_norm.weight"), &[*rows]),
-            }
-        }
-        add("self_attn.o_proj.weight".into(), &[width, heads.out_width()]);
-        if *biases == AttentionBiases::All {
-            add("self_attn.o_proj.bias".into(), &[width]);
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.tensors(width, &mut add),
+            Mixer::DeltaNet(spec) => spec.tensors(width, &mut add),
         }
         for name in [norm(after, 0), norm(before, 1)].into_iter().flatten() {
             add(name, &[width]);
@@ -203,11 +222,57 @@ impl LayerSpec {
 
     /// Checks that the values are possible and fit each other; `location` names the file in errors.
     pub(super) fn validate(&self, location: &str) -> Result<()> {
-        let AttentionSpec { heads, rope, rule, rotary_dim, .. } = self.attention();
+        check_range(location, "feed-forward width", self.ffn_width(), MAX_FFN_WIDTH)?;
+        positive(location, "the multiplier of the residual stream", self.residual_scale)?;
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.validate(location),
+            Mixer::DeltaNet(spec) => spec.validate(location),
+        }
+    }
+}
+
+fn positive(location: &str, name: &str, value: f64) -> Result<()> {
+    let problem = format!("{name} is {value}, expected above 0");
+    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::malformed(location, problem)) }
+}
+
+impl AttentionSpec {
+    /// Columns of queries, keys and values, and of the gates of outputs where there are any.
+    pub fn projected_width(&self) -> usize {
+        self.heads.qkv_width() + if self.has_output_gate { self.heads.out_width() } else { 0 }
+    }
+
+    fn tensors(&self, width: usize, add: &mut impl FnMut(String, &[usize])) {
+        let Self { heads, qk_norm, biases, .. } = self;
+        let kv_width = heads.kv * heads.dim;
+        let query_width = self.projected_width() - 2 * kv_width;
+        let projections = [("q", query_width), ("k", kv_width), ("v", kv_width)];
+        for (name, rows) in projections {
+            add(format!("self_attn.{name}_proj.weight"), &[rows, width]);
+        }
+        if *biases != AttentionBiases::Absent {
+            for (name, rows) in projections {
+                add(format!("self_attn.{name}_proj.bias"), &[rows]);
+            }
+        }
+        for (name, rows) in &projections[..2] {
+            match qk_norm {
+                QkNorm::Absent => {}
+                QkNorm::PerHead => add(format!("self_attn.{name}_norm.weight"), &[heads.dim]),
+                QkNorm::PerProjection => add(format!("self_attn.{name}_norm.weight"), &[*rows]),
+            }
+        }
+        add("self_attn.o_proj.weight".into(), &[width, heads.out_width()]);
+        if *biases == AttentionBiases::All {
+            add("self_attn.o_proj.bias".into(), &[width]);
+        }
+    }
+
+    fn validate(&self, location: &str) -> Result<()> {
+        let Self { heads, rope, rule, rotary_dim, .. } = self;
         check_range(location, "number of attention heads", heads.query, MAX_HEADS)?;
         check_range(location, "number of key-value heads", heads.kv, MAX_HEADS)?;
         check_range(location, "head dimension", heads.dim, MAX_HEAD_DIM)?;
-        check_range(location, "feed-forward width", self.ffn_width(), MAX_FFN_WIDTH)?;
         if !heads.query.is_multiple_of(heads.kv) {
             let Heads { query, kv, .. } = heads;
             let problem = format!("{query} attention heads do not divide among {kv} key-value heads");
@@ -222,15 +287,40 @@ impl LayerSpec {
                 format!("{rotary_dim} rotated dimensions of heads of {}, expected an even number", heads.dim);
             return Err(Error::malformed(location, problem));
         }
-        let positive = |name: &str, value: f64| {
-            let problem = format!("{name} is {value}, expected above 0");
-            if value.is_finite() && value > 0.0 { Ok(()) } else { Err(Error::malformed(location, problem)) }
-        };
-        positive("the scale of attention scores", rule.scale)?;
-        positive("the softcap of attention scores", rule.softcap.unwrap_or(1.0))?;
-        positive("the window of attention", rule.window.map_or(1.0, |window| window as f64))?;
-        positive("the multiplier of the residual stream", self.residual_scale)?;
+        positive(location, "the scale of attention scores", rule.scale)?;
+        positive(location, "the softcap of attention scores", rule.softcap.unwrap_or(1.0))?;
+        positive(location, "the window of attention", rule.window.map_or(1.0, |window| window as f64))?;
         rope.validate(location, *rotary_dim)
+    }
+}
+
+impl DeltaNetSpec {
+    fn tensors(self, width: usize, add: &mut impl FnMut(String, &[usize])) {
+        let Self { heads, kernel } = self;
+        let projections =
+            [("qkv", heads.conv_width()), ("z", heads.value_width()), ("b", heads.value), ("a", heads.value)];
+        for (name, rows) in projections {
+            add(format!("linear_attn.in_proj_{name}.weight"), &[rows, width]);
+        }
+        add("linear_attn.conv1d.weight".into(), &[heads.conv_width(), 1, kernel]);
+        add("linear_attn.A_log".into(), &[heads.value]);
+        add("linear_attn.dt_bias".into(), &[heads.value]);
+        add("linear_attn.norm.weight".into(), &[heads.value_dim]);
+        add("linear_attn.out_proj.weight".into(), &[width, heads.value_width()]);
+    }
+
+    fn validate(self, location: &str) -> Result<()> {
+        let deltanet::Heads { key, value, key_dim, value_dim } = self.heads;
+        check_range(location, "number of key heads of linear attention", key, MAX_HEADS)?;
+        check_range(location, "number of value heads of linear attention", value, MAX_HEADS)?;
+        check_range(location, "key dimension of linear attention", key_dim, MAX_HEAD_DIM)?;
+        check_range(location, "value dimension of linear attention", value_dim, MAX_HEAD_DIM)?;
+        check_range(location, "kernel of the convolution", self.kernel, MAX_KERNEL)?;
+        if !value.is_multiple_of(key) {
+            let problem = format!("{value} value heads do not divide among {key} key heads");
+            return Err(Error::malformed(location, problem));
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,9 @@
 //! The parts of a model beyond those of Llama, for people to read, and what a GPU does not compute.
 
-use super::{AttentionBiases, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement, QkNorm, RopeScaling};
+use super::{
+    AttentionBiases, AttentionSpec, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement, QkNorm,
+    RopeScaling,
+};
 use crate::error::{Error, Result};
 use stapo_ops::Device;
 use stapo_ops::attention::ScoreRule;
@@ -31,6 +34,11 @@ pub enum Part {
         dims: usize,
     },
     LongRope,
+    /// Layers of gated DeltaNet.
+    DeltaNet {
+        n_layers: usize,
+    },
+    OutputGate,
     TanhGelu,
     EmbeddingScale,
     ResidualScale,
@@ -53,6 +61,8 @@ impl fmt::Display for Part {
             Self::NoRope { n_layers } => write!(f, "no positions in {n_layers} layers"),
             Self::PartialRope { dims } => write!(f, "rope on {dims} dimensions of a head"),
             Self::LongRope => f.write_str("LongRoPE"),
+            Self::DeltaNet { n_layers } => write!(f, "gated DeltaNet in {n_layers} layers"),
+            Self::OutputGate => f.write_str("gate on attention's outputs"),
             Self::TanhGelu => f.write_str("tanh-GELU"),
             Self::EmbeddingScale => f.write_str("scaled embeddings"),
             Self::ResidualScale => f.write_str("scaled results of attention and feed-forward"),
@@ -65,37 +75,42 @@ impl fmt::Display for Part {
 impl ModelConfig {
     /// The parts that the model has beyond those of Llama.
     pub fn parts(&self) -> Vec<Part> {
-        let count = |has: &dyn Fn(&LayerSpec) -> bool| self.layers.iter().filter(|layer| has(layer)).count();
-        let any = |has: &dyn Fn(&LayerSpec) -> bool| count(has) > 0;
-        let n_without_rope = count(&|layer| layer.attention().rotary_dim == 0);
-        let window = self.layers.iter().find_map(|layer| layer.attention().rule.window);
-        let n_windows = count(&|layer| layer.attention().rule.window.is_some());
-        let partial = self
-            .layers
-            .iter()
-            .map(LayerSpec::attention)
-            .find(|attention| attention.rotary_dim > 0 && attention.rotary_dim < attention.heads.dim);
-        let plain_scale = |layer: &LayerSpec| {
-            layer.attention().rule.scale == ScoreRule::plain(layer.attention().heads.dim).scale
+        let count_layers =
+            |has: &dyn Fn(&LayerSpec) -> bool| self.layers.iter().filter(|layer| has(layer)).count();
+        let any_layer = |has: &dyn Fn(&LayerSpec) -> bool| count_layers(has) > 0;
+        let count = |has: &dyn Fn(&AttentionSpec) -> bool| {
+            self.attentions().filter(|attention| has(attention)).count()
         };
-        let is_long = |layer: &LayerSpec| matches!(layer.attention().rope.scaling, RopeScaling::Long { .. });
+        let any = |has: &dyn Fn(&AttentionSpec) -> bool| count(has) > 0;
+        let n_without_rope = count(&|attention| attention.rotary_dim == 0);
+        let window = self.attentions().find_map(|attention| attention.rule.window);
+        let n_windows = count(&|attention| attention.rule.window.is_some());
+        let n_delta_nets = count_layers(&|layer| layer.delta_net().is_some());
+        let partial = self
+            .attentions()
+            .find(|attention| attention.rotary_dim > 0 && attention.rotary_dim < attention.heads.dim);
+        let plain_scale =
+            |attention: &AttentionSpec| attention.rule.scale == ScoreRule::plain(attention.heads.dim).scale;
         let found = [
-            any(&|layer| layer.attention().qk_norm == QkNorm::PerHead).then_some(Part::HeadNorms),
-            any(&|layer| layer.attention().qk_norm == QkNorm::PerProjection).then_some(Part::ProjectionNorms),
-            any(&|layer| layer.norms == NormPlacement::After).then_some(Part::NormsAfter),
-            any(&|layer| layer.norms == NormPlacement::Both).then_some(Part::NormsAround),
-            any(&|layer| layer.attention().biases == AttentionBiases::QueryKeyValue)
+            (n_delta_nets > 0).then_some(Part::DeltaNet { n_layers: n_delta_nets }),
+            any(&|attention| attention.has_output_gate).then_some(Part::OutputGate),
+            any(&|attention| attention.qk_norm == QkNorm::PerHead).then_some(Part::HeadNorms),
+            any(&|attention| attention.qk_norm == QkNorm::PerProjection).then_some(Part::ProjectionNorms),
+            any_layer(&|layer| layer.norms == NormPlacement::After).then_some(Part::NormsAfter),
+            any_layer(&|layer| layer.norms == NormPlacement::Both).then_some(Part::NormsAround),
+            any(&|attention| attention.biases == AttentionBiases::QueryKeyValue)
                 .then_some(Part::QueryKeyValueBiases),
-            any(&|layer| layer.attention().biases == AttentionBiases::All).then_some(Part::Biases),
+            any(&|attention| attention.biases == AttentionBiases::All).then_some(Part::Biases),
             window.map(|keys| Part::Window { keys, n_layers: n_windows }),
-            any(&|layer| !plain_scale(layer)).then_some(Part::ScoreScale),
-            any(&|layer| layer.attention().rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
+            any(&|attention| !plain_scale(attention)).then_some(Part::ScoreScale),
+            any(&|attention| attention.rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
             (n_without_rope > 0).then_some(Part::NoRope { n_layers: n_without_rope }),
             partial.map(|attention| Part::PartialRope { dims: attention.rotary_dim }),
-            any(&is_long).then_some(Part::LongRope),
-            any(&|layer| layer.gate() == Gate::GeluTanh).then_some(Part::TanhGelu),
+            any(&|attention| matches!(attention.rope.scaling, RopeScaling::Long { .. }))
+                .then_some(Part::LongRope),
+            any_layer(&|layer| layer.gate() == Gate::GeluTanh).then_some(Part::TanhGelu),
             (self.embedding_scale != EmbeddingScale::One).then_some(Part::EmbeddingScale),
-            any(&|layer| layer.residual_scale != 1.0).then_some(Part::ResidualScale),
+            any_layer(&|layer| layer.residual_scale != 1.0).then_some(Part::ResidualScale),
             (self.logits.divisor != 1.0).then_some(Part::LogitDivisor),
             self.logits.softcap.map(|_| Part::LogitSoftcap),
         ];
@@ -108,7 +123,11 @@ impl ModelConfig {
         let refuse = |problem: String| {
             Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
         };
-        for attention in self.layers.iter().map(LayerSpec::attention) {
+        let is_cpu_only = |part: &Part| matches!(part, Part::DeltaNet { .. } | Part::OutputGate);
+        if let Some(part) = self.parts().into_iter().find(is_cpu_only) {
+            return refuse(format!("a GPU does not compute this part: {part}"));
+        }
+        for attention in self.attentions() {
             let (dim, rotary_dim) = (attention.heads.dim, attention.rotary_dim);
             if dim > max_dim {
                 return refuse(format!("this GPU computes heads of at most {max_dim}, not {dim}"));

@@ -29,7 +29,7 @@ fn parse(value: &Value) -> Result<ModelConfig> {
 
 /// The attention of every layer.
 fn attention(config: &ModelConfig) -> &AttentionSpec {
-    config.uniform_layer().unwrap().attention()
+    config.uniform_layer().unwrap().attention().unwrap()
 }
 
 /// The changes must be refused with all of these words.
@@ -50,6 +50,7 @@ fn qwen3_reads_as_written() {
         biases: AttentionBiases::Absent,
         rope: Rope { theta: 1e6, scaling: RopeScaling::None },
         rotary_dim: 32,
+        has_output_gate: false,
     };
     let layer = LayerSpec {
         norms: NormPlacement::Before,
@@ -213,7 +214,7 @@ fn what_is_not_built_is_refused_by_name() {
 fn a_sliding_window_is_read_where_it_is_in_use() {
     let windows = |changes: Value| {
         let config = parse(&with(&changes)).unwrap();
-        config.layers.iter().map(|layer| layer.attention().rule.window).collect::<Vec<_>>()
+        config.attentions().map(|attention| attention.rule.window).collect::<Vec<_>>()
     };
     let window = json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 1});
     assert_eq!(windows(window), [None, Some(4096)]);

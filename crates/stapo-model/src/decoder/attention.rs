@@ -7,42 +7,18 @@
 //! Some families norm or scale what is added to the stream, and some have no norm in front.
 
 use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
+use super::context::{Context, Packed, Paged};
+use super::delta_net;
 use super::gradient::Gradient;
 use super::layer::{Exit, LayerPass};
 use super::linear::{NextRows, OutputGradient, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::LayerWeights;
-use crate::config::{AttentionSpec, QkNorm};
-use stapo_ops::attention::paged::{self, Cache};
+use crate::config::{AttentionSpec, Mixer, QkNorm};
+use stapo_ops::attention::paged;
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums, NormExtent};
-use stapo_ops::{Float, View, ViewMut, attention, rope};
-
-/// The keys and values that queries attend to.
-pub enum Context<'a, T: Float> {
-    Packed(Packed<'a>),
-    Paged(Paged<'a, T>),
-}
-
-/// Whole sequences, one behind the other: each token attends to its own sequence up to itself.
-#[derive(Clone, Copy)]
-pub struct Packed<'a> {
-    pub n_sequences: usize,
-    /// `[n_sequences + 1]`
-    pub offsets: View<'a, u32>,
-}
-
-/// New tokens of sequences whose earlier keys and values lie in a paged cache.
-pub struct Paged<'a, T: Float> {
-    pub n_sequences: usize,
-    /// Blocks that the table of a sequence has room for.
-    pub table_width: usize,
-    /// `[T]`: where the new tokens' keys and values are stored.
-    pub slots: View<'a, u32>,
-    pub sequences: paged::Sequences<'a>,
-    /// One for each layer.
-    pub caches: &'a mut [Cache<T>],
-}
+use stapo_ops::{Float, View, ViewMut, attention, deltanet, output_gate, rope};
 
 /// From the normed stream at the entry to the stream and its norm at the exit; where halves are joined, to `attended`.
 pub fn forward<T: Float>(
@@ -50,29 +26,14 @@ pub fn forward<T: Float>(
     mut views: AttentionViews<'_, T>,
     context: &mut Context<'_, T>,
 ) {
-    let device = layer.device;
     let weights = layer.weights;
     project(layer, &mut views);
-    match context {
-        Context::Packed(packed) => {
-            rotate(layer, views.raw_qkv.view(), views.qkv.reborrow(), views.head_inv_rms);
-            let dims = packed.dims(layer);
-            let out = views.attended.reborrow();
-            attention::forward(device, dims, views.qkv.view(), packed.offsets, out, views.lse);
-        }
-        Context::Paged(paged) => {
-            let unrotated = Unrotated {
-                table: layer.rows.tables.layer(layer.index),
-                positions: layer.rows.positions,
-                norm: head_norm(layer),
-                raw: views.raw_qkv.view(),
-                qkv: views.qkv,
-                inv_rms: views.head_inv_rms,
-            };
-            let dims = paged.dims(layer);
-            let cache = &mut paged.caches[layer.index];
-            let out = views.attended.reborrow();
-            rope_paged_attention::forward(device, dims, unrotated, paged.slots, cache, paged.sequences, out);
+    match &layer.spec.mixer {
+        Mixer::Attention(spec) => attend(layer, spec, &mut views, context),
+        Mixer::DeltaNet(spec) => {
+            let (mixed, out) = (views.qkv, views.attended.reborrow());
+            let to = deltanet::Out { mixed, inv_norms: views.head_inv_rms, out };
+            delta_net::forward(layer, *spec, views.raw_qkv.view(), to, context);
         }
     }
     if layer.joins_halves {
@@ -89,9 +50,69 @@ pub fn forward<T: Float>(
     layer.leave(&weights.output, views.hidden.second.with(views.attended), exit);
 }
 
+/// From `raw_qkv` to `attended`.
+fn attend<T: Float>(
+    layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
+    views: &mut AttentionViews<'_, T>,
+    context: &mut Context<'_, T>,
+) {
+    let device = layer.device;
+    let RawRows { qkv: raw, gate, ungated } = RawRows::new(layer, spec, views.raw_qkv.reborrow());
+    let mut qkv = views.qkv.reborrow().into_range(0..raw.len());
+    let head_inv_rms = views.head_inv_rms.reborrow();
+    let attended = views.attended.reborrow();
+    let (mut out, gated) = if spec.has_output_gate { (ungated, Some(attended)) } else { (attended, None) };
+    match context {
+        Context::Packed(packed) => {
+            rotate(layer, spec, raw.view(), qkv.reborrow(), head_inv_rms);
+            let dims = packed_dims(layer, spec, packed);
+            let lse = views.lse.reborrow();
+            attention::forward(device, dims, qkv.view(), packed.offsets, out.reborrow(), lse);
+        }
+        Context::Paged(paged) => {
+            let unrotated = Unrotated {
+                table: layer.rows.tables.layer(layer.index),
+                positions: layer.rows.positions,
+                norm: head_norm(layer, spec),
+                raw: raw.view(),
+                qkv,
+                inv_rms: head_inv_rms,
+            };
+            let dims = paged_dims(layer, spec, paged);
+            let (cache, to) = (&mut paged.caches[layer.index], out.reborrow());
+            rope_paged_attention::forward(device, dims, unrotated, paged.slots, cache, paged.sequences, to);
+        }
+    }
+    if let Some(gated) = gated {
+        output_gate::forward(device, out.into_view(), gate.into_view(), gated);
+    }
+}
+
+/// The parts of `raw_qkv`.
+struct RawRows<'a, T: Float> {
+    /// `[T, W]`
+    qkv: ViewMut<'a, T>,
+    /// `[T, Q]` each, with a gate on attention's outputs, else empty: the gates, and the outputs in front of them.
+    gate: ViewMut<'a, T>,
+    ungated: ViewMut<'a, T>,
+}
+
+impl<'a, T: Float> RawRows<'a, T> {
+    fn new(layer: &LayerPass<'_, T>, spec: &AttentionSpec, rows: ViewMut<'a, T>) -> Self {
+        let (qkv, rest) = rows.split_at(layer.rows.n_tokens * spec.heads.qkv_width());
+        let n_gates = rest.len() / 2;
+        let (gate, ungated) = rest.split_at(n_gates);
+        Self { qkv, gate, ungated }
+    }
+}
+
 /// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
 fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
     let qkv = &layer.weights.qkv;
+    if let Some(spec) = layer.spec.attention().filter(|spec| spec.has_output_gate) {
+        return project_gated(layer, spec, views);
+    }
     let to = views.raw_qkv.reborrow();
     let entry = &mut views.entry;
     let (Some(unfinished), Some(norm)) = (layer.unfinished, &layer.weights.attention_norm) else {
@@ -114,6 +135,20 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
     unfinished.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
 }
 
+/// [`project`] where each query is followed by its gate.
+fn project_gated<T: Float>(
+    layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
+    views: &mut AttentionViews<'_, T>,
+) {
+    let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
+    let input = hidden.with(views.entry.normed.reborrow());
+    let mut projected = views.qkv.reborrow();
+    layer.weights.qkv.forward(layer.device, layer.rows.n_tokens, input, projected.reborrow());
+    let to = RawRows::new(layer, spec, views.raw_qkv.reborrow());
+    output_gate::divide(layer.device, gate_dims(layer, spec), projected.into_view(), to.qkv, to.gate);
+}
+
 /// The norm of the stream at the entry, where it was not made together with the stream.
 pub fn norm_entry<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, T>) {
     layer.enter(layer.weights.attention_norm.as_ref(), views.entry);
@@ -122,20 +157,33 @@ pub fn norm_entry<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, 
 /// From `raw_qkv` to `qkv`: norm per head, where the family has one, and rotary position embedding.
 fn rotate<T: Float>(
     layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
     raw: View<'_, T>,
     out: ViewMut<'_, T>,
     head_inv_rms: ViewMut<'_, T>,
 ) {
-    let norm = head_norm(layer).map(|norm| (norm, head_inv_rms));
+    let norm = head_norm(layer, spec).map(|norm| (norm, head_inv_rms));
     let table = layer.rows.tables.layer(layer.index);
-    rope::forward(layer.device, rope_dims(layer), table, layer.rows.positions, norm, raw, out);
+    rope::forward(layer.device, rope_dims(layer, spec), table, layer.rows.positions, norm, raw, out);
 }
 
 /// What `raw_qkv` and the norm at the entry are followed by, once more: `qkv`, and `x A^T` that lies behind the norm.
-pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: AttentionViews<'_, T>) {
-    let input = views.hidden.first.with(views.entry.normed);
+pub fn recompute_inputs<T: Float>(
+    layer: &LayerPass<'_, T>,
+    mut views: AttentionViews<'_, T>,
+    packed: Packed<'_>,
+) {
+    let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
+    let input = hidden.with(views.entry.normed.reborrow());
     layer.weights.qkv.project_again(layer.device, layer.rows.n_tokens, input);
-    rotate(layer, views.raw_qkv.view(), views.qkv, views.head_inv_rms);
+    match &layer.spec.mixer {
+        Mixer::Attention(spec) => {
+            let raw = RawRows::new(layer, spec, views.raw_qkv).qkv;
+            let qkv = views.qkv.into_range(0..raw.len());
+            rotate(layer, spec, raw.view(), qkv, views.head_inv_rms);
+        }
+        Mixer::DeltaNet(spec) => delta_net::recompute(layer, *spec, views, packed),
+    }
 }
 
 /// `d_stream` holds the gradient of the stream at the exit, and then that of the stream at the entry.
@@ -162,16 +210,21 @@ pub fn backward<T: Float>(
         &mut gradients.output,
         views.hidden.as_mut().map(HalfHiddenBackward::second),
     );
-    let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
-    attention::backward(
-        device,
-        packed.dims(layer),
-        saved,
-        packed.offsets,
-        views.d_attended.view(),
-        views.d_qkv.reborrow(),
-    );
-    rotate_backward(layer, &mut views, gradients);
+    match &layer.spec.mixer {
+        Mixer::Attention(spec) if spec.has_output_gate => {
+            attend_gated_backward(layer, spec, &mut views, packed, gradients);
+        }
+        Mixer::Attention(spec) => {
+            let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
+            let dims = packed_dims(layer, spec, &packed);
+            let (d_attended, d_qkv) = (views.d_attended.view(), views.d_qkv.reborrow());
+            attention::backward(device, dims, saved, packed.offsets, d_attended, d_qkv);
+            let saved = (views.raw_qkv, views.head_inv_rms);
+            let d_raw = views.d_raw_qkv.rows.reborrow();
+            rotate_backward(layer, spec, saved, (views.d_qkv.view(), d_raw), gradients);
+        }
+        Mixer::DeltaNet(spec) => delta_net::backward(layer, *spec, &mut views, packed, gradients),
+    }
     let rows = (views.normed, weights.qkv.output_gradient(views.d_raw_qkv));
     let hidden = views.hidden.as_mut().map(HalfHiddenBackward::first);
     if layer.index == 0 && gradients.qkv.weight.is_none() {
@@ -185,48 +238,75 @@ pub fn backward<T: Float>(
     layer.enter_backward(norm, entry, views.d_normed.view(), views.d_stream, d_norm);
 }
 
-/// From `d_qkv` to `d_raw_qkv`.
-fn rotate_backward<T: Float>(
+/// From `d_attended` to `d_raw_qkv` through the gate on attention's outputs.
+fn attend_gated_backward<T: Float>(
     layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
     views: &mut AttentionBackward<'_, T>,
+    packed: Packed<'_>,
     gradients: &mut LayerWeights<Option<Gradient<T>>>,
 ) {
-    let norm = head_norm(layer).zip(gradients.head_norms.as_mut()).map(|(norm, gradients)| {
+    let device = layer.device;
+    let (n_qkv, n_out) = (layer.rows.n_tokens * spec.heads.qkv_width(), views.d_attended.len());
+    let raw = views.raw_qkv.range(0..n_qkv);
+    let gate = views.raw_qkv.range(n_qkv..n_qkv + n_out);
+    let ungated = views.raw_qkv.range(n_qkv + n_out..n_qkv + 2 * n_out);
+    let (mut d_qkv, rest) = views.d_qkv.reborrow().split_at(n_qkv);
+    let (mut d_raw, rest) = rest.split_at(n_qkv);
+    let (mut d_ungated, mut d_gate) = rest.split_at(n_out);
+    let d_out = views.d_attended.view();
+    output_gate::backward(device, (ungated, gate), d_out, d_ungated.reborrow(), d_gate.reborrow());
+    let saved = attention::Saved { qkv: views.qkv.range(0..n_qkv), out: ungated, lse: views.lse };
+    let dims = packed_dims(layer, spec, &packed);
+    attention::backward(device, dims, saved, packed.offsets, d_ungated.view(), d_qkv.reborrow());
+    let between = (d_qkv.view(), d_raw.reborrow());
+    rotate_backward(layer, spec, (raw, views.head_inv_rms), between, gradients);
+    let to = views.d_raw_qkv.rows.reborrow();
+    output_gate::join(device, gate_dims(layer, spec), d_raw.into_view(), d_gate.into_view(), to);
+}
+
+/// From the gradient after rope to that before it and before the norms, from what these took in.
+fn rotate_backward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
+    (raw, inv_rms): (View<'_, T>, View<'_, T>),
+    (d_qkv, d_raw): (View<'_, T>, ViewMut<'_, T>),
+    gradients: &mut LayerWeights<Option<Gradient<T>>>,
+) {
+    let norm = head_norm(layer, spec).zip(gradients.head_norms.as_mut()).map(|(norm, gradients)| {
         let weights = gradients.query.as_mut().zip(gradients.key.as_mut());
         let to = weights.map(|(query, key)| HeadNormSums {
             d_query_weight: query.sum_mut(),
             d_key_weight: key.sum_mut(),
         });
-        HeadNormGrad { norm, raw: views.raw_qkv, inv_rms: views.head_inv_rms, to }
+        HeadNormGrad { norm, raw, inv_rms, to }
     });
-    let d_qkv = views.d_qkv.view();
-    let d_raw = views.d_raw_qkv.rows.reborrow();
     let table = layer.rows.tables.layer(layer.index);
-    rope::backward(layer.device, rope_dims(layer), table, layer.rows.positions, norm, d_qkv, d_raw);
+    rope::backward(layer.device, rope_dims(layer, spec), table, layer.rows.positions, norm, d_qkv, d_raw);
 }
 
-impl Packed<'_> {
-    fn dims<T: Float>(&self, layer: &LayerPass<'_, T>) -> attention::Dims {
-        let AttentionSpec { heads, rule, .. } = *layer.spec.attention();
-        attention::Dims { tokens: layer.rows.n_tokens, sequences: self.n_sequences, heads, rule }
+fn packed_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec, packed: &Packed) -> attention::Dims {
+    let AttentionSpec { heads, rule, .. } = *spec;
+    attention::Dims { tokens: layer.rows.n_tokens, sequences: packed.n_sequences, heads, rule }
+}
+
+fn paged_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec, paged: &Paged<T>) -> paged::Dims {
+    paged::Dims {
+        tokens: layer.rows.n_tokens,
+        sequences: paged.n_sequences,
+        heads: spec.heads,
+        rule: spec.rule,
+        table_width: paged.table_width,
     }
 }
 
-impl<T: Float> Paged<'_, T> {
-    fn dims(&self, layer: &LayerPass<'_, T>) -> paged::Dims {
-        paged::Dims {
-            tokens: layer.rows.n_tokens,
-            sequences: self.n_sequences,
-            heads: layer.spec.attention().heads,
-            rule: layer.spec.attention().rule,
-            table_width: self.table_width,
-        }
-    }
+fn gate_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec) -> output_gate::Dims {
+    output_gate::Dims { tokens: layer.rows.n_tokens, heads: spec.heads }
 }
 
-fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> {
+fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>, spec: &AttentionSpec) -> Option<HeadNorm<'a, T>> {
     layer.weights.head_norms.as_ref().map(|norms| HeadNorm {
-        extent: match layer.spec.attention().qk_norm {
+        extent: match spec.qk_norm {
             QkNorm::PerProjection => NormExtent::Projection,
             QkNorm::PerHead | QkNorm::Absent => NormExtent::Head,
         },
@@ -236,6 +316,6 @@ fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> 
     })
 }
 
-fn rope_dims<T: Float>(layer: &LayerPass<'_, T>) -> rope::Dims {
-    rope::Dims { tokens: layer.rows.n_tokens, heads: layer.spec.attention().heads }
+fn rope_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec) -> rope::Dims {
+    rope::Dims { tokens: layer.rows.n_tokens, heads: spec.heads }
 }

@@ -1,7 +1,10 @@
 //! Where every activation lies in the arena.
 
+mod columns;
+
 use super::lora::{HiddenColumns, HiddenLayout};
-use crate::config::{LayerSpec, LinearRole, ModelConfig, QkNorm};
+use crate::config::{LinearRole, ModelConfig};
+use columns::LayerColumns;
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
 
@@ -211,71 +214,6 @@ struct Cursors {
     exact: Cursor,
 }
 
-/// Columns of the activations of a layer. Layers that share memory share that of the widest.
-#[derive(Debug, Clone, Copy)]
-struct LayerColumns {
-    attention_normed: usize,
-    fused: usize,
-    normed_heads: usize,
-    query: usize,
-    attended: usize,
-    heads: usize,
-    ffn_normed: usize,
-    ffn: usize,
-    activated: usize,
-    /// Of the products that are normed before they are added to the residual stream.
-    result: usize,
-    /// Behind the gradients of the outputs of queries, keys and values, and of gate and up.
-    behind_d_qkv: usize,
-    behind_d_gate_up: usize,
-}
-
-impl LayerColumns {
-    fn new(width: usize, spec: &LayerSpec, hidden: impl Fn(LinearRole) -> HiddenColumns) -> Self {
-        let behind =
-            |role| Some(hidden(role)).filter(|hidden| hidden.is_joined).map_or(0, |hidden| hidden.pitch);
-        let behind_gradient = |role| {
-            Some(hidden(role)).filter(|hidden| hidden.joins_gradients).map_or(0, |hidden| hidden.pitch)
-        };
-        let attention = spec.attention();
-        let heads = attention.heads;
-        Self {
-            attention_normed: width + behind(LinearRole::QueryKeyValue),
-            fused: heads.qkv_width(),
-            normed_heads: match attention.qk_norm {
-                QkNorm::Absent => 0,
-                QkNorm::PerHead | QkNorm::PerProjection => heads.query + heads.kv,
-            },
-            query: heads.out_width(),
-            attended: heads.out_width() + behind(LinearRole::AttentionOutput),
-            heads: heads.query,
-            ffn_normed: width + behind(LinearRole::GateUp),
-            ffn: spec.ffn_width(),
-            activated: spec.ffn_width() + behind(LinearRole::Down),
-            result: if spec.norms.after().is_some() { width } else { 0 },
-            behind_d_qkv: behind_gradient(LinearRole::QueryKeyValue),
-            behind_d_gate_up: behind_gradient(LinearRole::GateUp),
-        }
-    }
-
-    fn widest(self, other: Self) -> Self {
-        Self {
-            attention_normed: self.attention_normed.max(other.attention_normed),
-            fused: self.fused.max(other.fused),
-            normed_heads: self.normed_heads.max(other.normed_heads),
-            query: self.query.max(other.query),
-            attended: self.attended.max(other.attended),
-            heads: self.heads.max(other.heads),
-            ffn_normed: self.ffn_normed.max(other.ffn_normed),
-            ffn: self.ffn.max(other.ffn),
-            activated: self.activated.max(other.activated),
-            result: self.result.max(other.result),
-            behind_d_qkv: self.behind_d_qkv.max(other.behind_d_qkv),
-            behind_d_gate_up: self.behind_d_gate_up.max(other.behind_d_gate_up),
-        }
-    }
-}
-
 impl ArenaLayout {
     /// With the memory that adapters need; without it a pass leaves adapters out.
     pub fn new(
@@ -409,9 +347,9 @@ impl LayerSpans {
     fn new(columns: &LayerColumns, (t, width): (usize, usize), at: &mut Cursors) -> Self {
         Self {
             attention: EntrySpans::new((t, width), columns.attention_normed, at),
-            raw_qkv: at.compute.take(t * columns.fused),
+            raw_qkv: at.compute.take(t * columns.raw_qkv),
             head_inv_rms: at.exact.take(t * columns.normed_heads),
-            qkv: at.compute.take(t * columns.fused),
+            qkv: at.compute.take(t * columns.qkv),
             attended: at.compute.take(t * columns.attended),
             lse: at.exact.take(t * columns.heads),
             attention_result: ResultSpans::new(t, columns.result, at),
@@ -432,9 +370,9 @@ impl LayerSpans {
         };
         Self {
             attention: entry(self.attention, columns.attention_normed),
-            raw_qkv: self.raw_qkv.first(t * columns.fused),
+            raw_qkv: self.raw_qkv.first(t * columns.raw_qkv),
             head_inv_rms: self.head_inv_rms.first(t * columns.normed_heads),
-            qkv: self.qkv.first(t * columns.fused),
+            qkv: self.qkv.first(t * columns.qkv),
             attended: self.attended.first(t * columns.attended),
             lse: self.lse.first(t * columns.heads),
             attention_result: self.attention_result.cut(t, columns.result),
@@ -486,8 +424,8 @@ impl LayerGradientSpans {
             activated: ffn.take(t * columns.ffn),
             gate_up: output(&mut ffn, 2 * columns.ffn, columns.behind_d_gate_up),
             attended: attention.take(t * columns.query),
-            qkv: attention.take(t * columns.fused),
-            raw_qkv: output(&mut attention, columns.fused, columns.behind_d_qkv),
+            qkv: attention.take(t * columns.d_qkv),
+            raw_qkv: output(&mut attention, columns.d_raw_qkv, columns.behind_d_qkv),
         };
         (spans, ffn.0.max(attention.0))
     }

@@ -1,6 +1,6 @@
 //! What the low-rank adapters of a model are: which modules have one, and how its term is scaled.
 
-use crate::config::{LinearRole, ModelConfig, TensorSpec};
+use crate::config::{LayerSpec, LinearRole, ModelConfig, TensorSpec};
 use serde::{Deserialize, Serialize};
 use stapo_ops::lora::pitch;
 use std::collections::BTreeMap;
@@ -39,11 +39,16 @@ pub enum LoraTarget {
     Gate,
     Up,
     Down,
+    DeltaNetQueryKeyValue,
+    DeltaNetGate,
+    DeltaNetBeta,
+    DeltaNetDecay,
+    DeltaNetOutput,
 }
 
 impl LoraTarget {
-    /// All linear modules of a layer.
-    pub const ALL: [LoraTarget; 7] = [
+    /// All linear modules of layers with attention and of layers with DeltaNet.
+    pub const ALL: [LoraTarget; 12] = [
         LoraTarget::Query,
         LoraTarget::Key,
         LoraTarget::Value,
@@ -51,7 +56,14 @@ impl LoraTarget {
         LoraTarget::Gate,
         LoraTarget::Up,
         LoraTarget::Down,
+        LoraTarget::DeltaNetQueryKeyValue,
+        LoraTarget::DeltaNetGate,
+        LoraTarget::DeltaNetBeta,
+        LoraTarget::DeltaNetDecay,
+        LoraTarget::DeltaNetOutput,
     ];
+    /// Those of layers with attention.
+    pub(crate) const OF_ATTENTION_LAYERS: &[LoraTarget] = Self::ALL.split_at(7).0;
 
     pub fn name(self) -> &'static str {
         match self {
@@ -62,17 +74,28 @@ impl LoraTarget {
             LoraTarget::Gate => "gate_proj",
             LoraTarget::Up => "up_proj",
             LoraTarget::Down => "down_proj",
+            LoraTarget::DeltaNetQueryKeyValue => "in_proj_qkv",
+            LoraTarget::DeltaNetGate => "in_proj_z",
+            LoraTarget::DeltaNetBeta => "in_proj_b",
+            LoraTarget::DeltaNetDecay => "in_proj_a",
+            LoraTarget::DeltaNetOutput => "out_proj",
         }
     }
 
-    /// The linear layer that the module is part of.
-    fn role(self) -> LinearRole {
-        match self {
-            Self::Query | Self::Key | Self::Value => LinearRole::QueryKeyValue,
-            Self::Output => LinearRole::AttentionOutput,
-            Self::Gate | Self::Up => LinearRole::GateUp,
-            Self::Down => LinearRole::Down,
-        }
+    /// The linear layer that the module is part of; `None` in a layer with another mixer.
+    fn role(self, layer: &LayerSpec) -> Option<LinearRole> {
+        let has_delta_net = layer.delta_net().is_some();
+        let (role, is_part) = match self {
+            Self::Query | Self::Key | Self::Value => (LinearRole::QueryKeyValue, !has_delta_net),
+            Self::Output => (LinearRole::AttentionOutput, !has_delta_net),
+            Self::Gate | Self::Up => (LinearRole::GateUp, true),
+            Self::Down => (LinearRole::Down, true),
+            Self::DeltaNetQueryKeyValue | Self::DeltaNetGate | Self::DeltaNetBeta | Self::DeltaNetDecay => {
+                (LinearRole::QueryKeyValue, has_delta_net)
+            }
+            Self::DeltaNetOutput => (LinearRole::AttentionOutput, has_delta_net),
+        };
+        is_part.then_some(role)
     }
 
     /// The module of that name.
@@ -108,15 +131,18 @@ impl LoraSpec {
 
     /// Where `x A^T` lies on a device that joins adapters, or on one that does not, for plans of memory.
     pub fn hidden_layout(&self, config: &ModelConfig, joins: bool) -> HiddenLayout {
-        let mut layer = BTreeMap::<LinearRole, usize>::new();
-        for target in &self.targets {
-            *layer.entry(target.role()).or_default() += 1;
-        }
         let columns = |(role, n_modules)| {
             let pitch = pitch(n_modules, self.rank);
             (role, HiddenColumns { pitch, is_joined: joins, joins_gradients: joins })
         };
-        HiddenLayout::new(vec![layer.into_iter().map(columns).collect(); config.layers.len()])
+        let of_layer = |layer: &LayerSpec| {
+            let mut n_modules = BTreeMap::<LinearRole, usize>::new();
+            for role in self.targets.iter().filter_map(|target| target.role(layer)) {
+                *n_modules.entry(role).or_default() += 1;
+            }
+            n_modules.into_iter().map(columns).collect()
+        };
+        HiddenLayout::new(config.layers.iter().map(of_layer).collect())
     }
 
     /// Numbers of factors that a GPU holds a second time, rows and columns filled up for its copy engine.

@@ -1,8 +1,8 @@
 //! Forward and backward over packed batches.
 
 use super::accumulate::Accumulate;
-use super::attention::{Context, Packed};
 use super::batch::PackedBatch;
+use super::context::{Context, Packed};
 use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
 use super::layout::{ArenaLayout, Purpose, Recompute};

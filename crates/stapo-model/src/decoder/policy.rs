@@ -76,8 +76,8 @@ impl<T: Float> Policy<T> {
         PolicySpec { config, lora }: PolicySpec<'_>,
         weights: DecoderWeights<Parameter<T>>,
     ) -> Self {
-        for layer in &config.layers {
-            device.prepare(layer.attention().heads.dim, lora.is_some());
+        for attention in config.attentions() {
+            device.prepare(attention.heads.dim, lora.is_some());
         }
         Self {
             id: PolicyId::next(),
@@ -92,7 +92,8 @@ impl<T: Float> Policy<T> {
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual
-    /// stream), norms one, biases zero, adapters zero. A tensor depends on `seed` and its name only.
+    /// stream), norms one, biases zero, adapters zero; convolutions and decays of DeltaNet as `transformers` draws them. A tensor depends
+    /// on `seed` and its name only.
     pub fn random<'a>(
         device: &Device,
         spec: impl Into<PolicySpec<'a>>,
@@ -105,12 +106,20 @@ impl<T: Float> Policy<T> {
         let residual_deviation = deviation / (2.0 * config.layers.len() as f64).sqrt();
         policy.fill(|spec, values| {
             let key = key_of(seed, &spec.name);
-            let writes_residual =
-                spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
+            let writes_residual = ["o_proj.weight", "out_proj.weight", "down_proj.weight"]
+                .iter()
+                .any(|suffix| spec.name.ends_with(suffix));
             let deviation = if writes_residual { residual_deviation } else { deviation };
             for (idx, value) in values.iter_mut().enumerate() {
-                *value = match spec.shape.len() {
-                    2 => T::from_f64(key.normal(idx as u64) * deviation),
+                *value = match spec.shape[..] {
+                    [_, _] => T::from_f64(key.normal(idx as u64) * deviation),
+                    [_, _, kernel] => {
+                        T::from_f64((2.0 * key.uniform(idx as u64, 0, 0) - 1.0) / (kernel as f64).sqrt())
+                    }
+                    _ if spec.name.ends_with("A_log") => {
+                        T::from_f64((0.01 + 15.99 * key.uniform(idx as u64, 0, 0)).ln())
+                    }
+                    _ if spec.name.ends_with("dt_bias") => T::from_f64(1.0),
                     _ if spec.name.ends_with("bias") => T::from_f64(0.0),
                     _ => T::from_f64(1.0),
                 };

@@ -7,8 +7,8 @@ use stapo_ops::{Device, Float, OutOfMemory};
 /// The rotary tables of a model. Layers with the same rope share a table.
 pub struct RopeTables<T: Float> {
     tables: Vec<(Frequencies, Table<T>)>,
-    /// For each layer, the index of its table.
-    table_idx: Vec<usize>,
+    /// For each layer with attention, the index of its table.
+    table_idx: Vec<Option<usize>>,
 }
 
 impl<T: Float> RopeTables<T> {
@@ -16,9 +16,12 @@ impl<T: Float> RopeTables<T> {
     pub fn new(device: &Device, config: &ModelConfig) -> Result<Self, OutOfMemory> {
         let mut tables = Self { tables: Vec::new(), table_idx: Vec::new() };
         for layer in &config.layers {
-            let frequencies = frequencies(layer);
+            let Some(frequencies) = frequencies(layer) else {
+                tables.table_idx.push(None);
+                continue;
+            };
             let found = tables.tables.iter().position(|(kind, _)| *kind == frequencies);
-            tables.table_idx.push(found.unwrap_or(tables.tables.len()));
+            tables.table_idx.push(Some(found.unwrap_or(tables.tables.len())));
             if found.is_none() {
                 let table = Table::new(device, &frequencies, 0)?;
                 tables.tables.push((frequencies, table));
@@ -28,12 +31,12 @@ impl<T: Float> RopeTables<T> {
     }
 
     pub fn layer(&self, index: usize) -> &Table<T> {
-        &self.tables[self.table_idx[index]].1
+        &self.tables[self.table_idx[index].expect("a layer with rope has a table")].1
     }
 
     /// Whether these are the tables of a model of this configuration.
     pub fn fit(&self, config: &ModelConfig) -> bool {
-        let kinds = self.table_idx.iter().map(|&idx| self.tables[idx].0.clone());
+        let kinds = self.table_idx.iter().map(|idx| idx.map(|idx| self.tables[idx].0.clone()));
         kinds.eq(config.layers.iter().map(frequencies))
     }
 
@@ -50,13 +53,14 @@ impl<T: Float> RopeTables<T> {
     }
 }
 
-fn frequencies(layer: &LayerSpec) -> Frequencies {
-    let attention = layer.attention();
+/// `None` for a layer without attention.
+fn frequencies(layer: &LayerSpec) -> Option<Frequencies> {
+    let attention = layer.attention()?;
     let rope = &attention.rope;
-    Frequencies {
+    Some(Frequencies {
         head_dim: attention.heads.dim,
         rotary_dim: attention.rotary_dim,
         theta: rope.theta,
         scaling: rope.scaling.clone(),
-    }
+    })
 }

@@ -3,7 +3,8 @@
 
 use super::accumulate::{Accumulate, Lookup};
 use super::arena::Arena;
-use super::attention::{self, Context, Packed};
+use super::attention;
+use super::context::{Context, Packed};
 use super::ffn::{self, GateUp};
 use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute};
@@ -25,7 +26,11 @@ impl<'a, T: Float> Stack<'a, T> {
     pub fn new(policy: &'a Policy<T>, layout: &'a ArenaLayout, rows: Rows<'a, T>) -> Self {
         // Every layer must end with one product. Adapters read the normed stream, which the joined op does not leave in
         // memory.
-        let is_plain = |layer: &LayerSpec| layer.adds_results_unchanged() && layer.gate() == Gate::Silu;
+        let is_plain = |layer: &LayerSpec| {
+            layer.adds_results_unchanged()
+                && layer.gate() == Gate::Silu
+                && layer.attention().is_some_and(|attention| !attention.has_output_gate)
+        };
         let joins_halves = layout.purpose == Purpose::Inference
             && policy.lora().is_none()
             && policy.config().layers.iter().all(is_plain)
@@ -160,7 +165,7 @@ impl<'a, T: Float> Stack<'a, T> {
             attention::forward(layer, views, &mut Context::Packed(packed));
             ffn::recompute_activation(layer, arena.ffn(self.layout, index));
         } else {
-            attention::recompute_inputs(layer, arena.attention(self.layout, index));
+            attention::recompute_inputs(layer, arena.attention(self.layout, index), packed);
             ffn::recompute_inputs(layer, arena.ffn(self.layout, index));
         }
     }

@@ -1,11 +1,12 @@
 //! A decoder's parameters as a tree of named parts. The tree is walked in one place, and loading, saving, gradients and
 //! the optimizer all go through that walk.
 
+mod specs;
+
 use super::lora::{LoraSpec, SECOND};
-use crate::config::{AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, QkNorm, TensorSpec};
+use crate::config::{LinearRole, TensorSpec};
 use stapo_ops::Shape;
-use stapo_ops::lora::{Band, Module, joined_columns, pitch};
-use std::collections::BTreeMap;
+use stapo_ops::lora::{Band, Module, pitch};
 use std::convert::Infallible;
 use std::ops::Range;
 
@@ -26,8 +27,10 @@ pub struct DecoderWeights<P> {
 pub struct LayerWeights<P> {
     /// `[D]`: in front of attention, where the layer has this norm.
     pub attention_norm: Option<P>,
-    /// `[W, D]`: queries, keys and values stacked.
+    /// `[W, D]`: queries, keys and values stacked; in DeltaNet also z, b and a.
     pub qkv: Linear<P>,
+    /// In layers of DeltaNet.
+    pub delta_net: Option<DeltaNet<P>>,
     /// Present in families that norm queries and keys.
     pub head_norms: Option<HeadNorms<P>>,
     /// `[D, Q]`
@@ -67,6 +70,15 @@ pub struct Adapter<P> {
 pub struct HeadNorms<P> {
     pub query: P,
     pub key: P,
+}
+
+/// What DeltaNet has besides its projections: see `stapo_ops::deltanet::Parameters`.
+#[derive(Debug)]
+pub struct DeltaNet<P> {
+    pub conv: P,
+    pub a_log: P,
+    pub dt_bias: P,
+    pub norm: P,
 }
 
 /// The feed-forward half of a layer.
@@ -169,6 +181,12 @@ impl<P> LayerWeights<P> {
         Ok(LayerWeights {
             attention_norm: self.attention_norm.as_ref().map(&mut *f).transpose()?,
             qkv: self.qkv.try_map(f)?,
+            delta_net: match &self.delta_net {
+                Some(DeltaNet { conv, a_log, dt_bias, norm }) => {
+                    Some(DeltaNet { conv: f(conv)?, a_log: f(a_log)?, dt_bias: f(dt_bias)?, norm: f(norm)? })
+                }
+                None => None,
+            },
             head_norms: match &self.head_norms {
                 Some(norms) => Some(HeadNorms { query: f(&norms.query)?, key: f(&norms.key)? }),
                 None => None,
@@ -188,6 +206,9 @@ impl<P> LayerWeights<P> {
     pub fn visit_mut<'a>(&'a mut self, f: &mut impl FnMut(&'a mut P)) {
         self.attention_norm.iter_mut().for_each(&mut *f);
         self.qkv.visit_mut(f);
+        if let Some(DeltaNet { conv, a_log, dt_bias, norm }) = &mut self.delta_net {
+            [conv, a_log, dt_bias, norm].into_iter().for_each(&mut *f);
+        }
         if let Some(norms) = &mut self.head_norms {
             f(&mut norms.query);
             f(&mut norms.key);
@@ -270,14 +291,16 @@ impl Adapter<ParameterSpec> {
 /// Modules whose tensors are stacked in one parameter.
 const QKV: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 const GATE_UP: [&str; 2] = ["gate_proj", "up_proj"];
+const DELTA_NET: [&str; 4] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
 
 /// A name that all tensors of one parameter share and that the parameters before and behind it do not have, so that a list
 /// of trained tensors in their order can be divided into parameters without a model's configuration.
 pub fn parameter_of(tensor: &str) -> String {
     // Of adapters, the first factors are stacked and the second are not.
     let is_stacked = |name: &&&str| !tensor.ends_with(SECOND) && tensor.contains(&format!(".{name}."));
-    match QKV.iter().chain(&GATE_UP).find(is_stacked) {
+    match QKV.iter().chain(&GATE_UP).chain(&DELTA_NET).find(is_stacked) {
         Some(name) if QKV.contains(name) => tensor.replace(name, "qkv"),
+        Some(name) if DELTA_NET.contains(name) => tensor.replace(name, "in_proj"),
         Some(name) => tensor.replace(name, "gate_up"),
         None => tensor.to_string(),
     }
@@ -315,10 +338,13 @@ pub enum ParameterKind {
 
 impl ParameterSpec {
     fn stacked(parts: Vec<TensorSpec>, role: Role) -> Self {
-        let outputs = parts.iter().map(|part| part.shape[0]).sum();
-        let kind = match parts[0].shape.get(1) {
-            Some(&inputs) => ParameterKind::Matrix(Shape { outputs, inputs }),
-            None => ParameterKind::Vector { len: outputs },
+        let kind = match parts[0].shape[..] {
+            [_, inputs] => {
+                let outputs = parts.iter().map(|part| part.shape[0]).sum();
+                ParameterKind::Matrix(Shape { outputs, inputs })
+            }
+            // The weight of a depthwise convolution multiplies number by number, as a norm's does.
+            _ => ParameterKind::Vector { len: parts.iter().map(TensorSpec::n_elements).sum() },
         };
         Self { parts, kind, role, n_joined: 0 }
     }
@@ -346,100 +372,5 @@ impl ParameterSpec {
             end += spec.n_elements();
             (spec, start..end)
         })
-    }
-}
-
-impl DecoderWeights<ParameterSpec> {
-    /// The parameters of a model of this configuration, with the adapters of `lora`.
-    pub fn specs(config: &ModelConfig, lora: Option<&LoraSpec>) -> Self {
-        let left = config.tensors().into_iter().map(|spec| (spec.name.clone(), spec)).collect();
-        let mut tensors = Tensors { left, lora };
-        let specs = DecoderWeights {
-            embedding: tensors.take("model.embed_tokens.weight"),
-            layers: (0..).zip(&config.layers).map(|(index, layer)| tensors.layer(layer, index)).collect(),
-            final_norm: tensors.take("model.norm.weight"),
-            head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
-        };
-        debug_assert!(tensors.left.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.left);
-        specs
-    }
-}
-
-/// The tensors of a configuration that are not yet part of a parameter, by name.
-struct Tensors<'a> {
-    left: BTreeMap<String, TensorSpec>,
-    lora: Option<&'a LoraSpec>,
-}
-
-impl Tensors<'_> {
-    fn take(&mut self, name: &str) -> ParameterSpec {
-        self.stack([name.to_string()])
-    }
-
-    fn stack<const N: usize>(&mut self, names: [String; N]) -> ParameterSpec {
-        let mut take = |name: String| {
-            self.left.remove(&name).unwrap_or_else(|| panic!("the configuration lists no tensor {name}"))
-        };
-        let role = if self.lora.is_some() { Role::Frozen } else { Role::Trained };
-        ParameterSpec::stacked(names.into_iter().map(&mut take).collect(), role)
-    }
-
-    fn linear<const N: usize>(
-        &mut self,
-        weights: [String; N],
-        biases: Option<[String; N]>,
-    ) -> Linear<ParameterSpec> {
-        let mut weight = self.stack(weights);
-        let bias = biases.map(|names| self.stack(names));
-        let adapter = self.lora.and_then(|lora| Adapter::for_weight(lora, &weight));
-        if let (Some(adapter), ParameterKind::Matrix(shape)) = (&adapter, weight.kind)
-            // The product of so deep a layer uses split-K without a bias, and does not with one.
-            && (bias.is_none() || shape.inputs < 2 * shape.outputs)
-        {
-            weight.n_joined = joined_columns(shape.inputs, &adapter.modules);
-        }
-        Linear { weight, bias, adapter }
-    }
-
-    fn layer(&mut self, spec: &LayerSpec, index: usize) -> LayerWeights<ParameterSpec> {
-        let named = |name: &str| format!("model.layers.{index}.{name}");
-        let qkv = |kind: &str| QKV.map(|name| named(&format!("self_attn.{name}.{kind}")));
-        let attention = spec.attention();
-        let FeedForward::Gated { has_biases, .. } = spec.feed_forward;
-        let gate_up = |kind: &str| GATE_UP.map(|name| named(&format!("mlp.{name}.{kind}")));
-        let has_output_bias = attention.biases == AttentionBiases::All;
-        let norm = |names: Option<[&str; 2]>, half: usize| Some(named(&format!("{}.weight", names?[half])));
-        let (before, after) = (spec.norms.before(), spec.norms.after());
-        LayerWeights {
-            attention_norm: norm(before, 0).map(|name| self.take(&name)),
-            qkv: self.linear(
-                qkv("weight"),
-                match attention.biases {
-                    AttentionBiases::Absent => None,
-                    AttentionBiases::QueryKeyValue | AttentionBiases::All => Some(qkv("bias")),
-                },
-            ),
-            head_norms: match attention.qk_norm {
-                QkNorm::Absent => None,
-                QkNorm::PerHead | QkNorm::PerProjection => Some(HeadNorms {
-                    query: self.take(&named("self_attn.q_norm.weight")),
-                    key: self.take(&named("self_attn.k_norm.weight")),
-                }),
-            },
-            output: self.linear(
-                [named("self_attn.o_proj.weight")],
-                has_output_bias.then(|| [named("self_attn.o_proj.bias")]),
-            ),
-            attended_norm: norm(after, 0).map(|name| self.take(&name)),
-            ffn_norm: norm(before, 1).map(|name| self.take(&name)),
-            ffn: Ffn::SwiGlu(SwiGlu {
-                gate_up: self.linear(gate_up("weight"), has_biases.then(|| gate_up("bias"))),
-                down: self.linear(
-                    [named("mlp.down_proj.weight")],
-                    has_biases.then(|| [named("mlp.down_proj.bias")]),
-                ),
-            }),
-            fed_norm: norm(after, 1).map(|name| self.take(&name)),
-        }
     }
 }

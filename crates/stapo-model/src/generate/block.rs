@@ -4,6 +4,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(pub u32);
 
+/// Where the states of a sequence lie, in every layer that keeps one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StateSlot(pub u32);
+
 /// The free blocks, and the number of holders of each other block. A block with several holders is read-only.
 #[derive(Debug)]
 pub struct BlockPool {
@@ -12,11 +16,34 @@ pub struct BlockPool {
     /// The first of the blocks that were never taken, all of which come after it.
     first_fresh: u32,
     n_holders: Vec<u32>,
+    /// Free slots of states; `None` for a model without states.
+    states: Option<Vec<StateSlot>>,
 }
 
 impl BlockPool {
-    pub fn new(n_blocks: usize) -> Self {
-        Self { released: Vec::new(), first_fresh: 0, n_holders: vec![0; n_blocks] }
+    pub fn new(n_blocks: usize, n_states: Option<usize>) -> Self {
+        let states = n_states.map(|n| (0..n as u32).rev().map(StateSlot).collect());
+        Self { released: Vec::new(), first_fresh: 0, n_holders: vec![0; n_blocks], states }
+    }
+
+    pub fn has_states(&self) -> bool {
+        self.states.is_some()
+    }
+
+    /// Whether sequences need states and no slot is free.
+    pub fn lacks_states(&self) -> bool {
+        self.states.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// A free slot; `None` when no slot is free, or the model has no states.
+    pub fn take_state(&mut self) -> Option<StateSlot> {
+        self.states.as_mut()?.pop()
+    }
+
+    pub fn release_state(&mut self, slot: Option<StateSlot>) {
+        if let Some(states) = &mut self.states {
+            states.extend(slot);
+        }
     }
 
     pub fn n_free(&self) -> usize {
@@ -61,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_block_released_last_is_taken_first_and_then_those_never_taken() {
-        let mut pool = BlockPool::new(4);
+        let mut pool = BlockPool::new(4, None);
         let taken: Vec<Block> = (0..3).map_while(|_| pool.take()).collect();
         assert_eq!((taken, pool.n_free()), (vec![Block(0), Block(1), Block(2)], 1));
         pool.share(Block(0));

@@ -2,12 +2,12 @@
 
 use super::block::Block;
 use super::memory::{Allocated, EngineMemory, MemorySize, cache_dims};
-use super::scheduler::{Capacity, Scheduler};
+use super::scheduler::{Capacity, Scheduler, StateCopy, states_within};
 use super::sequence::{Sequence, UnreadToken};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
 use crate::config::{Heads, ModelConfig};
-use crate::decoder::attention::{Context, Paged};
+use crate::decoder::context::{Context, Paged};
 use crate::decoder::layer::Rows;
 use crate::decoder::stack::Stack;
 use crate::decoder::workspace::Workspace;
@@ -73,10 +73,11 @@ impl<'a> Engine<'a> {
         let device = policy.device();
         let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
-        let n_blocks = settings.kv_bytes / block_bytes(device, config);
+        let (n_blocks, n_states) = divide_memory(device, config, &settings);
         let block_tokens = CacheDims::best_block_size(device);
         let capacity = Capacity {
             n_blocks,
+            n_states,
             block_tokens,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
@@ -88,6 +89,7 @@ impl<'a> Engine<'a> {
             // On a device that records there is one block more than the scheduler knows of, for padding rows.
             n_blocks: n_blocks + usize::from(device.is_async()),
             block_tokens,
+            n_states: n_states.unwrap_or(0),
             max_rows,
             max_drawn,
             n_alternatives: settings.n_alternatives,
@@ -273,6 +275,10 @@ impl<'a> Engine<'a> {
     fn queue(&mut self) -> Result<Option<QueuedStep>, OutOfMemory> {
         let step = self.scheduler.plan();
         self.copy_blocks(&step.copies)?;
+        for StateCopy { from, to } in &step.state_copies {
+            let states = self.memory.states.iter_mut().flatten();
+            states.for_each(|states| states.copy(from.0 as usize, to.0 as usize));
+        }
         if step.rows.is_empty() {
             return Ok(None);
         }
@@ -301,7 +307,7 @@ impl<'a> Engine<'a> {
     /// multiprocessors would not all be busy.
     fn group_limits(&self, n_sequences: usize) -> GroupLimits {
         const BUSY_BLOCKS: usize = 512;
-        let heads = || self.policy.config().layers.iter().map(|layer| layer.attention().heads);
+        let heads = || self.policy.config().attentions().map(|attention| attention.heads);
         let queries_per_key = heads().map(Heads::group).max().unwrap_or(1);
         let kv_heads = heads().map(|heads| heads.kv).min().unwrap_or(1);
         // The kernel for half as many rows has more blocks on a multiprocessor.
@@ -367,7 +373,7 @@ impl<'a> Engine<'a> {
         let policy = self.policy;
         let device = policy.device();
         let layout = self.layout(shape);
-        let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
+        let Allocated { caches, states, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, tables, .. } = workspace;
         let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape);
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
@@ -377,6 +383,8 @@ impl<'a> Engine<'a> {
             slots: inputs.slots,
             sequences: inputs.sequences,
             caches,
+            state_slots: inputs.state_slots,
+            states,
         });
         let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, tables };
         let stack = Stack::new(policy, &layout, rows);
@@ -459,6 +467,14 @@ fn finish_reason(
     } else {
         (sequence.sampled.len() >= sequence.max_tokens).then_some(FinishReason::LengthLimit)
     }
+}
+
+/// Blocks, and states where layers keep them, that fit into the memory of the settings.
+fn divide_memory(device: &Device, config: &ModelConfig, settings: &EngineSettings) -> (usize, Option<usize>) {
+    let state_bytes = config.state_numbers() as usize * device.compute_bytes();
+    let n_states = states_within(settings.kv_bytes as u64, state_bytes as u64, settings.max_sequences);
+    let left = settings.kv_bytes.saturating_sub(n_states.unwrap_or(0) * state_bytes);
+    (left / block_bytes(device, config), n_states)
 }
 
 /// Bytes of one block in all layers' caches.

@@ -1,7 +1,7 @@
 //! The samples of one request and the prompt they share.
 
 use super::Request;
-use super::block::{Block, BlockPool};
+use super::block::{Block, BlockPool, StateSlot};
 use super::sequence::Sequence;
 use std::collections::VecDeque;
 
@@ -23,8 +23,11 @@ pub enum Prefix {
     Absent,
     /// The sample of this number computes the prompt; the other samples wait for it.
     Filling(u32),
-    /// The prompt's blocks, held for the samples that wait.
-    Ready(Vec<Block>),
+    /// The prompt's blocks and, where layers keep states, the state at its end, held for the samples that wait.
+    Ready {
+        blocks: Vec<Block>,
+        state: Option<StateSlot>,
+    },
 }
 
 impl RequestGroup {
@@ -44,8 +47,9 @@ impl RequestGroup {
     }
 
     pub fn drop_prefix(&mut self, pool: &mut BlockPool) {
-        if let Prefix::Ready(blocks) = std::mem::replace(&mut self.prefix, Prefix::Absent) {
+        if let Prefix::Ready { blocks, state } = std::mem::replace(&mut self.prefix, Prefix::Absent) {
             pool.release(blocks);
+            pool.release_state(state);
         }
     }
 

@@ -6,6 +6,7 @@ use crate::config::LayerSpec;
 use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
+use stapo_ops::deltanet::States;
 use stapo_ops::{Device, OutOfMemory, Recording, sampling};
 use std::collections::BTreeMap;
 
@@ -57,6 +58,8 @@ pub struct MemorySize {
     /// Blocks of each layer's cache, and positions in a block.
     pub n_blocks: usize,
     pub block_tokens: usize,
+    /// States that each layer that keeps states has room for.
+    pub n_states: usize,
     pub max_rows: usize,
     pub max_drawn: usize,
     pub n_alternatives: usize,
@@ -68,6 +71,8 @@ pub struct Allocated {
     size: MemorySize,
     /// One for each layer.
     pub caches: Vec<Cache<f32>>,
+    /// One for each layer that keeps states of sequences.
+    pub states: Vec<Option<States<f32>>>,
     pub workspace: Workspace<f32>,
     pub buffers: StepBuffers,
     pub logits: sampling::Logits<f32>,
@@ -86,16 +91,21 @@ impl Allocated {
     ) -> Result<Self, OutOfMemory> {
         let device = policy.device();
         let config = policy.config();
-        let MemorySize { n_blocks, block_tokens, max_rows, max_drawn, n_alternatives } = size;
+        let MemorySize { n_blocks, block_tokens, n_states, max_rows, max_drawn, n_alternatives } = size;
         let mut workspace = Workspace::new(device, memory, config)?;
         let rows = (max_rows, max_drawn);
         let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
         workspace.reserve(device, &layout, 0)?;
         let cache = |layer| Cache::zeros(memory, cache_dims(layer, n_blocks, block_tokens));
+        let states = |layer: &LayerSpec| {
+            let spec = layer.delta_net();
+            spec.map(|spec| States::zeros(memory, spec.heads, spec.kernel, n_states)).transpose()
+        };
         Ok(Self {
             policy: policy.id(),
             size,
             caches: config.layers.iter().map(cache).collect::<Result<_, _>>()?,
+            states: config.layers.iter().map(states).collect::<Result<_, _>>()?,
             workspace,
             buffers: StepBuffers::new(device, config, max_rows, max_drawn, n_alternatives)?,
             logits: sampling::Logits::new(memory, config.vocabulary, max_drawn)?,
@@ -105,8 +115,8 @@ impl Allocated {
     }
 }
 
-/// The keys and values of one layer.
+/// The keys and values of one layer; empty for a layer without attention.
 pub fn cache_dims(layer: &LayerSpec, n_blocks: usize, block_tokens: usize) -> CacheDims {
-    let heads = layer.attention().heads;
-    CacheDims { blocks: n_blocks, block_size: block_tokens, kv_heads: heads.kv, head_dim: heads.dim }
+    let (kv_heads, head_dim) = layer.attention().map_or((0, 0), |spec| (spec.heads.kv, spec.heads.dim));
+    CacheDims { blocks: n_blocks, block_size: block_tokens, kv_heads, head_dim }
 }

@@ -2,12 +2,14 @@
 //! Its choices change speed only, never a result.
 
 mod parking;
+mod states;
 
-use super::block::{Block, BlockPool};
+use super::block::{Block, BlockPool, StateSlot};
 use super::group::{Prefix, RequestGroup};
 use super::running::RunningSequences;
 use super::sequence::{Sequence, UnreadToken};
 use super::{Completion, FinishReason, Request, SampledToken, Ticket};
+pub use states::{StateCopy, states_within};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The rows `tokens[n_cached..n_cached + n_rows]` of a running sequence.
@@ -29,6 +31,8 @@ pub struct ScheduledRows {
 pub struct ScheduledStep {
     pub rows: Vec<ScheduledRows>,
     pub copies: Vec<(Block, Block)>,
+    /// These come first too.
+    pub state_copies: Vec<StateCopy>,
 }
 
 /// Which of the scheduler's lists holds a sequence, and at which index.
@@ -44,6 +48,8 @@ enum Held {
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
     pub n_blocks: usize,
+    /// Sequences and prompts whose states can be kept; `None` for a model whose layers keep no states.
+    pub n_states: Option<usize>,
     /// Positions in a block.
     pub block_tokens: usize,
     /// Rows in a step: longer prompts are cut into chunks.
@@ -57,6 +63,8 @@ pub struct Capacity {
 pub struct Scheduler {
     capacity: Capacity,
     pool: BlockPool,
+    /// Of the next step.
+    state_copies: Vec<StateCopy>,
     groups: BTreeMap<Ticket, RequestGroup>,
     /// In the order of admission: the sequence admitted last is the first to be preempted.
     running: RunningSequences,
@@ -83,7 +91,8 @@ impl Scheduler {
     pub fn new(capacity: Capacity) -> Self {
         Self {
             capacity,
-            pool: BlockPool::new(capacity.n_blocks),
+            pool: BlockPool::new(capacity.n_blocks, capacity.n_states),
+            state_copies: Vec::new(),
             groups: BTreeMap::new(),
             running: RunningSequences::default(),
             drained: BTreeMap::new(),
@@ -139,7 +148,7 @@ impl Scheduler {
         let mut n_rows_left = self.capacity.max_rows;
         let mut running_idx = 0;
         while n_rows_left > 0 && (running_idx < self.running.len() || self.admit()) {
-            let n_rows = self.running[running_idx].n_pending().min(n_rows_left);
+            let n_rows = self.n_rows_at_once(running_idx, n_rows_left);
             if !self.reserve(running_idx, n_rows, &mut step) {
                 // The sequence was preempted itself, after every sequence behind it: none is left to plan.
                 break;
@@ -153,6 +162,7 @@ impl Scheduler {
         // where another prompt came between a prompt's first sample and its others.
         step.rows.sort_by_key(|rows| self.running[rows.running_idx].ticket);
         self.draw_for_siblings(&mut step.rows);
+        step.state_copies = std::mem::take(&mut self.state_copies);
         step
     }
 
@@ -223,9 +233,17 @@ impl Scheduler {
         sequence.n_cached += rows.n_rows;
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
         if group.is_filled_by(sequence) && sequence.n_cached >= sequence.n_prompt {
+            let state = self.pool.take_state();
+            if let (Some(from), Some(to)) = (sequence.state, state) {
+                self.state_copies.push(StateCopy { from, to });
+            } else if self.pool.has_states() {
+                // Without a slot for the prompt's state, the next sample computes the prompt again.
+                group.prefix = Prefix::Absent;
+                return;
+            }
             let n_blocks = sequence.n_prompt.div_ceil(self.capacity.block_tokens);
             let blocks = sequence.blocks[..n_blocks].iter().map(|&block| self.pool.share(block)).collect();
-            group.prefix = Prefix::Ready(blocks);
+            group.prefix = Prefix::Ready { blocks, state };
         }
     }
 
@@ -299,14 +317,17 @@ impl Scheduler {
 
     /// Admits the next sequence, of the oldest request that has one. False: no sequence may be admitted.
     fn admit(&mut self) -> bool {
+        if !self.has_room_for_state() {
+            return false;
+        }
         let n_reserved = self.reserved_blocks();
         let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
         let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
         let block_tokens = self.capacity.block_tokens;
         let n_kept_blocks = match &group.prefix {
             _ if !next.blocks.is_empty() => next.blocks.len(),
-            Prefix::Ready(_) => next.n_found() / block_tokens,
-            Prefix::Absent | Prefix::Filling(_) => 0,
+            Prefix::Ready { .. } if group.shares_prefix(next) => next.n_found() / block_tokens,
+            Prefix::Ready { .. } | Prefix::Absent | Prefix::Filling(_) => 0,
         };
         let n_needed = next.tokens.len().div_ceil(block_tokens).saturating_sub(n_kept_blocks) + n_reserved;
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
@@ -314,16 +335,22 @@ impl Scheduler {
             return false;
         }
         let mut sequence = group.waiting.pop_front().expect("a group that can admit has a waiting sequence");
+        let mut of_prompt = None;
         match &group.prefix {
             _ if !sequence.blocks.is_empty() => (),
-            Prefix::Ready(blocks) => {
+            Prefix::Ready { blocks, state } if group.shares_prefix(&sequence) => {
                 sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
                 sequence.n_cached = sequence.n_found();
+                of_prompt = *state;
             }
+            Prefix::Ready { .. } => (),
             Prefix::Absent | Prefix::Filling(_) => group.prefix = Prefix::Filling(sequence.sample),
         }
-        group.drop_unneeded_prefix(&mut self.pool);
         group.n_running += 1;
+        // Before the prompt's slot is given back, so that the sequence gets another.
+        self.give_state(&mut sequence, of_prompt);
+        let group = self.groups.get_mut(&sequence.ticket).expect("the group that admits");
+        group.drop_unneeded_prefix(&mut self.pool);
         self.running.push(sequence);
         true
     }
@@ -380,16 +407,20 @@ impl Scheduler {
         }
     }
 
+    /// Frees blocks of a prompt held for waiting samples, or else of a sequence between two turns. False: there are none.
+    fn free_idle_blocks(&mut self) -> bool {
+        let held = |group: &&mut RequestGroup| matches!(group.prefix, Prefix::Ready { .. });
+        if let Some(group) = self.groups.values_mut().rev().find(held) {
+            group.drop_prefix(&mut self.pool);
+            return true;
+        }
+        self.evict_between_turns()
+    }
+
     /// Frees blocks for a running sequence: prompts held for waiting samples go first, then blocks of sequences between
     /// two turns, then the sequence admitted last is preempted. False: that was the sequence itself.
     fn free_blocks(&mut self, running_idx: usize) -> bool {
-        for group in self.groups.values_mut().rev() {
-            if let Prefix::Ready(_) = group.prefix {
-                group.drop_prefix(&mut self.pool);
-                return true;
-            }
-        }
-        if self.evict_between_turns() {
+        if self.free_idle_blocks() {
             return true;
         }
         let last = self.running.len() - 1;

@@ -1,6 +1,6 @@
 //! One response in the making, in one turn or several.
 
-use super::block::{Block, BlockPool};
+use super::block::{Block, BlockPool, StateSlot};
 use super::{SampledToken, Ticket};
 use stapo_ops::sampling;
 
@@ -19,6 +19,8 @@ pub struct Sequence {
     /// Keys and values of `tokens[..n_cached]` lie in `blocks`.
     pub n_cached: usize,
     pub blocks: Vec<Block>,
+    /// The states behind `tokens[..n_cached]`, of a sequence that has run, in a model whose layers keep states.
+    pub state: Option<StateSlot>,
     /// The longest turn.
     pub max_tokens: usize,
     /// Tokens drawn in the current turn, read or not.
@@ -47,6 +49,7 @@ impl Sequence {
             turn_start: n_prompt,
             n_cached: 0,
             blocks: Vec::new(),
+            state: None,
             max_tokens,
             n_drawn: 0,
             sampled: Vec::new(),
@@ -112,9 +115,10 @@ impl Sequence {
         self.n_prompt.min(self.tokens.len() - 1)
     }
 
-    /// Gives all blocks back. What was sampled stays, its keys and values are recomputed later.
+    /// Gives all blocks and the state back. What was sampled stays, its keys, values and states are recomputed later.
     pub fn evict(&mut self, pool: &mut BlockPool) {
         pool.release(self.blocks.drain(..));
+        pool.release_state(self.state.take());
         self.n_cached = 0;
     }
 }

@@ -23,6 +23,8 @@ pub struct StepRows {
     /// `[n, 4]` and `[S]` in a decode step: see `paged::Groups`.
     groups: Vec<u32>,
     first_partials: Vec<u32>,
+    /// `[S]` where layers keep states, else empty: the slot of each sequence's state.
+    state_slots: Vec<u32>,
     max_members: usize,
     /// Splits of all sequences that have several.
     pub n_partials: usize,
@@ -48,6 +50,8 @@ pub struct StepShape {
     pub max_members: usize,
     /// Whether a sequence has several splits, whose results are combined.
     pub has_splits: bool,
+    /// Whether layers keep states of sequences.
+    pub has_states: bool,
     pub drawn: usize,
 }
 
@@ -79,6 +83,7 @@ impl StepRows {
         self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
         self.offsets.push(self.tokens.len() as u32);
         self.contexts.push(context as u32);
+        self.state_slots.extend(sequence.state.map(|slot| slot.0));
         self.n_positions = self.n_positions.max(context);
         self.tables.extend(sequence.blocks.iter().map(|block| block.0));
         self.tables.resize(self.contexts.len() * self.table_width, 0);
@@ -99,6 +104,7 @@ impl StepRows {
             groups: self.groups.len() / 4,
             max_members: self.max_members,
             has_splits: self.n_partials > 0,
+            has_states: !self.state_slots.is_empty(),
             drawn: self.drawing.len(),
         }
     }
@@ -178,11 +184,10 @@ impl StepRows {
     }
 
     /// In the order of [`StepInputs::new`]. The groups come first: a kernel reads 16 bytes of them at once.
-    fn parts(&self) -> [&[u32]; 9] {
-        let Self {
-            groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing, ..
-        } = self;
-        [groups, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing]
+    fn parts(&self) -> [&[u32]; 10] {
+        let Self { groups, tokens, positions, slots, offsets, contexts, tables, .. } = self;
+        let Self { first_partials, state_slots, drawing, .. } = self;
+        [groups, tokens, positions, slots, offsets, contexts, tables, first_partials, state_slots, drawing]
     }
 }
 
@@ -237,6 +242,7 @@ pub struct StepInputs<'a> {
     pub positions: View<'a, u32>,
     pub slots: View<'a, u32>,
     pub sequences: paged::Sequences<'a>,
+    pub state_slots: View<'a, u32>,
     pub drawing: View<'a, u32>,
 }
 
@@ -246,18 +252,20 @@ impl<'a> StepInputs<'a> {
         let StepShape { rows, sequences, table_width, groups, drawn, .. } = shape;
         let n_firsts = if groups > 0 { sequences } else { 0 };
         let table = sequences * table_width;
-        let lens = [4 * groups, rows, rows, rows, sequences + 1, sequences, table, n_firsts, drawn];
+        let n_states = if shape.has_states { sequences } else { 0 };
+        let lens = [4 * groups, rows, rows, rows, sequences + 1, sequences, table, n_firsts, n_states, drawn];
         let mut start = 0;
         let parts = lens.map(|len| {
             start += len;
             buffer.range(start - len..start)
         });
-        let [list, tokens, positions, slots, offsets, contexts, tables, first_partials, drawing] = parts;
+        let [list, tokens, positions, slots, offsets, contexts, tables, parts @ ..] = parts;
+        let [first_partials, state_slots, drawing] = parts;
         let partials = shape.has_splits.then_some(partials);
         let groups = Groups { list, max_members: shape.max_members, first_partials, partials };
         let groups = (list.len() > 0).then_some(groups);
         let sequences = paged::Sequences { offsets, contexts, tables, groups };
-        StepInputs { tokens, positions, slots, sequences, drawing }
+        StepInputs { tokens, positions, slots, sequences, state_slots, drawing }
     }
 }
 
@@ -320,8 +328,8 @@ impl StepBuffers {
 
 /// Room for the results of `n` splits in the layer that needs the most.
 fn partials(device: &Device, config: &ModelConfig, n: usize) -> Result<Partials, OutOfMemory> {
-    let heads = config.layers.iter().map(|layer| layer.attention().heads);
-    let largest = heads.max_by_key(|heads| Partials::split_len(*heads)).expect("a model has layers");
+    let heads = config.attentions().map(|attention| attention.heads);
+    let largest = heads.max_by_key(|heads| Partials::split_len(*heads)).expect("a model has attention");
     Partials::new(device, largest, n)
 }
 

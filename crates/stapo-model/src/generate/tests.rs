@@ -104,7 +104,8 @@ fn simulate(
     (ahead, turns): (bool, Turns),
 ) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
-    let capacity = Capacity { n_blocks, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
+    let capacity =
+        Capacity { n_blocks, n_states: None, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
     let mut scheduler = Scheduler::new(capacity);
     if turns.n > 1 {
         scheduler.park_turns();

@@ -30,7 +30,9 @@ impl Gguf {
         let ffn_width = ffn_width.ok_or_else(|| self.absent(&key("feed_forward_length")))?;
         let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
         let mut layer = family.layer(heads, self.rope(&key, head_dim, max_positions)?, ffn_width);
-        layer.attention_mut().rotary_dim = self.rotary_dim(&key, family, head_dim)?;
+        if let Some(attention) = layer.attention_mut() {
+            attention.rotary_dim = self.rotary_dim(&key, family, head_dim)?;
+        }
         let n_layers = self.required_whole(&key("block_count"))?;
         let mut config = ModelConfig {
             width,

@@ -20,18 +20,18 @@ impl Gguf {
             Family::Qwen3 | Family::Qwen2 | Family::Phi3 => self.set_windows(key, config, &all)?,
             Family::Llama | Family::Mistral => {
                 self.set_windows(key, config, &all)?;
-                if config.layers.iter().any(|layer| layer.attention().rule.window.is_some()) {
+                if config.attentions().any(|attention| attention.rule.window.is_some()) {
                     config.family = Family::Mistral;
                 }
             }
             Family::SmolLm3 => {
-                for (layer, has_rope) in config.layers.iter_mut().zip(every(4)) {
-                    layer.attention_mut().rotary_dim *= usize::from(has_rope);
+                for (attention, has_rope) in config.attentions_mut().zip(every(4)) {
+                    attention.rotary_dim *= usize::from(has_rope);
                 }
             }
             Family::Olmo2 | Family::Olmo3 => {
                 self.set_windows(key, config, &every(4))?;
-                let is_third = config.layers.iter().any(|layer| layer.attention().rule.window.is_some());
+                let is_third = config.attentions().any(|attention| attention.rule.window.is_some());
                 config.family = if is_third { Family::Olmo3 } else { Family::Olmo2 };
                 self.set_sliding_theta(key, config, None)?;
             }
@@ -45,6 +45,10 @@ impl Gguf {
                 self.set_sliding_theta(key, config, Some(10_000.0))?;
             }
             Family::Granite => self.describe_granite(key, config)?,
+            Family::Qwen35 => {
+                let problem = "gated DeltaNet layers are not read from GGUF";
+                return Err(Error::unsupported(&self.location, problem, "use the checkpoint in safetensors"));
+            }
         }
         Ok(())
     }
@@ -59,8 +63,8 @@ impl Gguf {
         let window = self.whole(&key("attention.sliding_window"))?.filter(|window| *window > 0);
         let pattern = self.sliding_pattern(&key("attention.sliding_window_pattern"), sliding.len())?;
         let sliding = pattern.as_deref().unwrap_or(sliding);
-        for (layer, is_sliding) in config.layers.iter_mut().zip(sliding) {
-            layer.attention_mut().rule.window = window.filter(|_| *is_sliding);
+        for (attention, is_sliding) in config.attentions_mut().zip(sliding) {
+            attention.rule.window = window.filter(|_| *is_sliding);
         }
         Ok(())
     }
@@ -87,8 +91,7 @@ impl Gguf {
         theta: Option<f64>,
     ) -> Result<()> {
         let theta = self.number(&key("rope.freq_base_swa"))?.or(theta);
-        for layer in &mut config.layers {
-            let attention = layer.attention_mut();
+        for attention in config.attentions_mut() {
             if attention.rule.window.is_some() {
                 attention.rope.theta = theta.unwrap_or(attention.rope.theta);
                 attention.rope.scaling = RopeScaling::None;
@@ -102,11 +105,11 @@ impl Gguf {
         config.logits.softcap = self.number(&key("final_logit_softcapping"))?;
         let softcap = self.number(&key("attn_logit_softcapping"))?;
         let is_27b = GEMMA_27B_LAYERS.contains(&(config.family, config.layers.len()));
-        for layer in &mut config.layers {
-            let attention = layer.attention_mut();
+        let width = config.width;
+        for attention in config.attentions_mut() {
             attention.rule.softcap = softcap;
             if is_27b {
-                attention.rule.scale = 1.0 / ((config.width / attention.heads.query) as f64).sqrt();
+                attention.rule.scale = 1.0 / ((width / attention.heads.query) as f64).sqrt();
             }
         }
         Ok(())
@@ -116,9 +119,10 @@ impl Gguf {
         let scale = self.number(&key("attention.scale"))?;
         let residual_scale = self.number(&key("residual_scale"))?.unwrap_or(1.0);
         for layer in &mut config.layers {
-            let rule = &mut layer.attention_mut().rule;
-            rule.scale = scale.unwrap_or(rule.scale);
             layer.residual_scale = residual_scale;
+        }
+        for attention in config.attentions_mut() {
+            attention.rule.scale = scale.unwrap_or(attention.rule.scale);
         }
         let factor = self.number(&key("embedding_scale"))?.unwrap_or(1.0);
         config.embedding_scale = EmbeddingScale::Factor(factor);

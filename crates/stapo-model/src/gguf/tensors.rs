@@ -41,9 +41,10 @@ pub(super) fn renamed(
 fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let spec = layer.and_then(|(index, part)| Some((config.layers.get(index.parse::<usize>().ok()?)?, part)));
-    match spec.filter(|_| config.family.pairs_rows_in_gguf()) {
-        Some((layer, "attn_q.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.query },
-        Some((layer, "attn_k.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv },
+    let heads = spec.and_then(|(layer, part)| Some((layer.attention()?.heads, part)));
+    match heads.filter(|_| config.family.pairs_rows_in_gguf()) {
+        Some((heads, "attn_q.weight")) => RowOrder::RotaryPairs { n_heads: heads.query },
+        Some((heads, "attn_k.weight")) => RowOrder::RotaryPairs { n_heads: heads.kv },
         _ => RowOrder::AsNamed,
     }
 }

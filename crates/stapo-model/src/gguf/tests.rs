@@ -135,7 +135,7 @@ fn check_refused(draft: &Draft, words: &[&str]) {
 #[test]
 fn a_small_llama_reads_as_written() {
     let (config, weights) = load(&llama().bytes()).unwrap();
-    let heads = config.uniform_layer().unwrap().attention().heads;
+    let heads = config.uniform_layer().unwrap().attention().unwrap().heads;
     assert_eq!((config.width, heads), (8, Heads { query: 2, kv: 2, dim: 4 }));
     assert_eq!((config.vocabulary, config.tied_embeddings, config.norm_eps), (3, true, 1e-5));
     let mut out = [0.0; 24];
@@ -271,7 +271,10 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
     check_refused(&key("llama.rope.dimension_count", u32_field(7)), &["rope.dimension_count", "7"]);
     let windowed = key("llama.attention.sliding_window", u32_field(8));
     let config = load(&windowed.bytes()).unwrap().0;
-    assert_eq!((config.family, config.layers[0].attention().rule.window), (crate::Family::Mistral, Some(8)));
+    assert_eq!(
+        (config.family, config.layers[0].attention().unwrap().rule.window),
+        (crate::Family::Mistral, Some(8))
+    );
     check_refused(&key("general.architecture", u32_field(1)), &["general.architecture", "a string"]);
     check_refused(&llama().without("llama.block_count"), &["llama.block_count", "missing"]);
     check_refused(&key("llama.block_count", f32_field(1.0)), &["llama.block_count", "whole number"]);
@@ -289,7 +292,7 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
 
 #[test]
 fn rope_scaling_is_read_from_metadata() {
-    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().rope.clone();
+    let rope = |draft: Draft| load(&draft.bytes()).unwrap().0.layers[0].attention().unwrap().rope.clone();
     let linear = llama().field("llama.rope.scaling.type", string_field("linear"));
     let linear = linear.field("llama.rope.scaling.factor", f32_field(4.0));
     assert_eq!(rope(linear).scaling, RopeScaling::Linear { factor: 4.0 });

@@ -27,7 +27,7 @@ fn with(key: &str, value: Value) -> Result<PeftAdapter> {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("adapter");
     write(&out, &policy(&spec()), "base").unwrap();
-    let mut keys = config_of(&spec(), "base");
+    let mut keys = config_of(&spec(), &spec().tensors(&tiny_config(Family::Qwen3)), "base");
     keys.insert(key.to_string(), value);
     write_json(&out.join(CONFIG), &keys).unwrap();
     PeftAdapter::open(&out)
@@ -108,12 +108,40 @@ fn tensors_that_do_not_fit_the_model_are_refused_by_name() {
     assert_eq!(factors(&read), before, "the written factors are those of the same seed");
 }
 
+/// Targets are written as far as the model has them, and a list of all modules of attention layers is read as all modules.
+#[test]
+fn all_modules_of_a_hybrid_are_written_and_read() {
+    let all = LoraSpec { targets: LoraTarget::ALL.to_vec(), ..spec() };
+    for (family, n_targets) in [(Family::Qwen3, 7), (Family::Qwen35, 12)] {
+        let config = tiny_config(family);
+        let device = Device::cpu(CpuOptions::default());
+        let spec = PolicySpec { config: &config, lora: Some(&all) };
+        let mut policy = Policy::random(&device, spec, 1, 0.3).unwrap();
+        policy.start_adapters(2);
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("adapter");
+        write(&out, &policy, "base").unwrap();
+        let text = std::fs::read_to_string(out.join(CONFIG)).unwrap();
+        let keys: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(keys["target_modules"].as_array().unwrap().len(), n_targets, "{family:?}");
+        let adapter = PeftAdapter::open(&out).unwrap();
+        assert_eq!(adapter.spec, all, "{family:?}");
+        let mut read = Policy::random(&device, spec, 1, 0.3).unwrap();
+        adapter.read_into(&mut read).unwrap();
+        assert_eq!(factors(&read), factors(&policy), "{family:?}");
+    }
+}
+
 #[test]
 fn what_is_no_regular_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = PeftAdapter::open(folder.path()).unwrap_err().to_string();
     assert!(missing.contains(CONFIG), "{missing}");
-    write_json(&folder.path().join(CONFIG), &config_of(&spec(), "base")).unwrap();
+    write_json(
+        &folder.path().join(CONFIG),
+        &config_of(&spec(), &spec().tensors(&tiny_config(Family::Qwen3)), "base"),
+    )
+    .unwrap();
     std::fs::create_dir(folder.path().join(WEIGHTS)).unwrap();
     assert!(PeftAdapter::open(folder.path()).is_err());
 }

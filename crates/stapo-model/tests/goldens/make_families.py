@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 import torch
-from make_models import PLAIN, YARN, golden, randomise
+from make_models import LENGTHS, PLAIN, YARN, golden, randomise
 from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -20,10 +20,13 @@ from transformers import (
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
+    Qwen3_5TextConfig,
     SmolLM3Config,
 )
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
+# (tokens, of these prompt) on both sides of the borders of chunks of 64, in which transformers computes DeltaNet
+CHUNKS = [(2, 1), (3, 1), (63, 60), (64, 1), (65, 60), (129, 120), (200, 9)]
 LINEAR = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 2.0}
 LONG = {
     "rope_type": "longrope",
@@ -103,6 +106,38 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "qwen35-hybrid": (
+        Qwen3_5TextConfig,
+        38,
+        1.0,
+        dict(
+            num_hidden_layers=3,
+            layer_types=[RECURRENT, RECURRENT, FULL],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=6,
+            linear_value_head_dim=5,
+            tie_word_embeddings=True,
+            max_position_embeddings=256,
+            rope_parameters=dict(PLAIN, partial_rotary_factor=0.5),
+        ),
+    ),
+    "qwen35-untied": (
+        Qwen3_5TextConfig,
+        36,
+        0.8,
+        dict(
+            num_hidden_layers=2,
+            layer_types=[FULL, RECURRENT],
+            linear_num_key_heads=3,
+            linear_num_value_heads=3,
+            linear_key_head_dim=4,
+            linear_value_head_dim=18,
+            linear_conv_kernel_dim=3,
+            max_position_embeddings=256,
+            rope_parameters=dict(PLAIN, partial_rotary_factor=0.25),
+        ),
+    ),
 }
 
 
@@ -158,10 +193,19 @@ def main():
         _, vocab, temperature, _ = CASES[case]
         model = AutoModelForCausalLM.from_config(config_of(case), attn_implementation="eager").float()
         model = randomise(model, generator)
+        if case.startswith("qwen35"):
+            # Norms multiply by 1 + w here, but for the one inside DeltaNet. With these factors transformers itself is within 1e-5 of
+            # the recurrence in f64; a model that amplifies rounding more is not.
+            for name, p in model.named_parameters():
+                if name.endswith("norm.weight") and "linear_attn" not in name:
+                    p.data -= 1.0
+                elif "_proj" in name:
+                    p.data *= 0.5
         folder = out / case
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        numbers = golden(model.eval(), vocab, temperature, generator)
+        sequences = CHUNKS if case.startswith("qwen35") else LENGTHS
+        numbers = golden(model.eval(), vocab, temperature, generator, sequences)
         save_file(split_gradients(numbers, model.config), folder / "golden.safetensors")
         config = json.loads((folder / "config.json").read_text())
         print(case, config["model_type"], sum(p.numel() for p in model.parameters()), "parameters")

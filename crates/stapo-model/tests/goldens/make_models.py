@@ -103,6 +103,8 @@ def randomise(model, generator):
             p.data = 1.0 + 0.3 * noise
         elif name.endswith("bias"):
             p.data = 0.3 * noise
+        elif name.endswith("A_log"):
+            p.data = 0.5 * noise - 1.0
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = 0.4 * noise
         else:
@@ -121,16 +123,16 @@ def tokenizer_of(vocab):
     return tokenizer
 
 
-def golden(model, vocab, temperature, generator):
-    lengths = [n for n, _ in LENGTHS]
+def golden(model, vocab, temperature, generator, sequences=LENGTHS):
+    lengths = [n for n, _ in sequences]
     tokens = torch.randint(0, vocab, (sum(lengths),), generator=generator)
-    n_response = sum(n - p for n, p in LENGTHS)
+    n_response = sum(n - p for n, p in sequences)
     d_logp = torch.randn(n_response, generator=generator)
     d_entropy = 0.5 * torch.randn(n_response, generator=generator)
 
     last_logits, logp, entropy, collision, top_ids, top_logp = [], [], [], [], [], []
     start = 0
-    for n, n_prompt in LENGTHS:
+    for n, n_prompt in sequences:
         ids = tokens[start : start + n]
         start += n
         logits = model(ids[None]).logits[0]
@@ -148,7 +150,7 @@ def golden(model, vocab, temperature, generator):
     out = {
         "tokens": tokens.int(),
         "lengths": torch.tensor(lengths, dtype=torch.int32),
-        "prompt_lengths": torch.tensor([p for _, p in LENGTHS], dtype=torch.int32),
+        "prompt_lengths": torch.tensor([p for _, p in sequences], dtype=torch.int32),
         "temperature": torch.tensor([temperature]),
         "logits": torch.stack(last_logits),
         "logp": logp.detach(),

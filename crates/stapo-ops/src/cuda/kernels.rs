@@ -118,6 +118,7 @@ sources! {
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
     LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
+    DELTANET_TILE = "deltanet_tile", HopperOnDemand, [TILES, MMA, include_str!("../deltanet/tile.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

@@ -195,7 +195,7 @@ pub fn judge_kv_bytes(spec: &JudgeSpec, model: &ModelConfig, device: &Device) ->
 
 fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_gpu: bool) -> u64 {
     let n_tokens = spec.max_prompt_tokens + spec.max_tokens + GPU_BLOCK_TOKENS;
-    let sequence = (n_tokens * n_bytes) as u64 * model.kv_numbers_per_token();
+    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens);
     let most = if is_gpu { (JUDGE_SEQUENCES * sequence).min(MAX_JUDGE_KV_BYTES) } else { CPU_KV_BYTES };
     most.max(sequence)
 }
@@ -353,7 +353,7 @@ impl Needs<'_> {
     fn sequence_kv_bytes(&self) -> u64 {
         let rollout = &self.plan.config.rollout;
         let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
-        (n_tokens * self.device.compute_bytes()) as u64 * self.model.kv_numbers_per_token()
+        self.device.compute_bytes() as u64 * self.model.sequence_numbers(n_tokens)
     }
 
     /// Keys and values of all sequences that can run at once; more would never be used.

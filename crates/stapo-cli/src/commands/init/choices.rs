@@ -81,10 +81,9 @@ impl Choices {
 
     /// Memory for the keys and values of all responses of a step at once, MiB, as a power of two.
     fn kv_mib_of_all(&self, found: &Found) -> usize {
-        let n_tokens =
-            self.problems_per_step * self.group_size * (self.max_prompt_tokens + self.max_response_tokens);
+        let sequence = found.config.sequence_numbers(self.max_prompt_tokens + self.max_response_tokens);
         let number_bytes = if self.device == DeviceName::Cpu { 4 } else { 2 };
-        let bytes = n_tokens * number_bytes * found.config.kv_numbers_per_token() as usize;
+        let bytes = self.problems_per_step * self.group_size * number_bytes * sequence as usize;
         (bytes >> 20).next_power_of_two()
     }
 

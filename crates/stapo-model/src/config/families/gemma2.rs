@@ -44,7 +44,7 @@ pub(super) fn describe_softcaps(
         if keys.keys.contains_key(key) { keys.optional_number(key) } else { Ok(default) }
     };
     let of_scores = softcap("attn_logit_softcapping", defaults[0])?;
-    config.layers.iter_mut().for_each(|layer| layer.attention_mut().rule.softcap = of_scores);
+    config.attentions_mut().for_each(|attention| attention.rule.softcap = of_scores);
     config.logits.softcap = softcap("final_logit_softcapping", defaults[1])?;
     let scalar = keys.optional_number("query_pre_attn_scalar")?.unwrap_or(256.0);
     set_score_scale(config, 1.0 / scalar.sqrt());
@@ -56,7 +56,7 @@ pub(super) fn write_softcaps(config: &ModelConfig, keys: &mut Map<String, Value>
     write_biases(config, keys);
     write_no_padding(keys);
     keys.remove("mlp_bias");
-    let Some(rule) = config.layers.first().map(|layer| layer.attention().rule) else { return };
+    let Some(rule) = config.attentions().next().map(|attention| attention.rule) else { return };
     keys.insert("attn_logit_softcapping".into(), json!(rule.softcap));
     keys.insert("final_logit_softcapping".into(), json!(config.logits.softcap));
     let scalar = rule.scale.powi(-2);

@@ -18,7 +18,8 @@ pub(super) const ROW: FamilyRow = FamilyRow {
             EmbeddingScale::One | EmbeddingScale::SqrtWidth => 1.0,
         };
         keys.insert("embedding_multiplier".into(), json!(embedding));
-        keys.insert("attention_multiplier".into(), json!(layer.attention().rule.scale));
+        let scale = config.attentions().next().map(|attention| attention.rule.scale);
+        keys.insert("attention_multiplier".into(), json!(scale));
         keys.insert("residual_multiplier".into(), json!(layer.residual_scale));
         keys.insert("logits_scaling".into(), json!(config.logits.divisor));
     },

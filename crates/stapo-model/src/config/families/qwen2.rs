@@ -32,7 +32,7 @@ pub(super) fn set_windows_in_use(keys: &ObjectReader<'_>, config: &mut ModelConf
 }
 
 pub(super) fn write_windows_in_use(config: &ModelConfig, keys: &mut Map<String, Value>) {
-    let in_use = config.layers.iter().any(|layer| layer.attention().rule.window.is_some());
+    let in_use = config.attentions().any(|attention| attention.rule.window.is_some());
     keys.insert("use_sliding_window".into(), json!(in_use));
     if in_use {
         write_windows(config, keys);

@@ -17,7 +17,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
         write_biases(config, keys);
         write_no_padding(keys);
         let has_rope: Vec<u8> =
-            config.layers.iter().map(|layer| u8::from(layer.attention().rotary_dim > 0)).collect();
+            config.attentions().map(|attention| u8::from(attention.rotary_dim > 0)).collect();
         keys.insert("no_rope_layers".into(), json!(has_rope));
     },
     ..llama::ROW
@@ -28,10 +28,10 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     let interval = keys.optional_whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
     // Despite its name, the list has 1 for layers with rope.
     let listed = keys.list("no_rope_layers", config.layers.len())?;
-    for (index, layer) in config.layers.iter_mut().enumerate() {
+    for (index, attention) in config.attentions_mut().enumerate() {
         let has_rope = listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != 0);
         if !has_rope {
-            layer.attention_mut().rotary_dim = 0;
+            attention.rotary_dim = 0;
         }
     }
     super::qwen2::set_windows_in_use(keys, config)

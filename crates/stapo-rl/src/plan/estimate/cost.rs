@@ -3,7 +3,7 @@
 
 use super::machine::{Machine, Processor, at_length};
 use crate::plan::config::States;
-use stapo_model::config::NormPlacement;
+use stapo_model::config::{AttentionSpec, NormPlacement};
 use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{LayerSpec, ModelConfig};
@@ -139,12 +139,12 @@ impl Costs<'_> {
             }
             _ => 1.0,
         };
-        let seen = |layer: &LayerSpec| {
-            let attention = layer.attention();
-            attention.heads.out_width() as f64 * share(attention.rule.window)
-        };
-        let query_widths: f64 = self.model.layers.iter().map(seen).sum();
-        4.0 * tokens.all * (tokens.length / 2.0) * query_widths
+        let seen =
+            |attention: &AttentionSpec| attention.heads.out_width() as f64 * share(attention.rule.window);
+        let query_widths: f64 = self.model.attentions().map(seen).sum();
+        // DeltaNet reads its state, changes it and reads it again, a multiplication and an addition for each number.
+        let states = self.sum_layers(|layer| layer.delta_net().map_or(0, |spec| spec.heads.state_len()));
+        4.0 * tokens.all * (tokens.length / 2.0) * query_widths + 6.0 * tokens.all * states
     }
 
     /// Norms, rope, swiglu and residual additions of a forward pass.
@@ -160,7 +160,7 @@ impl Costs<'_> {
     fn forward_numbers(&self) -> f64 {
         self.sum_layers(|layer| {
             let norms = if layer.norms == NormPlacement::Both { 4 } else { 0 };
-            (8 + norms) * self.model.width + 2 * layer.attention().heads.qkv_width() + 3 * layer.ffn_width()
+            (8 + norms) * self.model.width + 2 * layer.mixer_widths().0 + 3 * layer.ffn_width()
         })
     }
 
@@ -168,7 +168,7 @@ impl Costs<'_> {
     pub fn elementwise_backward(&self, n_tokens: f64, recompute: Recompute) -> f64 {
         let backward = self.sum_layers(|layer| {
             let norms = if layer.norms == NormPlacement::Both { 4 } else { 0 };
-            (8 + norms) * self.model.width + 3 * layer.attention().heads.qkv_width() + 5 * layer.ffn_width()
+            (8 + norms) * self.model.width + 3 * layer.mixer_widths().0 + 5 * layer.ffn_width()
         });
         let again = match recompute {
             Recompute::Nothing => 0.0,
@@ -367,7 +367,7 @@ mod tests {
     fn small() -> ModelConfig {
         let known = ModelConfig::known("qwen3-0.6b").unwrap();
         let heads = Heads { query: 8, kv: 4, dim: 32 };
-        let layer = known.family.layer(heads, known.layers[0].attention().rope.clone(), 768);
+        let layer = known.family.layer(heads, known.attentions().next().unwrap().rope.clone(), 768);
         ModelConfig { width: 256, layers: vec![layer; 6], vocabulary: 256, ..known }
     }
 

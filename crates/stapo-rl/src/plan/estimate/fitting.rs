@@ -72,11 +72,12 @@ impl Floor {
         let rollout = &plan.config.rollout;
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let device = plan.device();
+        let state_bytes = model.state_numbers() as usize * device.compute_bytes();
         let key_bytes = model.kv_numbers_per_token() as usize * device.compute_bytes();
         Self {
             microbatch_tokens: longest,
             // One sequence of the greatest length, and a block.
-            kv_mib: (((longest + BLOCK_TOKENS) * key_bytes) >> 20) + 1,
+            kv_mib: (((longest + BLOCK_TOKENS) * key_bytes + state_bytes) >> 20) + 1,
             base: least_base,
             // Adapters are refused 8-bit states.
             states: if device == DeviceName::Cpu || plan.config.lora.is_some() {

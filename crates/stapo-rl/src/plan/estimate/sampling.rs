@@ -4,7 +4,7 @@ use super::cost::{Costs, DecodeRows, Tokens};
 use super::lengths::Lengths;
 use stapo_core::random::Key;
 use stapo_model::generate::{
-    Capacity, EngineSettings, FinishReason, Request, SampledToken, Scheduler, Ticket,
+    Capacity, EngineSettings, FinishReason, Request, SampledToken, Scheduler, Ticket, states_within,
 };
 
 /// What is sampled, and in how much memory.
@@ -135,11 +135,15 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
 fn capacity(costs: &Costs, work: &SamplingWork, unit: usize, longest: usize) -> Capacity {
     let block_tokens = (BLOCK_TOKENS / unit).max(1);
     let block_bytes = (block_tokens * unit) as f64 * costs.key_bytes();
-    let n_blocks = (work.kv_bytes as f64 / block_bytes) as usize;
     let max_sequences = work.max_sequences.max(1);
+    let state_bytes = (costs.model.state_numbers() as f64 * costs.compute_bytes()) as u64;
+    let n_states = states_within(work.kv_bytes, state_bytes, max_sequences);
+    let left = work.kv_bytes.saturating_sub(n_states.unwrap_or(0) as u64 * state_bytes);
+    let n_blocks = (left as f64 / block_bytes) as usize;
     let max_rows = EngineSettings::default().max_rows;
     Capacity {
         n_blocks: n_blocks.max(longest.div_ceil(block_tokens) + 1),
+        n_states,
         block_tokens,
         max_rows,
         max_sequences,

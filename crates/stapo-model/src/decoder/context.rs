@@ -1,0 +1,36 @@
+//! The sequences that the rows of a batch belong to.
+
+use stapo_ops::attention::paged::{self, Cache};
+use stapo_ops::deltanet::States;
+use stapo_ops::{Float, View};
+
+/// What the rows of a batch read of their sequences.
+#[allow(clippy::large_enum_variant, reason = "one value lives for a whole pass")]
+pub enum Context<'a, T: Float> {
+    Packed(Packed<'a>),
+    Paged(Paged<'a, T>),
+}
+
+/// Whole sequences, one behind the other: each token attends to its own sequence up to itself.
+#[derive(Clone, Copy)]
+pub struct Packed<'a> {
+    pub n_sequences: usize,
+    /// `[n_sequences + 1]`
+    pub offsets: View<'a, u32>,
+}
+
+/// New tokens of sequences whose earlier keys and values lie in a paged cache.
+pub struct Paged<'a, T: Float> {
+    pub n_sequences: usize,
+    /// Blocks that the table of a sequence has room for.
+    pub table_width: usize,
+    /// `[T]`: where the new tokens' keys and values are stored.
+    pub slots: View<'a, u32>,
+    pub sequences: paged::Sequences<'a>,
+    /// One for each layer; of layers without attention empty.
+    pub caches: &'a mut [Cache<T>],
+    /// `[n_sequences]`: where the states of a sequence lie; empty where no layer has any.
+    pub state_slots: View<'a, u32>,
+    /// One for each layer of DeltaNet.
+    pub states: &'a mut [Option<States<T>>],
+}

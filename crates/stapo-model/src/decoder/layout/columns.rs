@@ -1,0 +1,84 @@
+//! Columns of a layer's activations.
+
+use crate::config::{AttentionSpec, DeltaNetSpec, LayerSpec, LinearRole, Mixer, QkNorm};
+use crate::decoder::lora::HiddenColumns;
+
+/// Columns of the activations of a layer. Layers that share memory share that of the widest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerColumns {
+    pub attention_normed: usize,
+    pub raw_qkv: usize,
+    pub qkv: usize,
+    pub d_qkv: usize,
+    pub d_raw_qkv: usize,
+    pub normed_heads: usize,
+    pub query: usize,
+    pub attended: usize,
+    pub heads: usize,
+    pub ffn_normed: usize,
+    pub ffn: usize,
+    pub activated: usize,
+    /// Of the products that are normed before they are added to the residual stream.
+    pub result: usize,
+    /// Behind the gradients of the outputs of queries, keys and values, and of gate and up.
+    pub behind_d_qkv: usize,
+    pub behind_d_gate_up: usize,
+}
+
+impl LayerColumns {
+    pub fn new(width: usize, spec: &LayerSpec, hidden: impl Fn(LinearRole) -> HiddenColumns) -> Self {
+        let behind =
+            |role| Some(hidden(role)).filter(|hidden| hidden.is_joined).map_or(0, |hidden| hidden.pitch);
+        let behind_gradient = |role| {
+            Some(hidden(role)).filter(|hidden| hidden.joins_gradients).map_or(0, |hidden| hidden.pitch)
+        };
+        let (projected, query) = spec.mixer_widths();
+        let (normed_heads, heads) = match &spec.mixer {
+            Mixer::Attention(AttentionSpec { heads, qk_norm: QkNorm::Absent, .. }) => (0, heads.query),
+            Mixer::Attention(AttentionSpec { heads, .. }) => (heads.query + heads.kv, heads.query),
+            Mixer::DeltaNet(DeltaNetSpec { heads, .. }) => (heads.n_norms(), 0),
+        };
+        // With a gate on attention's outputs, queries, keys and values are followed by the gates and by the outputs in front of them;
+        // their gradients after rope by those before it, and these two.
+        let gated = spec.attention().filter(|attention| attention.has_output_gate);
+        let (behind_raw, behind_d) =
+            gated.map_or((0, 0), |attention| (query, attention.heads.qkv_width() + query));
+        Self {
+            attention_normed: width + behind(LinearRole::QueryKeyValue),
+            raw_qkv: projected + behind_raw,
+            qkv: projected,
+            d_qkv: projected + behind_d,
+            d_raw_qkv: projected,
+            normed_heads,
+            query,
+            attended: query + behind(LinearRole::AttentionOutput),
+            heads,
+            ffn_normed: width + behind(LinearRole::GateUp),
+            ffn: spec.ffn_width(),
+            activated: spec.ffn_width() + behind(LinearRole::Down),
+            result: if spec.norms.after().is_some() { width } else { 0 },
+            behind_d_qkv: behind_gradient(LinearRole::QueryKeyValue),
+            behind_d_gate_up: behind_gradient(LinearRole::GateUp),
+        }
+    }
+
+    pub fn widest(self, other: Self) -> Self {
+        Self {
+            attention_normed: self.attention_normed.max(other.attention_normed),
+            raw_qkv: self.raw_qkv.max(other.raw_qkv),
+            qkv: self.qkv.max(other.qkv),
+            d_qkv: self.d_qkv.max(other.d_qkv),
+            d_raw_qkv: self.d_raw_qkv.max(other.d_raw_qkv),
+            normed_heads: self.normed_heads.max(other.normed_heads),
+            query: self.query.max(other.query),
+            attended: self.attended.max(other.attended),
+            heads: self.heads.max(other.heads),
+            ffn_normed: self.ffn_normed.max(other.ffn_normed),
+            ffn: self.ffn.max(other.ffn),
+            activated: self.activated.max(other.activated),
+            result: self.result.max(other.result),
+            behind_d_qkv: self.behind_d_qkv.max(other.behind_d_qkv),
+            behind_d_gate_up: self.behind_d_gate_up.max(other.behind_d_gate_up),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+// Gated DeltaNet: one chunk of 64 rows of one value head, the tile that training, prefill and decode share.
+//
+// With the log decays g, c the sums of g up to a row, S the state at the chunk's start and D the corrected values:
+//     L_ij = beta_i exp(c_i - c_j) (k_i . k_j)  for j < i, else 0
+//     D_i  = beta_i (v_i - exp(c_i) k_i S) - sum_{j<i} L_ij D_j
+//     o_i  = exp(c_i) q_i S + sum_{j<=i} exp(c_i - c_j) (q_i . k_j) D_j
+//     S'   = exp(c_63) S + sum_j k_j^T exp(c_63 - c_j) D_j
+// Row i of every term reads rows up to i and S only, and D is rounded to bf16 before another row reads it. So decode is this tile
+// on a partly filled chunk: it reads S at the chunk's start and the rows of k and D that were kept, and computes the rows behind.
+//
+// Products take bf16 and sum in f32. The triangular system is solved in blocks of 16 rows: blocks in front by products in
+// their order, rows within the block by a chain over the rows in front. Exponents of hidden pairs are replaced by 0 before exp,
+// because c_i - c_j grows without bound for j > i.
+
+#define CHUNK 64
+#define BLOCK 16
+#define THREADS 128
+// Elements from one row of a [CHUNK, CHUNK] tile to the next.
+#define SQUARE (CHUNK + 8)
+// Elements from one row of the right-hand sides of a block to the next.
+#define SIDES (DIM + 4)
+
+struct Shared {
+    bf16 q[CHUNK * STRIDE];
+    bf16 k[CHUNK * STRIDE];
+    // The corrected values.
+    bf16 d[CHUNK * STRIDE];
+    bf16 state[DIM * STRIDE];
+    // -L of the blocks below the diagonal, then the weights of D in the outputs.
+    bf16 weights[CHUNK * SQUARE];
+    // -L within the blocks on the diagonal.
+    float near[CHUNK * BLOCK];
+    float sides[BLOCK * SIDES];
+    float decay[CHUNK];
+    float beta[CHUNK];
+};
+
+// Calls f(register, row within 16, column within 8) for the four elements of a result that a lane holds.
+template <class F> __device__ __forceinline__ void for_elements(F f) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(e, lane / 4 + e / 2 * 8, lane % 4 * 2 + e % 2);
+}
+
+// result [16, DIM] += a [16, depth] b [depth, DIM], a at (row, column) of a tile, b the rows from `first` on of another.
+__device__ __forceinline__ void multiply(float (*result)[4], const bf16* a, int stride, int row, int column, const bf16* b,
+                                         int first, int depth) {
+    for (int k = 0; k < depth; k += 16) {
+        u32 left[4];
+        load_a(left, a, stride, row, column + k);
+#pragma unroll
+        for (int n = 0; n < DIM / 16; ++n) {
+            u32 right[4];
+            load_b_columns(right, b, first + k, n * 16);
+            mma(result[2 * n], left, right);
+            mma(result[2 * n + 1], left, right + 2);
+        }
+    }
+}
+
+// Scores of 16 rows of `a` from `row` on with all keys up to the end of their block: result [16, row + 16].
+__device__ __forceinline__ void score(float (*result)[4], const bf16* a, const bf16* keys, int row) {
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) result[n][e] = 0.0f;
+    for (int k = 0; k < DIM; k += 16) {
+        u32 left[4];
+        load_a(left, a, STRIDE, row, k);
+#pragma unroll
+        for (int n = 0; n < CHUNK / 16; ++n) {
+            if (n * 16 > row) break;
+            u32 right[4];
+            load_b_rows(right, keys, n * 16, k);
+            mma(result[2 * n], left, right);
+            mma(result[2 * n + 1], left, right + 2);
+        }
+    }
+}
+
+// Sums of the log decays up to each row. A scan: the sum of a row reads the rows in front of it and itself.
+__device__ __forceinline__ void cumulate(float* decay) {
+    if (threadIdx.x >= 32) return;
+    float low = decay[threadIdx.x], high = decay[threadIdx.x + 32];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        float before_low = __shfl_up_sync(0xffffffffu, low, step), before_high = __shfl_up_sync(0xffffffffu, high, step);
+        if (threadIdx.x >= step) low += before_low, high += before_high;
+    }
+    decay[threadIdx.x] = low;
+    decay[threadIdx.x + 32] = __shfl_sync(0xffffffffu, low, 31) + high;
+}
+
+// exp(c_i - c_j), 0 where j is hidden from i.
+__device__ __forceinline__ float decay_between(const Shared& s, int i, int j, bool is_seen) {
+    float weight = expf(is_seen ? s.decay[i] - s.decay[j] : 0.0f);
+    return is_seen ? weight : 0.0f;
+}
+
+// -L: the blocks below the diagonal in bf16, those on it in f32.
+__device__ __forceinline__ void write_system(Shared& s, float (*scores)[4], int row) {
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; ++n)
+        for_elements([&](int e, int r, int column) {
+            int i = row + r, j = n * 8 + column;
+            if (j >= row + BLOCK) return;
+            float entry = -(s.beta[i] * decay_between(s, i, j, j < i) * scores[n][e]);
+            if (j >= row)
+                s.near[i * BLOCK + j - row] = entry;
+            else
+                s.weights[i * SQUARE + j] = round_to<bf16>(entry);
+        });
+}
+
+// The rows of D of one block, each thread a column, from the right-hand sides less the blocks in front. Rows below `first` were
+// kept and are in place.
+__device__ __forceinline__ void solve_block(Shared& s, int row, int first) {
+    int column = threadIdx.x;
+    if (column >= DIM) return;
+    float d[BLOCK];
+#pragma unroll
+    for (int r = 0; r < BLOCK; ++r) {
+        bf16* to = s.d + (row + r) * STRIDE + column;
+        if (row + r >= first) {
+            float value = s.sides[r * SIDES + column];
+#pragma unroll
+            for (int j = 0; j < r; ++j) value = fmaf(s.near[(row + r) * BLOCK + j], d[j], value);
+            *to = round_to<bf16>(value);
+        }
+        d[r] = widen(*to);
+    }
+}
+
+// D of all rows. Warp w has the right-hand sides of block w.
+__device__ __forceinline__ void solve(Shared& s, float (*sides)[4], int row, int first) {
+    for (int block = 0; block < CHUNK; block += BLOCK) {
+        if (row == block) {
+#pragma unroll
+            for (int n = 0; n < DIM / 8; ++n)
+                for_elements([&](int e, int r, int column) { s.sides[r * SIDES + n * 8 + column] = sides[n][e]; });
+        }
+        __syncthreads();
+        solve_block(s, block, first);
+        __syncthreads();
+        if (row > block) multiply(sides, s.weights, SQUARE, row, block, s.d, block, BLOCK);
+    }
+}
+
+// Rows `first` to `n` of a chunk, one block of threads for each value head. Shapes: q, k [64, key heads, DIM]; v, corrected, out
+// [64, value heads, DIM]; log_decay, beta [64, value heads]; state, next [value heads, DIM, DIM] in f32. Rows from n on are taken as
+// 0, rows of `corrected` below `first` are read, the others written. `next` is written if the chunk is full.
+KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* log_decay, const float* beta,
+                     const float* state, bf16* corrected, bf16* out, float* next, int key_heads, int first, int n) {
+    extern __shared__ __align__(16) char memory[];
+    Shared& s = *(Shared*)memory;
+    int head = blockIdx.x, heads = gridDim.x, key_head = head / (heads / key_heads);
+    int row = threadIdx.x / 32 * BLOCK;
+    for (int i = threadIdx.x; i < CHUNK * DIM; i += THREADS) {
+        int r = i / DIM, column = i % DIM;
+        size_t from = ((size_t)r * key_heads + key_head) * DIM + column;
+        bf16 zero = {0};
+        s.q[r * STRIDE + column] = r < n ? q[from] : zero;
+        s.k[r * STRIDE + column] = r < n ? k[from] : zero;
+        s.d[r * STRIDE + column] = r < first ? corrected[((size_t)r * heads + head) * DIM + column] : zero;
+    }
+    state += (size_t)head * DIM * DIM;
+    next += (size_t)head * DIM * DIM;
+    for (int i = threadIdx.x; i < DIM * DIM; i += THREADS)
+        s.state[i / DIM * STRIDE + i % DIM] = round_to<bf16>(state[i]);
+    if (threadIdx.x < CHUNK) {
+        bool is_there = threadIdx.x < n;
+        s.decay[threadIdx.x] = is_there ? log_decay[threadIdx.x * heads + head] : 0.0f;
+        s.beta[threadIdx.x] = is_there ? beta[threadIdx.x * heads + head] : 0.0f;
+    }
+    __syncthreads();
+    cumulate(s.decay);
+    __syncthreads();
+
+    float scores[CHUNK / 8][4], rows[DIM / 8][4];
+    score(scores, s.k, s.k, row);
+    write_system(s, scores, row);
+    // The right-hand sides beta (v - exp(c) k S).
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rows[i][e] = 0.0f;
+    multiply(rows, s.k, STRIDE, row, 0, s.state, 0, DIM);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+        for_elements([&](int e, int r, int column) {
+            int at = row + r;
+            float value = at < n ? widen(v[((size_t)at * heads + head) * DIM + i * 8 + column]) : 0.0f;
+            rows[i][e] = s.beta[at] * fmaf(-expf(s.decay[at]), rows[i][e], value);
+        });
+    __syncthreads();
+    solve(s, rows, row, first);
+
+    score(scores, s.q, s.k, row);
+#pragma unroll
+    for (int i = 0; i < CHUNK / 8; ++i)
+        for_elements([&](int e, int r, int column) {
+            int at = row + r, j = i * 8 + column;
+            if (j >= row + BLOCK) return;
+            s.weights[at * SQUARE + j] = round_to<bf16>(decay_between(s, at, j, j <= at) * scores[i][e]);
+        });
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rows[i][e] = 0.0f;
+    multiply(rows, s.q, STRIDE, row, 0, s.state, 0, DIM);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) for_elements([&](int e, int r, int) { rows[i][e] *= expf(s.decay[row + r]); });
+    multiply(rows, s.weights, SQUARE, row, 0, s.d, 0, row + BLOCK);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+        for_elements([&](int e, int r, int column) {
+            int at = row + r;
+            size_t to = ((size_t)at * heads + head) * DIM + i * 8 + column;
+            if (at < first || at >= n) return;
+            out[to] = round_to<bf16>(rows[i][e]);
+            corrected[to] = s.d[at * STRIDE + i * 8 + column];
+        });
+    if (n < CHUNK) return;
+
+    __syncthreads();
+    for (int i = threadIdx.x; i < CHUNK * DIM; i += THREADS) {
+        bf16* d = s.d + i / DIM * STRIDE + i % DIM;
+        *d = round_to<bf16>(expf(s.decay[CHUNK - 1] - s.decay[i / DIM]) * widen(*d));
+    }
+    __syncthreads();
+    float kept = expf(s.decay[CHUNK - 1]);
+    int lane = threadIdx.x % 32;
+    for (int part = row; part < DIM; part += CHUNK) {
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i)
+            for_elements([&](int e, int r, int column) { rows[i][e] = kept * state[(part + r) * DIM + i * 8 + column]; });
+        for (int at = 0; at < CHUNK; at += 16) {
+            // The operand [16 key dimensions, 16 rows] from keys that lie by rows.
+            u32 left[4];
+            ldmatrix_transposed(left, s.k + (at + lane % 8 + lane / 16 * 8) * STRIDE + part + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int i = 0; i < DIM / 16; ++i) {
+                u32 right[4];
+                load_b_columns(right, s.d, at, i * 16);
+                mma(rows[2 * i], left, right);
+                mma(rows[2 * i + 1], left, right + 2);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i)
+            for_elements([&](int e, int r, int column) { next[(part + r) * DIM + i * 8 + column] = rows[i][e]; });
+    }
+}
