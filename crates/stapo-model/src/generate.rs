@@ -7,6 +7,7 @@
 //! [`Scheduler`] decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
 
 mod block;
+mod drafts;
 mod engine;
 mod group;
 mod lengths;
@@ -14,6 +15,7 @@ mod memory;
 mod running;
 mod scheduler;
 mod sequence;
+mod speculation;
 mod step;
 mod stop_texts;
 #[cfg(test)]
@@ -23,6 +25,7 @@ pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
 pub use scheduler::{Capacity, Scheduler};
+pub use speculation::{Speculation, StepCounts};
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;
 

@@ -195,6 +195,7 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
             max_members: 1,
             first_partials: first_partials.view(),
             partials: (n_splits > 1).then_some(&partials),
+            reads_new_keys: false,
         };
         let lists = paged::Sequences {
             offsets: offsets.view(),

@@ -34,6 +34,8 @@ pub struct UnreadToken {
     pub sample: u32,
     /// The token's position in the response: tokens after the prompt that come before it, sampled and given.
     pub position: u32,
+    /// The token in front, where that was a guess: unless the guess is right, this token does not count.
+    pub draft: Option<u32>,
 }
 
 impl Sequence {
@@ -71,7 +73,7 @@ impl Sequence {
         if self.n_drawn < self.max_tokens {
             self.tokens.push(sampling::drawn(number));
         }
-        UnreadToken { ticket: self.ticket, sample: self.sample, position }
+        UnreadToken { ticket: self.ticket, sample: self.sample, position, draft: None }
     }
 
     /// Takes in the next token that was drawn for the sequence.

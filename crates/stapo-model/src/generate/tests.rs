@@ -34,6 +34,29 @@ struct Turns {
 
 const ONE_TURN: Turns = Turns { n: 1, delay: |_| 0 };
 
+/// When the tokens of a step are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reading {
+    AtOnce,
+    /// After the next step was planned.
+    Ahead,
+    /// At once, and the steps have drafts of which every so many tokens is wrong.
+    Drafting(usize),
+}
+
+const READINGS: [Reading; 4] =
+    [Reading::AtOnce, Reading::Ahead, Reading::Drafting(1000), Reading::Drafting(3)];
+
+/// The next tokens of a sequence, except that each whose index divides by `wrong_every` is another one.
+fn draft_tokens(sequence: &Sequence, n: usize, wrong_every: usize) -> Vec<u32> {
+    let mut tokens = sequence.tokens.clone();
+    for _ in 0..n {
+        let is_wrong = tokens.len().is_multiple_of(wrong_every);
+        tokens.push(next_token(&tokens, sequence.sample) + u32::from(is_wrong));
+    }
+    tokens.split_off(sequence.tokens.len())
+}
+
 /// What the policy is given after a turn.
 fn given(ticket: u64, sample: u32, turn: usize) -> Vec<u32> {
     let n = 1 + (ticket as usize * 3 + sample as usize + turn * 5) % 7;
@@ -89,19 +112,25 @@ fn run_rows(
         assert_eq!(rows.draws, past.len() == s.tokens.len());
         tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
         tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
+        let mut past = past;
+        for draft in &rows.drafts {
+            let block = s.blocks[past.len() / BLOCK_TOKENS];
+            cache[block.0 as usize][past.len() % BLOCK_TOKENS] = *draft;
+            past.push(*draft);
+            tokens.push(next_token(&past, s.sample));
+        }
     }
     tokens
 }
 
 /// Runs requests to the end; every row reads its whole past through its blocks, so a block lost, shared when written,
-/// or not copied shows as a wrong response or a failed check. `ahead`: a step is planned before the last one's tokens are
-/// read.
+/// or not copied shows as a wrong response or a failed check.
 fn simulate(
     n_blocks: usize,
     max_rows: usize,
     max_sequences: usize,
     requests: &[Request],
-    (ahead, turns): (bool, Turns),
+    (reading, turns): (Reading, Turns),
 ) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
     let capacity = Capacity { n_blocks, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
@@ -118,7 +147,12 @@ fn simulate(
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
         answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
-        let step = scheduler.plan();
+        let mut step = scheduler.plan();
+        if let Reading::Drafting(wrong_every) = reading {
+            let n_free = scheduler.n_free_blocks();
+            scheduler.add_drafts(&mut step, 20, |sequence, n| draft_tokens(sequence, n.min(7), wrong_every));
+            assert!(scheduler.n_free_blocks() <= n_free, "drafts take no block from a sequence");
+        }
         let is_working = !step.rows.is_empty() || !unread.is_empty();
         assert!(
             is_working || !answers.is_empty() || scheduler.is_idle(),
@@ -134,15 +168,16 @@ fn simulate(
             None => token,
         };
         let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
-        outcome.n_rows += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
-        assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
+        let n_rows = step.rows.iter().map(|rows| rows.n_rows + rows.drafts.len()).sum::<usize>();
+        outcome.n_rows += n_rows;
+        assert!(n_rows <= max_rows);
         let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
         assert!(step.rows.is_sorted_by_key(ticket), "the rows of a request do not stand side by side");
         let drawn = scheduler.advance(&step.rows);
         assert_eq!(drawn.len(), tokens.len());
         assert!(drawn.len() <= max_draws);
         let mut read = std::mem::replace(&mut unread, drawn.into_iter().zip(tokens).collect());
-        if !ahead {
+        if reading != Reading::Ahead {
             read.append(&mut unread);
         }
         let finish = |s: &Sequence, r: &Request| {
@@ -150,7 +185,12 @@ fn simulate(
             let is_over = s.sampled.len() >= r.max_tokens || r.stops.contains(&last);
             is_over.then_some(FinishReason::LengthLimit)
         };
+        let drafted: Vec<UnreadToken> =
+            read.iter().map(|(token, _)| *token).filter(|t| t.draft.is_some()).collect();
         for (unread_token, token) in read {
+            if unread_token.draft.is_some_and(|draft| !scheduler.confirm(unread_token, draft)) {
+                continue;
+            }
             let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
             if let Some(turn) = scheduler.receive(unread_token, sampled, finish) {
                 let response = turn.tokens.iter().map(|t| t.token).collect();
@@ -160,6 +200,13 @@ fn simulate(
                     answers.push((outcome.n_steps + (turns.delay)(number), turn.ticket, turn.sample));
                 }
             }
+        }
+        for token in drafted {
+            scheduler.release_unused_blocks(token.ticket, token.sample);
+        }
+        for s in scheduler.running().iter().filter(|_| reading != Reading::Ahead) {
+            let n_used = s.n_cached.div_ceil(BLOCK_TOKENS).max(s.n_prompt.div_ceil(BLOCK_TOKENS));
+            assert!(s.blocks.len() <= n_used, "blocks of drafts were not given back");
         }
     }
     outcome.n_preemptions = scheduler.n_preemptions();
@@ -210,11 +257,12 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
     let mut some_preempted = false;
     for n_blocks in [9, 10, 13, 20, 37, 200] {
         for max_rows in [1, 3, 7, 64, 1000] {
-            for (max_sequences, ahead) in [1, 2, 5, 100].into_iter().flat_map(|n| [(n, false), (n, true)]) {
-                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, (ahead, ONE_TURN));
+            for (max_sequences, reading) in [1, 2, 5, 100].into_iter().flat_map(|n| READINGS.map(|r| (n, r)))
+            {
+                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, (reading, ONE_TURN));
                 assert_eq!(
                     outcome.responses, wanted,
-                    "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                    "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, {reading:?}"
                 );
                 some_preempted |= outcome.n_preemptions > 0;
             }
@@ -226,7 +274,8 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
 #[test]
 fn a_prompt_is_computed_once_for_all_its_samples() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
-    let outcome = simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], (false, ONE_TURN));
+    let outcome =
+        simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], (Reading::AtOnce, ONE_TURN));
     // Then everyone runs all but the last sampled token.
     assert_eq!(outcome.n_rows, n_prompt + n_samples as usize * (max_tokens - 1));
 }
@@ -234,12 +283,12 @@ fn a_prompt_is_computed_once_for_all_its_samples() {
 #[test]
 fn requests_of_one_sample_all_start_in_the_first_step() {
     let requests: Vec<Request> = (0..50).map(|_| request(6, 1, 4)).collect();
-    assert_eq!(simulate(500, 1000, 100, &requests, (false, ONE_TURN)).n_steps, 4);
+    assert_eq!(simulate(500, 1000, 100, &requests, (Reading::AtOnce, ONE_TURN)).n_steps, 4);
 }
 
 #[test]
 fn a_sequence_that_fills_the_whole_cache_finishes() {
-    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], (true, ONE_TURN));
+    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], (Reading::Ahead, ONE_TURN));
     assert_eq!(outcome.responses, expected(&[request(10, 3, 15)], 1));
 }
 
@@ -256,12 +305,12 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
     for n_blocks in [15, 16, 24, 60, 300] {
         for max_rows in [1, 5, 1000] {
             for max_sequences in [1, 3, 100] {
-                for (ahead, delay) in delays.into_iter().flat_map(|delay| [(false, delay), (true, delay)]) {
-                    let turns = (ahead, Turns { n: 4, delay });
+                for (reading, delay) in delays.into_iter().flat_map(|delay| READINGS.map(|r| (r, delay))) {
+                    let turns = (reading, Turns { n: 4, delay });
                     let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, turns);
                     assert_eq!(
                         outcome.responses, wanted,
-                        "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                        "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, {reading:?}"
                     );
                     some_preempted |= outcome.n_preemptions > 0;
                 }
@@ -275,9 +324,21 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
 fn a_turn_computes_the_new_tokens_alone() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
     let requests = [request(n_prompt, n_samples, max_tokens)];
-    let outcome = simulate(300, 1000, 100, &requests, (false, Turns { n: 3, delay: |n| n as usize % 4 }));
+    let outcome =
+        simulate(300, 1000, 100, &requests, (Reading::AtOnce, Turns { n: 3, delay: |n| n as usize % 4 }));
     let n_given: usize = (0..n_samples).flat_map(|s| [1, 2].map(|turn| given(0, s, turn).len())).sum();
     // The last token of a turn is run with the tokens that follow it, the last of the response never.
     let n_sampled = n_samples as usize * (3 * max_tokens - 1);
     assert_eq!(outcome.n_rows, n_prompt + n_given + n_sampled);
+}
+
+#[test]
+fn right_drafts_save_steps_and_wrong_ones_cost_none() {
+    let requests = [request(9, 2, 64)];
+    let run = |reading| simulate(200, 1000, 100, &requests, (reading, ONE_TURN)).n_steps;
+    let plain = run(Reading::AtOnce);
+    assert_eq!(plain, 64);
+    // The first step ends the prompt; each of the others draws up to eight tokens.
+    assert_eq!(run(Reading::Drafting(1000)), 1 + 63_usize.div_ceil(8));
+    assert_eq!(run(Reading::Drafting(1)), plain);
 }

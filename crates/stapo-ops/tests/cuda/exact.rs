@@ -61,6 +61,7 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                     max_members: 1,
                     first_partials: first.view(),
                     partials: (n_splits > 1).then_some(&partials),
+                    reads_new_keys: false,
                 };
                 let sequences = paged::Sequences {
                     offsets: offsets.view(),
@@ -196,6 +197,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     max_members,
                     first_partials: first_partials.view(),
                     partials: Some(&partials),
+                    reads_new_keys: false,
                 }),
             };
             let call =
@@ -288,6 +290,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             max_members: 1,
             first_partials: first_partials.view(),
             partials: Some(&partials),
+            reads_new_keys: false,
         }));
         let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
