@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Keys of metrics that differ from one making of a step to the next: times, rates and memory. State hashes are compared
 /// for every step.
-const UNREPEATED: [&str; 7] = [
+const UNREPEATED: [&str; 8] = [
     "seconds",
     "wall_seconds",
     "tokens_per_second",
