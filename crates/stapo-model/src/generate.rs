@@ -7,6 +7,7 @@
 //! [`Scheduler`] decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
 
 mod block;
+mod draft_model;
 mod drafts;
 mod engine;
 mod group;

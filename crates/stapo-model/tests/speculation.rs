@@ -49,6 +49,45 @@ fn run(policy: &Policy, settings: EngineSettings, requests: &[Request]) -> (Vec<
     (completions, engine.step_counts())
 }
 
+/// As [`run`] with drafts, with a model that drafts where no text does.
+fn run_with_model(
+    policy: &Policy,
+    drafting_policy: &Policy,
+    kv_bytes: usize,
+    settings: EngineSettings,
+) -> (Vec<Completion>, StepCounts) {
+    let (mut memory, mut drafting_memory) = (EngineMemory::new(), EngineMemory::new());
+    let mut engine = Engine::new(policy, &mut memory, drafting(settings)).unwrap();
+    engine.draft_with(drafting_policy, &mut drafting_memory, kv_bytes).unwrap();
+    for request in requests() {
+        engine.submit(request).unwrap();
+    }
+    (engine.generate().unwrap(), engine.step_counts())
+}
+
+#[test]
+fn a_model_that_drafts_changes_nothing() {
+    let policy = policy(Family::Qwen3);
+    let other = Policy::random(policy.device(), policy.config(), 8, 0.2).unwrap();
+    let few = EngineSettings { max_sequences: 4, ..settings() };
+    for rule in [settings().rule, SamplingRule::Greedy, EngineSettings::default().rule] {
+        let settings = EngineSettings { rule, ..few };
+        let (expected, without) = run(&policy, plain(settings), &requests());
+        for (name, drafting_policy) in [("the same", &policy), ("another", &other)] {
+            // Memory for all sequences of the drafting model, and for few of them.
+            for kv_bytes in [8 << 20, 200_000] {
+                let (found, with) = run_with_model(&policy, drafting_policy, kv_bytes, settings);
+                assert!(found == expected, "{name}, {rule:?}, {kv_bytes} bytes");
+                assert!(with.n_drafted > 100, "{name}: {with:?}");
+                // The model draws with the keys of the policy, so the same model drafts what the policy draws.
+                let is_same = name == "the same";
+                assert!(!is_same || 3 * with.n_accepted > 2 * with.n_drafted, "{with:?}");
+                assert!(!is_same || 2 * with.n_steps < without.n_steps, "{with:?} {without:?}");
+            }
+        }
+    }
+}
+
 /// Compares drafting with not drafting for every way to sample; returns the sum of the counts.
 fn compare(name: &str, policy: &Policy, settings: EngineSettings, requests: &[Request]) -> StepCounts {
     let mut sum = StepCounts::default();

@@ -49,13 +49,13 @@ impl Default for EngineSettings {
 
 /// Generates from one policy, which cannot change meanwhile, in memory that the caller owns.
 pub struct Engine<'a> {
-    policy: &'a Policy,
-    settings: EngineSettings,
+    pub(super) policy: &'a Policy,
+    pub(super) settings: EngineSettings,
     key: RngKey,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     memory: &'a mut Allocated,
     plans_ahead: bool,
-    speculator: Speculator,
+    pub(super) speculator: Speculator<'a>,
     stop_texts: Option<StopTexts<'a>>,
     queued: Option<QueuedStep>,
     n_submitted: u64,
@@ -246,7 +246,7 @@ impl<'a> Engine<'a> {
             }
             return Ok(());
         }
-        self.queued = self.queue(|_, _, _| ())?;
+        self.queued = self.queue(|_, _, _| Ok(()))?;
         let current = if self.plans_ahead { None } else { self.queued.take() };
         for step in before.into_iter().chain(current) {
             self.deliver(step, &mut on_event);
@@ -311,10 +311,14 @@ impl<'a> Engine<'a> {
     /// step that was planned.
     fn queue(
         &mut self,
-        add_drafts: impl FnOnce(&mut Speculator, &mut Scheduler, &mut ScheduledStep),
+        add_drafts: impl FnOnce(
+            &mut Speculator<'a>,
+            &mut Scheduler,
+            &mut ScheduledStep,
+        ) -> Result<(), OutOfMemory>,
     ) -> Result<Option<QueuedStep>, OutOfMemory> {
         let mut step = self.scheduler.plan();
-        add_drafts(&mut self.speculator, &mut self.scheduler, &mut step);
+        add_drafts(&mut self.speculator, &mut self.scheduler, &mut step)?;
         self.speculator.counts.n_steps += u64::from(!step.rows.is_empty());
         self.copy_blocks(&step.copies)?;
         if step.rows.is_empty() {

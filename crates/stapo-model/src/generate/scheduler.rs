@@ -107,8 +107,7 @@ impl Scheduler {
     pub fn submit(&mut self, ticket: Ticket, request: Request, max_tokens: impl Fn(u32) -> usize) {
         let sequence = |i| Sequence::new(ticket, i, request.prompt.clone(), max_tokens(i));
         let waiting = (0..request.n_samples).map(sequence).collect();
-        let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0, n_parked: 0 };
-        self.groups.insert(ticket, group);
+        self.groups.insert(ticket, RequestGroup { waiting, ..RequestGroup::new(request) });
     }
 
     /// Whether nothing is left to run or to read; parked sequences may be left.

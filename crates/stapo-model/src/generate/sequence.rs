@@ -95,6 +95,13 @@ impl Sequence {
         sampled
     }
 
+    /// Forgets what `tokens` do not begin with, and the last of them, whose row predicts the next token.
+    pub fn rewind(&mut self, tokens: &[u32]) {
+        let n_common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.tokens.truncate(n_common);
+        self.n_cached = self.n_cached.min(n_common).min(tokens.len() - 1);
+    }
+
     /// Begins the next turn, of at most `max_tokens`, after the tokens that the policy is given.
     pub fn begin_turn(&mut self, given: &[u32], max_tokens: usize) {
         self.tokens.extend_from_slice(given);

@@ -1,10 +1,12 @@
 //! Whether and what to draft. Draws are keyed by their position, so a draft is right exactly if it is the token that is
 //! drawn in its place anyway: drafts change how many steps there are, and nothing else. Every decision follows from counts.
 
+use super::draft_model::{DraftModel, MODEL_DRAFT};
 use super::drafts::{DraftTexts, draft};
 use super::scheduler::{ScheduledStep, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::{Completion, SampledToken, Ticket};
+use stapo_ops::OutOfMemory;
 use std::collections::{BTreeMap, HashMap};
 
 /// When tokens are drafted. Responses do not depend on it.
@@ -110,19 +112,19 @@ struct TrialDraft {
     n_right: usize,
 }
 
-#[derive(Debug)]
-pub struct Speculator {
+pub struct Speculator<'a> {
     mode: Speculation,
     cost: StepCost,
     groups: BTreeMap<Ticket, GroupTexts>,
     /// Finished responses to any prompt.
     common: DraftTexts,
+    model: Option<Box<DraftModel<'a>>>,
     trials: BTreeMap<(Ticket, u32), TrialDraft>,
     outcomes: Outcomes,
     pub counts: StepCounts,
 }
 
-impl Speculator {
+impl<'a> Speculator<'a> {
     pub fn new(mode: Speculation, cost: StepCost) -> Self {
         let max_rows = if mode == Speculation::Always { StepCost::GPU.max_rows } else { cost.max_rows };
         Self {
@@ -130,9 +132,19 @@ impl Speculator {
             cost: StepCost { max_rows, ..cost },
             groups: BTreeMap::new(),
             common: DraftTexts::default(),
+            model: None,
             trials: BTreeMap::new(),
             outcomes: Outcomes::default(),
             counts: StepCounts::default(),
+        }
+    }
+
+    /// Lets a model draft where no text does. Its steps read its parameters, a share of those of the policy.
+    pub fn draft_with(&mut self, model: DraftModel<'a>, n_parameters: u64) {
+        if self.mode != Speculation::Off {
+            let steps = self.cost.weights * MODEL_DRAFT as u64;
+            self.cost.drafting += (steps * model.n_parameters()).div_ceil(n_parameters);
+            self.model = Some(Box::new(model));
         }
     }
 
@@ -142,7 +154,9 @@ impl Speculator {
             Speculation::Off => false,
             Speculation::Auto => {
                 let n_running = scheduler.running().len() as u64;
-                self.is_near_end(scheduler) && self.outcomes.pays(self.cost, n_running)
+                // What a model drafts is known only where it does.
+                let is_trial = self.model.is_some() && self.outcomes.drafts < FEWEST_OUTCOMES;
+                self.is_near_end(scheduler) && (is_trial || self.outcomes.pays(self.cost, n_running))
             }
             Speculation::Always => true,
         }
@@ -154,19 +168,32 @@ impl Speculator {
     }
 
     /// Adds drafts to a planned step.
-    pub fn add_drafts(&mut self, scheduler: &mut Scheduler, step: &mut ScheduledStep) {
+    pub fn add_drafts(
+        &mut self,
+        scheduler: &mut Scheduler,
+        step: &mut ScheduledStep,
+    ) -> Result<(), OutOfMemory> {
         self.learn(scheduler);
         self.trials.clear();
         let n_left = self.cost.max_rows.saturating_sub(step.rows.len());
         let n_each = (n_left / step.rows.len().max(1)).min(MAX_DRAFT);
         let least_chance = self.least_chance(step.rows.len());
-        let Self { groups, common, .. } = self;
-        scheduler.add_drafts(step, n_left, |sequence, n_most| {
-            next_tokens(groups, common, sequence, n_most.min(n_each), least_chance)
-        });
-        let n_drafted: usize = step.rows.iter().map(|rows| rows.drafts.len()).sum();
+        let decoding: Vec<&Sequence> = step.decoding(scheduler.running()).collect();
+        let Self { groups, common, model, .. } = self;
+        let draft = |sequence: &Sequence| next_tokens(groups, common, sequence, n_each, least_chance);
+        let mut drafts: Vec<Vec<u32>> = decoding.iter().map(|sequence| draft(sequence)).collect();
+        if let Some(model) = model {
+            let lacking = decoding.iter().zip(&drafts).filter(|(_, draft)| draft.is_empty() && n_each > 0);
+            model.draft(lacking.map(|(sequence, _)| (*sequence, scheduler.request(sequence.ticket))))?;
+            for (sequence, draft) in decoding.iter().zip(&mut drafts).filter(|(_, draft)| draft.is_empty()) {
+                *draft = model.take(sequence.ticket, sequence.sample);
+                draft.truncate(n_each);
+            }
+        }
+        let n_drafted = scheduler.add_drafts(step, n_left, drafts);
         self.counts.n_drafted += n_drafted as u64;
         self.counts.n_drafting_steps += u64::from(n_drafted > 0);
+        Ok(())
     }
 
     /// The chance of being right above which a row pays: a token more for one of `n` sequences against the cost of a row.
@@ -242,6 +269,9 @@ impl Speculator {
         }
         let Completion { ticket, sample, tokens, .. } = completion;
         self.trials.remove(&(*ticket, *sample));
+        if let Some(model) = &mut self.model {
+            model.end(*ticket, *sample);
+        }
         let group = self.groups.entry(*ticket).or_default();
         group.extend(*sample, tokens);
         if let Some((_, n_turn)) = group.samples.get_mut(sample) {

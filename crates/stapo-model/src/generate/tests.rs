@@ -150,7 +150,9 @@ fn simulate(
         let mut step = scheduler.plan();
         if let Reading::Drafting(wrong_every) = reading {
             let n_free = scheduler.n_free_blocks();
-            scheduler.add_drafts(&mut step, 20, |sequence, n| draft_tokens(sequence, n.min(7), wrong_every));
+            let drafts: Vec<Vec<u32>> =
+                step.decoding(scheduler.running()).map(|s| draft_tokens(s, 7, wrong_every)).collect();
+            scheduler.add_drafts(&mut step, 20, drafts);
             assert!(scheduler.n_free_blocks() <= n_free, "drafts take no block from a sequence");
         }
         let is_working = !step.rows.is_empty() || !unread.is_empty();

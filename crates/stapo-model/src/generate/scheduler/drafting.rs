@@ -1,7 +1,23 @@
 //! Drafted rows. The row of a drafted token runs in the step of the token before it. What the row draws counts only if the
 //! drafted token is the one that was drawn in its place, which is known when the step is read.
 
-use super::{ScheduledStep, Scheduler, Sequence, Ticket, UnreadToken};
+use super::{RunningSequences, ScheduledRows, ScheduledStep, Scheduler, Sequence, Ticket, UnreadToken};
+
+impl ScheduledRows {
+    /// Whether the row follows on a response and draws its next token.
+    fn is_decoding(&self, running: &RunningSequences) -> bool {
+        let sequence = &running[self.running_idx];
+        self.n_rows == 1 && self.draws && sequence.n_cached >= sequence.n_prompt
+    }
+}
+
+impl ScheduledStep {
+    /// The sequences that may have drafts.
+    pub fn decoding<'a>(&'a self, running: &'a RunningSequences) -> impl Iterator<Item = &'a Sequence> {
+        let decoding = self.rows.iter().filter(|rows| rows.is_decoding(running));
+        decoding.map(|rows| &running[rows.running_idx])
+    }
+}
 
 impl Scheduler {
     /// Whether no sequence waits and at most `n` run.
@@ -10,38 +26,36 @@ impl Scheduler {
         n_running > 0 && n_running <= n && self.groups.values().all(|group| group.waiting.is_empty())
     }
 
-    /// Adds rows of drafted tokens to the sequences that decode, at most `n_left` in all: as many as there is memory for
-    /// without taking any from a sequence. `draft` gives the next tokens of a sequence, at most as many as it is asked for.
+    /// Adds rows of drafted tokens, at most `n_left` in all: as many as there is memory for without taking any from a
+    /// sequence. There is a draft for each sequence of [`ScheduledStep::decoding`]. Returns the number of rows.
     pub fn add_drafts(
         &mut self,
         step: &mut ScheduledStep,
         n_left: usize,
-        mut draft: impl FnMut(&Sequence, usize) -> Vec<u32>,
-    ) {
+        drafts: impl IntoIterator<Item = Vec<u32>>,
+    ) -> usize {
         let n_rows: usize = step.rows.iter().map(|rows| rows.n_rows).sum();
         let n_draws: usize = step.rows.iter().map(|rows| usize::from(rows.draws) + rows.siblings.len()).sum();
         let n_free = (self.capacity.max_rows - n_rows).min(self.capacity.max_draws - n_draws);
-        let mut n_left = n_left.min(n_free);
-        for rows in &mut step.rows {
+        let n_most = n_left.min(n_free);
+        let mut n_left = n_most;
+        let block_tokens = self.capacity.block_tokens;
+        let decoding = step.rows.iter_mut().filter(|rows| rows.is_decoding(&self.running));
+        let decoding: Vec<&mut ScheduledRows> = decoding.collect();
+        for (rows, mut draft) in decoding.into_iter().zip(drafts) {
             let sequence = &mut self.running[rows.running_idx];
-            let is_decoding = rows.n_rows == 1 && rows.draws && sequence.n_cached >= sequence.n_prompt;
-            // The token after the last draft is drawn too.
-            let n_most = n_left.min(sequence.max_tokens - sequence.n_drawn.min(sequence.max_tokens - 1) - 1);
-            if !is_decoding || n_most == 0 {
-                continue;
-            }
-            let mut drafts = draft(sequence, n_most);
-            drafts.truncate(n_most);
-            let block_tokens = self.capacity.block_tokens;
-            let n_blocks = (sequence.n_cached + 1 + drafts.len()).div_ceil(block_tokens);
+            // The token after the last drafted one is drawn too.
+            draft.truncate(n_left.min((sequence.max_tokens - 1).saturating_sub(sequence.n_drawn)));
+            let n_blocks = (sequence.n_cached + 1 + draft.len()).div_ceil(block_tokens);
             while sequence.blocks.len() < n_blocks {
                 let Some(block) = self.pool.take() else { break };
                 sequence.blocks.push(block);
             }
-            drafts.truncate(sequence.blocks.len() * block_tokens - sequence.n_cached - 1);
-            n_left -= drafts.len();
-            rows.drafts = drafts;
+            draft.truncate(sequence.blocks.len() * block_tokens - sequence.n_cached - 1);
+            n_left -= draft.len();
+            rows.drafts = draft;
         }
+        n_most - n_left
     }
 
     /// Whether what was drawn after a drafted token counts: its sequence has not ended and drew that token. The row of the
