@@ -22,6 +22,7 @@ mod stop_texts;
 #[cfg(test)]
 mod tests;
 
+pub use draft_model::MODEL_DRAFT_ROWS;
 pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;

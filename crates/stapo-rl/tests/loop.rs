@@ -215,6 +215,19 @@ fn drafts_change_no_bit_of_a_run() {
 }
 
 #[test]
+fn a_model_that_drafts_changes_no_bit_of_a_run() {
+    let drafting = plan(&["steps=2", "rollout.draft=\"builtin\""]);
+    let (hash, with) = whole_run(&drafting);
+    let (expected, without) = whole_run(&plan(&["steps=2", "rollout.speculate=\"off\""]));
+    assert_eq!(hash, expected);
+    // The model at the start of the run drafts for the policy, which has hardly moved.
+    for (with, without) in with.iter().zip(&without) {
+        let (with, without) = (with.decoding.unwrap(), without.decoding.unwrap());
+        assert!(with.accepted > 0 && with.steps < without.steps, "{with:?} {without:?}");
+    }
+}
+
+#[test]
 fn candidates_that_wait_are_learned_from_as_after_a_scoring_pass() {
     const S2T: &str = r#"{kind="spurious", tau_p=0.2, q=0.5}"#;
     let run = |masks: &str| {

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 /// Tokens that the model drafts at once.
 pub const MODEL_DRAFT: usize = 4;
-/// Rows of its steps.
-const MAX_ROWS: usize = 256;
+/// Rows of its steps, at most.
+pub const MODEL_DRAFT_ROWS: usize = 256;
 
 /// An engine of the drafting model, whose sequences follow those of the policy.
 pub struct DraftModel<'a> {
@@ -31,7 +31,7 @@ impl<'a> DraftModel<'a> {
         settings: EngineSettings,
     ) -> Result<Self, OutOfMemory> {
         let (speculation, n_alternatives) = (Speculation::Off, 0);
-        let max_rows = MAX_ROWS.min(settings.max_rows);
+        let max_rows = MODEL_DRAFT_ROWS.min(settings.max_rows);
         let settings = EngineSettings { kv_bytes, max_rows, speculation, n_alternatives, ..settings };
         let mut engine = Engine::new(policy, memory, settings)?;
         engine.park_turns();

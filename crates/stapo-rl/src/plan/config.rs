@@ -134,6 +134,9 @@ pub struct RolloutConfig {
     pub max_redraws: usize,
     /// Whether tokens are drafted and verified several at a time. Responses do not depend on it.
     pub speculate: Speculate,
+    /// A smaller model with the same tokens that drafts where no text does; none where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
@@ -376,6 +379,7 @@ impl Default for RolloutConfig {
             truncated: Truncated::Keep,
             max_redraws: 0,
             speculate: Speculate::Auto,
+            draft: None,
             overlong: None,
             lengths: None,
             source: None,

@@ -6,7 +6,7 @@ use super::{
     RolloutSource, Sampled, judge, scored,
 };
 use crate::error::{Error, Result};
-use crate::learn::memory::SamplingMemory;
+use crate::learn::memory::{Drafter, SamplingMemory};
 use crate::plan::config::{LongPrompts, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
@@ -223,6 +223,9 @@ impl Sampler<'_> {
             ..EngineSettings::default()
         };
         let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
+        if let Some(Drafter { policy, engine: memory, kv_bytes }) = &mut self.memory.drafter {
+            engine.draft_with(policy, memory, *kv_bytes)?;
+        }
         engine.stop_at(model.stop_texts(&plan.style)?);
         for Asked { problem_idx, problem, prompt } in asked {
             let request = Request {
