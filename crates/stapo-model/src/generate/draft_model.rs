@@ -32,7 +32,7 @@ impl<'a> DraftModel<'a> {
     ) -> Result<Self, OutOfMemory> {
         let (speculation, n_alternatives) = (Speculation::Off, 0);
         let max_rows = MODEL_DRAFT_ROWS.min(settings.max_rows);
-        let settings = EngineSettings { kv_bytes, max_rows, speculation, n_alternatives, ..settings };
+        let settings = EngineSettings { n_alternatives, kv_bytes, max_rows, speculation, ..settings };
         let mut engine = Engine::new(policy, memory, settings)?;
         engine.park_turns();
         Ok(Self { engine, drafts: BTreeMap::new() })
@@ -40,7 +40,7 @@ impl<'a> DraftModel<'a> {
 
     /// The parameters of the model, which its steps read.
     pub fn n_parameters(&self) -> u64 {
-        self.engine.policy.config().n_parameters() as u64
+        self.engine.policy.config().n_parameters()
     }
 
     /// Drafts for all sequences at once; [`DraftModel::take`] has the results.
@@ -90,7 +90,7 @@ impl<'a> Engine<'a> {
         let [ours, its] = [self.policy, policy].map(|policy| policy.config().vocabulary);
         assert_eq!(ours, its, "draft_with: vocabularies");
         let model = DraftModel::new(policy, memory, kv_bytes, self.settings)?;
-        self.speculator.draft_with(model, self.policy.config().n_parameters() as u64);
+        self.speculator.draft_with(model, self.policy.config().n_parameters());
         Ok(())
     }
 }
