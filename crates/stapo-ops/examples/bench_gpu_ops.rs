@@ -315,7 +315,8 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
         let lse = out[3].view();
         let entropy = out[1].view();
         let d = ones.view();
-        let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
+        let grads =
+            lm_head::ScoreGrads { targets: targets.view().into(), lse, entropy, d_logp: d, d_entropy: d };
         let to = lm_head::HeadGrads {
             d_hidden: d_hidden.view_mut(),
             d_weight: Some((d_w.view_mut(), Write::Add)),
@@ -334,6 +335,7 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
                 logp: a.view_mut(),
                 entropy: b.view_mut(),
                 alternatives: None,
+                kept: None,
             };
             let hidden = hidden.range(0..n * width);
             let from = sampling::Inputs {

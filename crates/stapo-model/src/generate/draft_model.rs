@@ -4,14 +4,12 @@
 use super::engine::{Engine, EngineSettings};
 use super::memory::EngineMemory;
 use super::sequence::Sequence;
-use super::speculation::Speculation;
+use super::speculation::{MODEL_DRAFT, ModelDrafts, Speculation};
 use super::{Event, Request, Ticket};
 use crate::decoder::Policy;
 use stapo_ops::OutOfMemory;
 use std::collections::BTreeMap;
 
-/// Tokens that the model drafts at once.
-pub const MODEL_DRAFT: usize = 4;
 /// Rows of its steps, at most.
 pub const MODEL_DRAFT_ROWS: usize = 256;
 
@@ -37,17 +35,14 @@ impl<'a> DraftModel<'a> {
         engine.park_turns();
         Ok(Self { engine, drafts: BTreeMap::new() })
     }
+}
 
-    /// The parameters of the model, which its steps read.
-    pub fn n_parameters(&self) -> u64 {
+impl ModelDrafts for DraftModel<'_> {
+    fn n_parameters(&self) -> u64 {
         self.engine.policy.config().n_parameters()
     }
 
-    /// Drafts for all sequences at once; [`DraftModel::take`] has the results.
-    pub fn draft<'s>(
-        &mut self,
-        sequences: impl Iterator<Item = (&'s Sequence, &'s Request)>,
-    ) -> Result<(), OutOfMemory> {
+    fn draft(&mut self, sequences: &[(&Sequence, &Request)]) -> Result<(), OutOfMemory> {
         self.drafts.clear();
         let longest =
             self.engine.scheduler.max_sequence_tokens().min(self.engine.policy.config().position_limit());
@@ -66,12 +61,11 @@ impl<'a> DraftModel<'a> {
         })
     }
 
-    pub fn take(&mut self, ticket: Ticket, sample: u32) -> Vec<u32> {
+    fn take(&mut self, ticket: Ticket, sample: u32) -> Vec<u32> {
         self.drafts.remove(&(ticket, sample)).unwrap_or_default()
     }
 
-    /// Forgets a sequence that has ended.
-    pub fn end(&mut self, ticket: Ticket, sample: u32) {
+    fn end(&mut self, ticket: Ticket, sample: u32) {
         let scheduler = &mut self.engine.scheduler;
         if scheduler.parked_tokens(ticket, sample).is_some() {
             scheduler.release(ticket, sample);

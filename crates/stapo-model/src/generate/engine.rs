@@ -454,6 +454,7 @@ impl<'a> Engine<'a> {
             logp: logp.range_mut(0..n_drawn),
             entropy: entropy.range_mut(0..n_drawn),
             alternatives: (n > 0).then_some(best),
+            kept: None,
         };
         sampling::forward(self.policy.device(), self.settings.rule, from, drawn, logits);
     }

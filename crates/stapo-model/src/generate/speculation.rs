@@ -1,11 +1,10 @@
 //! Whether and what to draft. Draws are keyed by their position, so a draft is right exactly if it is the token that is
 //! drawn in its place anyway: drafts change how many steps there are, and nothing else. Every decision follows from counts.
 
-use super::draft_model::{DraftModel, MODEL_DRAFT};
 use super::drafts::{DraftTexts, draft};
 use super::scheduler::{ScheduledStep, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
-use super::{Completion, SampledToken, Ticket};
+use super::{Completion, Request, SampledToken, Ticket};
 use stapo_ops::OutOfMemory;
 use std::collections::{BTreeMap, HashMap};
 
@@ -52,6 +51,20 @@ impl StepCost {
         self.weights + self.row * n_rows
     }
 }
+
+/// A model that drafts.
+pub trait ModelDrafts {
+    /// The parameters of the model, which its steps read.
+    fn n_parameters(&self) -> u64;
+    /// Drafts [`MODEL_DRAFT`] tokens for all sequences at once; [`ModelDrafts::take`] has the results.
+    fn draft(&mut self, sequences: &[(&Sequence, &Request)]) -> Result<(), OutOfMemory>;
+    fn take(&mut self, ticket: Ticket, sample: u32) -> Vec<u32>;
+    /// Forgets a sequence that has ended.
+    fn end(&mut self, ticket: Ticket, sample: u32);
+}
+
+/// Tokens that a model drafts at once.
+pub const MODEL_DRAFT: usize = 4;
 
 /// Drafts of which it is known how many tokens were right, lately.
 #[derive(Debug, Default)]
@@ -118,7 +131,7 @@ pub struct Speculator<'a> {
     groups: BTreeMap<Ticket, GroupTexts>,
     /// Finished responses to any prompt.
     common: DraftTexts,
-    model: Option<Box<DraftModel<'a>>>,
+    model: Option<Box<dyn ModelDrafts + 'a>>,
     trials: BTreeMap<(Ticket, u32), TrialDraft>,
     outcomes: Outcomes,
     pub counts: StepCounts,
@@ -140,7 +153,7 @@ impl<'a> Speculator<'a> {
     }
 
     /// Lets a model draft where no text does. Its steps read its parameters, a share of those of the policy.
-    pub fn draft_with(&mut self, model: DraftModel<'a>, n_parameters: u64) {
+    pub fn draft_with(&mut self, model: impl ModelDrafts + 'a, n_parameters: u64) {
         if self.mode != Speculation::Off {
             let steps = self.cost.weights * MODEL_DRAFT as u64;
             self.cost.drafting += (steps * model.n_parameters()).div_ceil(n_parameters);
@@ -184,7 +197,9 @@ impl<'a> Speculator<'a> {
         let mut drafts: Vec<Vec<u32>> = decoding.iter().map(|sequence| draft(sequence)).collect();
         if let Some(model) = model {
             let lacking = decoding.iter().zip(&drafts).filter(|(_, draft)| draft.is_empty() && n_each > 0);
-            model.draft(lacking.map(|(sequence, _)| (*sequence, scheduler.request(sequence.ticket))))?;
+            let request = |sequence: &Sequence| scheduler.request(sequence.ticket);
+            let lacking: Vec<_> = lacking.map(|(sequence, _)| (*sequence, request(sequence))).collect();
+            model.draft(&lacking)?;
             for (sequence, draft) in decoding.iter().zip(&mut drafts).filter(|(_, draft)| draft.is_empty()) {
                 *draft = model.take(sequence.ticket, sequence.sample);
                 draft.truncate(n_each);

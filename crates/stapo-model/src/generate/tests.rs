@@ -1,6 +1,6 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, ScheduledRows, Scheduler};
+use super::scheduler::{Capacity, ScheduledRows, ScheduledStep, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
@@ -123,6 +123,30 @@ fn run_rows(
     tokens
 }
 
+/// The rows of the next step, with drafts where these are read.
+fn plan(scheduler: &mut Scheduler, reading: Reading) -> ScheduledStep {
+    let mut step = scheduler.plan();
+    if let Reading::Drafting(wrong_every) = reading {
+        let n_free = scheduler.n_free_blocks();
+        let drafts: Vec<Vec<u32>> =
+            step.decoding(scheduler.running()).map(|s| draft_tokens(s, 7, wrong_every)).collect();
+        scheduler.add_drafts(&mut step, 20, drafts);
+        assert!(scheduler.n_free_blocks() <= n_free, "drafts take no block from a sequence");
+    }
+    step
+}
+
+/// Gives back what was taken for drafts, and checks that nothing of them is left.
+fn settle(scheduler: &mut Scheduler, reading: Reading, drafted: &[UnreadToken]) {
+    for token in drafted {
+        scheduler.release_unused_blocks(token.ticket, token.sample);
+    }
+    for s in scheduler.running().iter().filter(|_| reading != Reading::Ahead) {
+        let n_used = s.n_cached.div_ceil(BLOCK_TOKENS).max(s.n_prompt.div_ceil(BLOCK_TOKENS));
+        assert!(s.blocks.len() <= n_used, "blocks of drafts were not given back");
+    }
+}
+
 /// Runs requests to the end; every row reads its whole past through its blocks, so a block lost, shared when written,
 /// or not copied shows as a wrong response or a failed check.
 fn simulate(
@@ -147,14 +171,7 @@ fn simulate(
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
         answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
-        let mut step = scheduler.plan();
-        if let Reading::Drafting(wrong_every) = reading {
-            let n_free = scheduler.n_free_blocks();
-            let drafts: Vec<Vec<u32>> =
-                step.decoding(scheduler.running()).map(|s| draft_tokens(s, 7, wrong_every)).collect();
-            scheduler.add_drafts(&mut step, 20, drafts);
-            assert!(scheduler.n_free_blocks() <= n_free, "drafts take no block from a sequence");
-        }
+        let step = plan(&mut scheduler, reading);
         let is_working = !step.rows.is_empty() || !unread.is_empty();
         assert!(
             is_working || !answers.is_empty() || scheduler.is_idle(),
@@ -203,13 +220,7 @@ fn simulate(
                 }
             }
         }
-        for token in drafted {
-            scheduler.release_unused_blocks(token.ticket, token.sample);
-        }
-        for s in scheduler.running().iter().filter(|_| reading != Reading::Ahead) {
-            let n_used = s.n_cached.div_ceil(BLOCK_TOKENS).max(s.n_prompt.div_ceil(BLOCK_TOKENS));
-            assert!(s.blocks.len() <= n_used, "blocks of drafts were not given back");
-        }
+        settle(&mut scheduler, reading, &drafted);
     }
     outcome.n_preemptions = scheduler.n_preemptions();
     assert_eq!(scheduler.n_free_blocks(), n_blocks, "memory was not given back");

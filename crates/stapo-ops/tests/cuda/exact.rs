@@ -423,7 +423,7 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
         let last = lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
         let last = if keeps { last } else { lm_head::LastLogits::default() };
         let grads = lm_head::ScoreGrads {
-            targets: targets.view(),
+            targets: targets.view().into(),
             lse: lse.view(),
             entropy: entropy.view(),
             d_logp: d_logp.view(),
