@@ -44,7 +44,7 @@ fn metrics(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let clean = |line: &str| {
         let mut step: Value = serde_json::from_str(line).unwrap();
-        for key in ["seconds", "wall_seconds", "tokens_per_second", "memory_bytes", "ranks"] {
+        for key in ["seconds", "wall_seconds", "tokens_per_second", "memory_bytes", "ranks", "decoding"] {
             step.as_object_mut().unwrap().remove(key);
         }
         step

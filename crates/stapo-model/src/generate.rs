@@ -7,6 +7,8 @@
 //! [`Scheduler`] decides which sequences run, the [`Engine`] runs them in an [`EngineMemory`].
 
 mod block;
+mod draft_model;
+mod drafts;
 mod engine;
 mod group;
 mod lengths;
@@ -14,15 +16,18 @@ mod memory;
 mod running;
 mod scheduler;
 mod sequence;
+mod speculation;
 mod step;
 mod stop_texts;
 #[cfg(test)]
 mod tests;
 
+pub use draft_model::MODEL_DRAFT_ROWS;
 pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
 pub use scheduler::{Capacity, Scheduler, states_within};
+pub use speculation::{Speculation, StepCounts};
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;
 

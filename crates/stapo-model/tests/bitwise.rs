@@ -35,7 +35,7 @@ fn mixed_config() -> ModelConfig {
     ModelConfig { layers: layers.to_vec(), ..config(Family::Qwen3) }
 }
 
-fn policy_on(options: CpuOptions, family: Family) -> Policy {
+pub fn policy_on(options: CpuOptions, family: Family) -> Policy {
     Policy::random(&Device::cpu(options), &config(family), 7, 0.2).unwrap()
 }
 
@@ -117,7 +117,7 @@ pub fn settings() -> EngineSettings {
     }
 }
 
-fn generate(policy: &Policy, settings: EngineSettings, requests: &[Request]) -> (Vec<Completion>, u64) {
+pub fn generate(policy: &Policy, settings: EngineSettings, requests: &[Request]) -> (Vec<Completion>, u64) {
     generate_in(&mut EngineMemory::new(), policy, settings, requests)
 }
 

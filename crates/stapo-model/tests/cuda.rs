@@ -15,7 +15,7 @@ pub fn gpu() -> Option<Device> {
 }
 
 /// Widths that the kernels for few rows take, and for one family widths that they do not.
-fn config(family: Family) -> ModelConfig {
+pub fn config(family: Family) -> ModelConfig {
     config_with_heads(family, 64)
 }
 

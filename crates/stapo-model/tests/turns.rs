@@ -17,10 +17,10 @@ fn observation(response: (Ticket, u32), turn: usize) -> Vec<u32> {
 }
 
 /// The tokens of a response in several turns, the positions of the sampled ones, and what was sampled.
-type Episode = (Vec<u32>, Vec<usize>, Vec<SampledToken>);
+pub type Episode = (Vec<u32>, Vec<usize>, Vec<SampledToken>);
 
 /// Responses of four turns. The environment answers every turn after some steps: `delay` gives their number.
-fn episodes(
+pub fn episodes(
     policy: &Policy,
     settings: EngineSettings,
     (ahead, delay): (bool, fn(usize) -> usize),

@@ -195,6 +195,7 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
             max_members: 1,
             first_partials: first_partials.view(),
             partials: (n_splits > 1).then_some(&partials),
+            reads_new_keys: false,
         };
         let lists = paged::Sequences {
             offsets: offsets.view(),
@@ -314,7 +315,8 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
         let lse = out[3].view();
         let entropy = out[1].view();
         let d = ones.view();
-        let grads = lm_head::ScoreGrads { targets: targets.view(), lse, entropy, d_logp: d, d_entropy: d };
+        let grads =
+            lm_head::ScoreGrads { targets: targets.view().into(), lse, entropy, d_logp: d, d_entropy: d };
         let to = lm_head::HeadGrads {
             d_hidden: d_hidden.view_mut(),
             d_weight: Some((d_w.view_mut(), Write::Add)),
@@ -333,6 +335,7 @@ fn heads(device: &Device) -> Result<(), OutOfMemory> {
                 logp: a.view_mut(),
                 entropy: b.view_mut(),
                 alternatives: None,
+                kept: None,
             };
             let hidden = hidden.range(0..n * width);
             let from = sampling::Inputs {

@@ -347,7 +347,7 @@ impl Bench {
             let (mut d_hidden, mut d_weight) = (self.values(tokens * width)?, self.values(vocab * width)?);
             self.line("lm_head backward", &shape, 3.0 * flops, 0.0, || {
                 let grads = lm_head::ScoreGrads {
-                    targets: targets.view(),
+                    targets: targets.view().into(),
                     lse: lse.view(),
                     entropy: entropy.view(),
                     d_logp: logp.view(),
@@ -374,6 +374,7 @@ impl Bench {
                         logp: logp.view_mut(),
                         entropy: entropy.view_mut(),
                         alternatives: None,
+                        kept: None,
                     };
                     let rule = SamplingRule::Draw { temperature: 1.0, filter };
                     let from = sampling::Inputs {

@@ -119,7 +119,7 @@ kernels! {
         dims: lm_head::Dims,
         hidden: &[Self],
         weight: &Weight<Self>,
-        targets: &[u32],
+        targets: lm_head::Targets<'_>,
         scores: lm_head::HeadScores<'_, Self>,
         alternatives: Option<lm_head::Alternatives<'_, Self>>,
     ) = lm_head::cpu::forward;

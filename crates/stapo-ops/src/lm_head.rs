@@ -45,6 +45,38 @@ impl LogitRule {
     }
 }
 
+/// The token that each row is read for, and the tokens that were possible in its place.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    /// `[T]`.
+    pub ids: View<'a, u32>,
+    /// Where present, all numbers are those of the distribution over these tokens, on a CPU only.
+    pub kept: Option<Kept<'a>>,
+}
+
+impl<'a> From<View<'a, u32>> for Targets<'a> {
+    fn from(ids: View<'a, u32>) -> Self {
+        Targets { ids, kept: None }
+    }
+}
+
+/// The tokens that a filter kept for each row. The others have probability 0: their logits count as minus infinity.
+#[derive(Clone, Copy)]
+pub struct Kept<'a> {
+    /// The most tokens of a row.
+    pub n: usize,
+    /// `[T, n]`: rows of fewer tokens end in `u32::MAX`. The target is among them.
+    pub ids: View<'a, u32>,
+}
+
+impl<'a> Kept<'a> {
+    pub(crate) fn row(self, t: usize) -> &'a [u32] {
+        let row = &self.ids.host()[t * self.n..(t + 1) * self.n];
+        let n = row.iter().position(|id| *id == u32::MAX).unwrap_or(self.n);
+        &row[..n]
+    }
+}
+
 /// Numbers per token, each `[T]`.
 pub struct HeadScores<'a, T: Float> {
     /// Log-probability of the target.
@@ -74,17 +106,18 @@ pub struct Alternatives<'a, T: Float> {
 #[derive(Debug, Default)]
 pub struct LastLogits(Option<Memory>);
 
-/// Shapes: hidden `[T, D]`; weight `[vocab, D]`; targets `[T]`.
-pub fn forward<T: Float>(
+/// Shapes: hidden `[T, D]`; weight `[vocab, D]`.
+pub fn forward<'a, T: Float>(
     device: &Device,
     dims: Dims,
     hidden: View<'_, T>,
     weight: &Weight<T>,
-    targets: View<'_, u32>,
+    targets: impl Into<Targets<'a>>,
     scores: HeadScores<'_, T>,
     alternatives: Option<Alternatives<'_, T>>,
 ) -> LastLogits {
     let op = "lm_head::forward";
+    let targets = targets.into();
     check_inputs(device, op, dims, hidden, weight, targets);
     check(op, "logp", scores.logp.len(), dims.tokens);
     check(op, "entropy", scores.entropy.len(), dims.tokens);
@@ -96,12 +129,12 @@ pub fn forward<T: Float>(
     check_alternatives(op, dims.tokens, alternatives.as_ref());
     match device.backend() {
         Backend::Cpu(cpu) => {
-            T::lm_head_forward(cpu, dims, hidden.host(), weight, targets.host(), scores, alternatives);
+            T::lm_head_forward(cpu, dims, hidden.host(), weight, targets, scores, alternatives);
             LastLogits(None)
         }
         Backend::Cuda(cuda) => {
             let best = alternatives.as_ref();
-            LastLogits(cuda::forward(cuda, dims, hidden.cuda(), weight, targets.cuda(), &scores, best))
+            LastLogits(cuda::forward(cuda, dims, hidden.cuda(), weight, targets.ids.cuda(), &scores, best))
         }
     }
 }
@@ -109,7 +142,7 @@ pub fn forward<T: Float>(
 /// What [`backward`] starts from, each `[T]`.
 #[derive(Clone, Copy)]
 pub struct ScoreGrads<'a, T: Float> {
-    pub targets: View<'a, u32>,
+    pub targets: Targets<'a>,
     /// From [`forward`].
     pub lse: View<'a, T>,
     /// From [`forward`].
@@ -176,12 +209,13 @@ fn check_inputs<T: Float>(
     dims: Dims,
     hidden: View<'_, T>,
     weight: &Weight<T>,
-    targets: View<'_, u32>,
+    Targets { ids: targets, kept }: Targets<'_>,
 ) {
     let vocab = weight.shape().outputs;
     assert!(dims.temperature > 0.0, "{op}: temperature {} is not positive", dims.temperature);
     check(op, "hidden", hidden.len(), dims.tokens * weight.shape().inputs);
     check(op, "targets", targets.len(), dims.tokens);
+    check_kept(device, op, kept.map(|kept| (kept.n, kept.ids.len())), dims.tokens);
     // On a GPU the check would wait for the targets to be copied back.
     let Backend::Cpu(_) = device.backend() else { return };
     if let Some(t) = targets.host().iter().position(|id| *id as usize >= vocab) {
@@ -198,5 +232,14 @@ pub(crate) fn check_alternatives<T: Float>(
     if let Some(best) = alternatives {
         check(op, "alternatives.ids", best.ids.len(), tokens * best.n);
         check(op, "alternatives.logp", best.logp.len(), tokens * best.n);
+    }
+}
+
+/// Checks tokens of rows that are kept, given by the most of a row and the length of all rows.
+#[track_caller]
+pub(crate) fn check_kept(device: &Device, op: &str, kept: Option<(usize, usize)>, tokens: usize) {
+    if let Some((n, len)) = kept {
+        assert!(matches!(device.backend(), Backend::Cpu(_)), "{op}: kept tokens are for CPUs");
+        check(op, "kept", len, tokens * n);
     }
 }

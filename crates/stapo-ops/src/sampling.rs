@@ -1,7 +1,8 @@
 //! Drawing the next token.
 //!
 //! Law: the logits and numbers of a row have the bits of `lm_head::forward`. The reported log-probability and entropy
-//! are those of the full distribution at the sampling temperature, whatever the filters, as training computes them.
+//! are those of the full distribution at the sampling temperature, whatever the filters, as training computes them; or, where
+//! the kept tokens are asked for, those of the distribution over these, as training computes them from the same tokens.
 
 pub(crate) mod cpu;
 mod cuda;
@@ -11,7 +12,7 @@ mod tests;
 
 use crate::device::Backend;
 use crate::lm_head::cuda::chunk_rows;
-use crate::lm_head::{Alternatives, LogitRule, check_alternatives};
+use crate::lm_head::{Alternatives, LogitRule, check_alternatives, check_kept};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
 use std::ops::RangeInclusive;
 
@@ -73,6 +74,16 @@ pub struct Drawn<'a, T: Float> {
     /// `[T]`.
     pub entropy: ViewMut<'a, T>,
     pub alternatives: Option<Alternatives<'a, T>>,
+    /// Where asked for, on a CPU only: log-probability and entropy are those of the distribution over the kept tokens.
+    pub kept: Option<KeptTokens<'a>>,
+}
+
+/// The tokens that the filter kept for each row.
+pub struct KeptTokens<'a> {
+    /// The most tokens of a row, at least as many as the filter's `top_k` or the vocabulary.
+    pub n: usize,
+    /// `[T, n]`: in ascending order; rows of fewer tokens end in `u32::MAX`.
+    pub ids: ViewMut<'a, u32>,
 }
 
 /// A token that the host has not read yet, named by the number of its draw in the last call of [`forward`].
@@ -126,6 +137,7 @@ pub fn forward<T: Float>(
     check(op, "logp", drawn.logp.len(), tokens);
     check(op, "entropy", drawn.entropy.len(), tokens);
     check_alternatives(op, tokens, drawn.alternatives.as_ref());
+    check_kept(device, op, drawn.kept.as_ref().map(|kept| (kept.n, kept.ids.len())), tokens);
     match device.backend() {
         Backend::Cpu(cpu) => T::sampling_forward(cpu, rule, from, drawn),
         Backend::Cuda(cuda) => cuda::forward(cuda, rule, from, &drawn, logits.0.view_mut().cuda()),

@@ -17,7 +17,7 @@ use crate::learn::canary;
 use crate::learn::carried::Carried;
 use crate::learn::constants::{Reference, RolledOut, Scorers};
 use crate::learn::learner::Learner;
-use crate::learn::memory::RunMemory;
+use crate::learn::memory::{Drafter, RunMemory};
 use crate::learn::teacher::Teacher;
 use crate::learn::update::{Learned, MinibatchContext, learn};
 use crate::plan::config::{GradientSum, Plan};
@@ -124,7 +124,9 @@ impl Trainer {
         let teacher = Teacher::open(plan, &model, &task, device)?;
         task.load_model_judges(device)?;
         let source = open_source(plan, &model, &task)?;
-        let (memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
+        let drafter = Drafter::open(plan, &model, device)?;
+        let (mut memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
+        memory.draft_with(drafter);
         let learner = Learner::on_ranks(model, plan.optimizer(), gradients, ranks)?;
         Ok(Self {
             learner,

@@ -194,6 +194,40 @@ fn the_microbatch_budget_changes_no_bit() {
 /// Candidates wait for tau_h until the other tokens are learned from. A further mask that keeps every token but reads the
 /// whole mini-batch makes the run score the mini-batch first instead.
 #[test]
+fn drafts_change_no_bit_of_a_run() {
+    let run = |speculate: &str| {
+        let speculate = format!("rollout.speculate={speculate:?}");
+        whole_run(&plan(&["steps=3", "rollout.max_response_tokens=64", &speculate]))
+    };
+    let [(hash, with), (expected, without)] = ["auto", "off"].map(run);
+    assert_eq!(hash, expected);
+    let decoding = |metrics: &[Metrics]| -> Vec<_> { metrics.iter().filter_map(|m| m.decoding).collect() };
+    let (with_counts, without_counts) = (decoding(&with), decoding(&without));
+    assert!(with_counts.iter().any(|counts| counts.accepted > 0), "{with_counts:?}");
+    assert!(without_counts.iter().all(|counts| counts.drafted == 0), "{without_counts:?}");
+    for (with, without) in with_counts.iter().zip(&without_counts) {
+        assert!(with.steps <= without.steps, "{with:?} {without:?}");
+    }
+    let responses = |metrics: Vec<Metrics>| {
+        timeless(metrics).into_iter().map(|m| Metrics { decoding: None, ..m }).collect::<Vec<_>>()
+    };
+    assert_eq!(responses(with), responses(without));
+}
+
+#[test]
+fn a_model_that_drafts_changes_no_bit_of_a_run() {
+    let drafting = plan(&["steps=2", "rollout.draft=\"builtin\""]);
+    let (hash, with) = whole_run(&drafting);
+    let (expected, without) = whole_run(&plan(&["steps=2", "rollout.speculate=\"off\""]));
+    assert_eq!(hash, expected);
+    // The model at the start of the run drafts for the policy, which has hardly moved.
+    for (with, without) in with.iter().zip(&without) {
+        let (with, without) = (with.decoding.unwrap(), without.decoding.unwrap());
+        assert!(with.accepted > 0 && with.steps < without.steps, "{with:?} {without:?}");
+    }
+}
+
+#[test]
 fn candidates_that_wait_are_learned_from_as_after_a_scoring_pass() {
     const S2T: &str = r#"{kind="spurious", tau_p=0.2, q=0.5}"#;
     let run = |masks: &str| {

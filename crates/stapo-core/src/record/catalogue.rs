@@ -276,6 +276,14 @@ catalogue! {
         None, "responses of the rollout, with those of replaced groups", |m| Some(m.n_responses? as f64);
     N_SAMPLED: "n_sampled", "Sampled tokens", "sampled", Tokens, Linear, Neither,
         None, "response tokens of the rollout, with those of replaced groups", |m| Some(m.n_sampled? as f64);
+    DECODING_STEPS: "decoding.steps", "Decoding steps", "steps", Plain, Linear, Lower,
+        Some("speed/decoding_steps"), "forward passes of the rollout", |m| Some(m.decoding?.steps as f64);
+    DECODING_DRAFTED: "decoding.drafted", "Drafted tokens", "drafted", Tokens, Linear, Neither,
+        Some("speed/drafted_tokens"), "tokens that were drafted and verified several at a time",
+        |m| Some(m.decoding?.drafted as f64);
+    DECODING_ACCEPTED: "decoding.accepted", "Accepted drafts", "accepted", Tokens, Linear, Higher,
+        Some("speed/accepted_tokens"), "drafted tokens that were drawn in their place anyway; each saves a step of its sequence",
+        |m| Some(m.decoding?.accepted as f64);
     N_UPDATES: "n_updates", "Updates", "updates", Updates, Linear, Neither,
         Some("update/n_updates"), "optimizer steps since the start of the run", |m| Some(m.n_updates? as f64);
     TOKENS_TOTAL: "tokens_total", "Tokens of the run", "total", Tokens, Linear, Neither,

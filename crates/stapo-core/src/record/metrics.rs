@@ -94,6 +94,9 @@ pub struct Metrics {
     pub n_responses: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_sampled: Option<usize>,
+    /// How the rollout was decoded; absent where the policy did not sample. Responses do not depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoding: Option<DecodingRecord>,
     /// Absent where `update.reuse` is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<ReuseRecord>,
@@ -238,6 +241,16 @@ pub struct LengthQuantiles {
     pub q50: f64,
     pub q90: f64,
     pub max: usize,
+}
+
+/// How the rollout of a step was decoded, on rank 0 where there are several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecodingRecord {
+    /// Forward passes.
+    pub steps: u64,
+    /// Tokens that were drafted, and those of them that were the tokens drawn in their place.
+    pub drafted: u64,
+    pub accepted: u64,
 }
 
 /// How a rollout batch was used several times.

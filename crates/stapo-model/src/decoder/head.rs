@@ -184,7 +184,7 @@ impl<T: Float> HeadOutputs<T> {
         };
         let d_entropy = device.upload(token_gradients.d_entropy)?;
         let grads = lm_head::ScoreGrads {
-            targets: token_gradients.targets,
+            targets: token_gradients.targets.into(),
             lse: self.lse.view(),
             entropy: self.entropy.view(),
             d_logp: d_logp.view(),

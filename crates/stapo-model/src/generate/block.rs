@@ -1,5 +1,7 @@
 //! The KV cache's memory in blocks, each holding the keys and values of a few consecutive positions in every layer.
 
+use std::collections::HashSet;
+
 /// A block's index in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block(pub u32);
@@ -80,6 +82,29 @@ impl BlockPool {
             }
         }
     }
+}
+
+/// Cuts copies into runs whose pairs can be copied in any order: no pair of a run reads or writes a block that another
+/// pair of the run writes.
+pub fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
+    let mut runs = Vec::new();
+    let mut start = 0;
+    let mut read = HashSet::new();
+    let mut written = HashSet::new();
+    for (at, (from, to)) in copies.iter().enumerate() {
+        if written.contains(from) || written.contains(to) || read.contains(to) {
+            runs.push(&copies[start..at]);
+            start = at;
+            read.clear();
+            written.clear();
+        }
+        read.insert(*from);
+        written.insert(*to);
+    }
+    if start < copies.len() {
+        runs.push(&copies[start..]);
+    }
+    runs
 }
 
 #[cfg(test)]

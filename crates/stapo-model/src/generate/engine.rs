@@ -1,9 +1,10 @@
 //! Runs scheduled sequences through the model.
 
-use super::block::Block;
+use super::block::{Block, independent_runs};
 use super::memory::{Allocated, EngineMemory, MemorySize, cache_dims};
-use super::scheduler::{Capacity, Scheduler, StateCopy, states_within};
+use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, states_within};
 use super::sequence::{Sequence, UnreadToken};
+use super::speculation::{Speculation, Speculator, StepCost, StepCounts};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
 use crate::config::{Heads, ModelConfig};
@@ -15,7 +16,6 @@ use crate::decoder::{ArenaLayout, Policy, Purpose};
 use stapo_ops::attention::paged::{CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
-use std::collections::HashSet;
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +30,7 @@ pub struct EngineSettings {
     pub max_rows: usize,
     /// Sequences that run at once.
     pub max_sequences: usize,
+    pub speculation: Speculation,
 }
 
 impl Default for EngineSettings {
@@ -41,18 +42,20 @@ impl Default for EngineSettings {
             kv_bytes: 1 << 30,
             max_rows: 1024,
             max_sequences: 1024,
+            speculation: Speculation::Auto,
         }
     }
 }
 
 /// Generates from one policy, which cannot change meanwhile, in memory that the caller owns.
 pub struct Engine<'a> {
-    policy: &'a Policy,
-    settings: EngineSettings,
+    pub(super) policy: &'a Policy,
+    pub(super) settings: EngineSettings,
     key: RngKey,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     memory: &'a mut Allocated,
     plans_ahead: bool,
+    pub(super) speculator: Speculator<'a>,
     stop_texts: Option<StopTexts<'a>>,
     queued: Option<QueuedStep>,
     n_submitted: u64,
@@ -74,14 +77,19 @@ impl<'a> Engine<'a> {
         let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         let (n_blocks, n_states) = divide_memory(device, config, &settings);
+        // A state that rejected drafts have moved cannot be moved back, so a model with states samples without drafts.
+        if n_states.is_some() {
+            settings.speculation = Speculation::Off;
+        }
         let block_tokens = CacheDims::best_block_size(device);
+        let cost = if device.is_async() { StepCost::GPU } else { StepCost::CPU };
         let capacity = Capacity {
             n_blocks,
             n_states,
             block_tokens,
             max_rows: settings.max_rows,
             max_sequences: settings.max_sequences,
-            max_draws: settings.max_rows.min(settings.max_sequences).max(1),
+            max_draws: settings.max_rows.min(settings.max_sequences.max(cost.max_rows)).max(1),
         };
         let max_drawn = padded_rows(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);
@@ -101,6 +109,7 @@ impl<'a> Engine<'a> {
             scheduler: Scheduler::new(capacity),
             memory: memory.fit(policy, size, settings.rule)?,
             plans_ahead: device.is_async(),
+            speculator: Speculator::new(settings.speculation, cost),
             stop_texts: None,
             queued: None,
             n_submitted: 0,
@@ -229,14 +238,25 @@ impl<'a> Engine<'a> {
         Ok(completions)
     }
 
-    /// One forward pass: every running sequence gets a token, or a further chunk of its prompt into the cache. Where the
-    /// engine plans ahead, the events of a step are delivered one step later.
+    /// One forward pass: every running sequence gets a token, several where drafts are right, or a further chunk of its
+    /// prompt into the cache. Where the engine plans ahead, the events of a step are delivered one step later.
     pub fn step(&mut self, mut on_event: impl FnMut(Event<'_>)) -> Result<(), OutOfMemory> {
         let before = self.queued.take();
-        self.queued = self.queue()?;
+        if self.speculator.drafts_next(&self.scheduler) {
+            // Drafts continue tokens that were read.
+            if let Some(step) = before {
+                self.deliver(step, &mut on_event);
+            }
+            if let Some(step) = self.queue(Speculator::add_drafts)? {
+                self.deliver(step, &mut on_event);
+            }
+            return Ok(());
+        }
+        self.queued = self.queue(|_, _, _| Ok(()))?;
         let current = if self.plans_ahead { None } else { self.queued.take() };
         for step in before.into_iter().chain(current) {
             self.deliver(step, &mut on_event);
+            self.speculator.begin_trials(&self.scheduler);
         }
         Ok(())
     }
@@ -256,9 +276,16 @@ impl<'a> Engine<'a> {
     fn deliver(&mut self, step: QueuedStep, on_event: &mut impl FnMut(Event<'_>)) {
         let mut finished = Vec::new();
         let sampled = step.tokens.wait(self.settings.n_alternatives);
+        let mut outcomes = Vec::with_capacity(step.drawn.len());
         for (unread, sampled) in step.drawn.into_iter().zip(sampled) {
-            let UnreadToken { ticket, sample, .. } = unread;
-            if self.scheduler.expects(unread) {
+            let UnreadToken { ticket, sample, draft, .. } = unread;
+            let counts = match draft {
+                None => self.scheduler.expects(unread),
+                Some(draft) => self.scheduler.confirm(unread, draft),
+            };
+            outcomes.push((unread, counts));
+            if counts {
+                self.speculator.try_token(ticket, sample, sampled.token);
                 on_event(Event::Token { ticket, sample, sampled: &sampled });
                 let finish = |sequence: &Sequence, request: &Request| {
                     finish_reason(sequence, request, self.stop_texts.as_ref())
@@ -266,14 +293,39 @@ impl<'a> Engine<'a> {
                 finished.extend(self.scheduler.receive(unread, sampled, finish));
             }
         }
+        if outcomes.iter().any(|(unread, _)| unread.draft.is_some()) {
+            self.settle_drafts(&outcomes);
+        }
         for completion in finished {
+            self.speculator.keep(&completion);
+            if !self.scheduler.has_request(completion.ticket) {
+                self.speculator.forget(completion.ticket);
+            }
             on_event(Event::Finished(completion));
         }
     }
 
-    /// Asks the device for a step; `None` when there is nothing to run before tokens are read.
-    fn queue(&mut self) -> Result<Option<QueuedStep>, OutOfMemory> {
-        let step = self.scheduler.plan();
+    /// Counts drafts that were right, and gives back what was taken for the others.
+    fn settle_drafts(&mut self, outcomes: &[(UnreadToken, bool)]) {
+        self.speculator.count(outcomes);
+        for (unread, _) in outcomes.iter().filter(|(unread, _)| unread.draft.is_some()) {
+            self.scheduler.release_unused_blocks(unread.ticket, unread.sample);
+        }
+    }
+
+    /// Asks the device for a step; `None` when there is nothing to run before tokens are read. `add_drafts` may add to the
+    /// step that was planned.
+    fn queue(
+        &mut self,
+        add_drafts: impl FnOnce(
+            &mut Speculator<'a>,
+            &mut Scheduler,
+            &mut ScheduledStep,
+        ) -> Result<(), OutOfMemory>,
+    ) -> Result<Option<QueuedStep>, OutOfMemory> {
+        let mut step = self.scheduler.plan();
+        add_drafts(&mut self.speculator, &mut self.scheduler, &mut step)?;
+        self.speculator.counts.n_steps += u64::from(!step.rows.is_empty());
         self.copy_blocks(&step.copies)?;
         for StateCopy { from, to } in &step.state_copies {
             let states = self.memory.states.iter_mut().flatten();
@@ -414,8 +466,14 @@ impl<'a> Engine<'a> {
             logp: logp.range_mut(0..n_drawn),
             entropy: entropy.range_mut(0..n_drawn),
             alternatives: (n > 0).then_some(best),
+            kept: None,
         };
         sampling::forward(self.policy.device(), self.settings.rule, from, drawn, logits);
+    }
+
+    /// Steps so far, and the tokens drafted and accepted in them.
+    pub fn step_counts(&self) -> StepCounts {
+        self.speculator.counts
     }
 
     /// How often a sequence had to give its blocks back and start over.
@@ -430,29 +488,6 @@ fn padded_rows(n_rows: usize) -> usize {
         return n_rows.next_power_of_two();
     }
     n_rows.next_multiple_of((n_rows.next_power_of_two() / 16).clamp(8, 64))
-}
-
-/// Cuts copies into runs whose pairs can be copied in any order: no pair of a run reads or writes a block that another
-/// pair of the run writes.
-fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
-    let mut runs = Vec::new();
-    let mut start = 0;
-    let mut read = HashSet::new();
-    let mut written = HashSet::new();
-    for (at, (from, to)) in copies.iter().enumerate() {
-        if written.contains(from) || written.contains(to) || read.contains(to) {
-            runs.push(&copies[start..at]);
-            start = at;
-            read.clear();
-            written.clear();
-        }
-        read.insert(*from);
-        written.insert(*to);
-    }
-    if start < copies.len() {
-        runs.push(&copies[start..]);
-    }
-    runs
 }
 
 fn finish_reason(

@@ -31,6 +31,10 @@ pub enum Prefix {
 }
 
 impl RequestGroup {
+    pub fn new(request: Request) -> Self {
+        Self { request, prefix: Prefix::Absent, waiting: VecDeque::new(), n_running: 0, n_parked: 0 }
+    }
+
     pub fn is_filled_by(&self, sequence: &Sequence) -> bool {
         matches!(self.prefix, Prefix::Filling(sample) if sample == sequence.sample)
     }

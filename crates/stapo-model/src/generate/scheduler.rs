@@ -1,6 +1,7 @@
 //! Continuous batching: the scheduler decides which sequences run in the next step, and in which blocks of the cache.
 //! Its choices change speed only, never a result.
 
+mod drafting;
 mod parking;
 mod states;
 
@@ -23,6 +24,8 @@ pub struct ScheduledRows {
     /// Samples of the same request that wait for the prompt which these rows complete: their first tokens are drawn
     /// from the last row too.
     pub siblings: Vec<u32>,
+    /// Tokens that may follow: each is a row of its own, from which the token after it is drawn. See `drafting`.
+    pub drafts: Vec<u32>,
 }
 
 /// One step's work. The `copies` (from, to) come first, in order: a block that several sequences share is copied for the
@@ -113,8 +116,7 @@ impl Scheduler {
     pub fn submit(&mut self, ticket: Ticket, request: Request, max_tokens: impl Fn(u32) -> usize) {
         let sequence = |i| Sequence::new(ticket, i, request.prompt.clone(), max_tokens(i));
         let waiting = (0..request.n_samples).map(sequence).collect();
-        let group = RequestGroup { request, prefix: Prefix::Absent, waiting, n_running: 0, n_parked: 0 };
-        self.groups.insert(ticket, group);
+        self.groups.insert(ticket, RequestGroup { waiting, ..RequestGroup::new(request) });
     }
 
     /// Whether nothing is left to run or to read; parked sequences may be left.
@@ -137,6 +139,11 @@ impl Scheduler {
         &self.groups[&ticket].request
     }
 
+    /// Whether a response of the request is unfinished or parked.
+    pub fn has_request(&self, ticket: Ticket) -> bool {
+        self.groups.contains_key(&ticket)
+    }
+
     pub fn running(&self) -> &RunningSequences {
         &self.running
     }
@@ -154,7 +161,8 @@ impl Scheduler {
                 break;
             }
             let draws = n_rows == self.running[running_idx].n_pending();
-            step.rows.push(ScheduledRows { running_idx, n_rows, draws, siblings: Vec::new() });
+            let (siblings, drafts) = (Vec::new(), Vec::new());
+            step.rows.push(ScheduledRows { running_idx, n_rows, draws, siblings, drafts });
             n_rows_left -= n_rows;
             running_idx += 1;
         }
@@ -196,6 +204,10 @@ impl Scheduler {
                 let sibling = group.waiting.iter_mut().find(|sibling| sibling.sample == *sample);
                 let sibling = sibling.expect("the sibling waited when the step was planned");
                 drawn.push(sibling.draw(drawn.len()));
+            }
+            if let Some(&first) = drawn.last() {
+                let after = |(draft, position)| UnreadToken { position, draft: Some(draft), ..first };
+                drawn.extend(rows.drafts.iter().copied().zip(first.position + 1..).map(after));
             }
             // A sibling whose response is this one token has nothing to run.
             let is_complete =
@@ -254,7 +266,7 @@ impl Scheduler {
     }
 
     fn find(&self, token: UnreadToken) -> Option<Held> {
-        let UnreadToken { ticket, sample, position } = token;
+        let UnreadToken { ticket, sample, position, .. } = token;
         // A token drawn ahead of time for a turn that has ended stands before the next turn's first.
         let expects = |sequence: &Sequence| position >= sequence.next_unread();
         if let Some(idx) = self.running.position(ticket, sample) {
@@ -277,7 +289,7 @@ impl Scheduler {
         finish: impl Fn(&Sequence, &Request) -> Option<FinishReason>,
     ) -> Option<Completion> {
         let held = self.find(token)?;
-        let UnreadToken { ticket, sample, position } = token;
+        let UnreadToken { ticket, sample, position, .. } = token;
         let group = self.groups.get_mut(&ticket).expect("a sequence has its group");
         let sequence = match held {
             Held::Running(idx) => &mut self.running[idx],

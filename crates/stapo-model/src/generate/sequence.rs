@@ -36,6 +36,8 @@ pub struct UnreadToken {
     pub sample: u32,
     /// The token's position in the response: tokens after the prompt that come before it, sampled and given.
     pub position: u32,
+    /// The token in front, where that was a guess: unless the guess is right, this token does not count.
+    pub draft: Option<u32>,
 }
 
 impl Sequence {
@@ -74,7 +76,7 @@ impl Sequence {
         if self.n_drawn < self.max_tokens {
             self.tokens.push(sampling::drawn(number));
         }
-        UnreadToken { ticket: self.ticket, sample: self.sample, position }
+        UnreadToken { ticket: self.ticket, sample: self.sample, position, draft: None }
     }
 
     /// Takes in the next token that was drawn for the sequence.
@@ -94,6 +96,13 @@ impl Sequence {
         self.tokens.extend(sampled.iter().map(|sampled| sampled.token));
         self.n_cached = self.n_cached.min(self.tokens.len());
         sampled
+    }
+
+    /// Forgets what `tokens` do not begin with, and the last of them, whose row predicts the next token.
+    pub fn rewind(&mut self, tokens: &[u32]) {
+        let n_common = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        self.tokens.truncate(n_common);
+        self.n_cached = self.n_cached.min(n_common).min(tokens.len() - 1);
     }
 
     /// Begins the next turn, of at most `max_tokens`, after the tokens that the policy is given.

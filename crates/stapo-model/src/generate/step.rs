@@ -33,6 +33,7 @@ pub struct StepRows {
     /// `[R]`: the request, the sample and the position in the response of each token to draw.
     pub draws: Vec<(Ticket, u32, u32)>,
     table_width: usize,
+    has_drafts: bool,
     /// One more than the largest position.
     pub n_positions: usize,
     /// Positions in a block of the cache.
@@ -53,6 +54,8 @@ pub struct StepShape {
     /// Whether layers keep states of sequences.
     pub has_states: bool,
     pub drawn: usize,
+    /// Whether rows of one sequence are sequences of their own, which read each other's keys.
+    pub has_drafts: bool,
 }
 
 /// The most sequences that decode attention takes together: see [`StepRows::group`].
@@ -75,18 +78,8 @@ impl StepRows {
 
     fn push(&mut self, sequence: &Sequence, scheduled: &ScheduledRows) {
         let context = sequence.n_cached + scheduled.n_rows;
-        for position in sequence.n_cached..context {
-            let block = sequence.blocks[position / self.block_tokens].0 as usize;
-            self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
-            self.positions.push(position as u32);
-        }
-        self.tokens.extend_from_slice(&sequence.tokens[sequence.n_cached..context]);
-        self.offsets.push(self.tokens.len() as u32);
-        self.contexts.push(context as u32);
+        self.push_rows(sequence, sequence.n_cached, &sequence.tokens[sequence.n_cached..context]);
         self.state_slots.extend(sequence.state.map(|slot| slot.0));
-        self.n_positions = self.n_positions.max(context);
-        self.tables.extend(sequence.blocks.iter().map(|block| block.0));
-        self.tables.resize(self.contexts.len() * self.table_width, 0);
         let row = self.tokens.len() as u32 - 1;
         if scheduled.draws {
             self.drawing.push(row);
@@ -94,6 +87,30 @@ impl StepRows {
         }
         self.drawing.extend(scheduled.siblings.iter().map(|_| row));
         self.draws.extend(scheduled.siblings.iter().map(|sample| (sequence.ticket, *sample, 0)));
+        // A drafted row is a sequence of its own, on the same blocks: a step of single rows is a decode step.
+        for (draft, position) in scheduled.drafts.iter().zip(context..) {
+            self.push_rows(sequence, position, &[*draft]);
+            self.drawing.push(self.tokens.len() as u32 - 1);
+            let after = (position + 1 - context) as u32;
+            self.draws.push((sequence.ticket, sequence.sample, sequence.next_position() + after));
+            self.has_drafts = true;
+        }
+    }
+
+    /// Rows of `tokens` at positions from `first` on.
+    fn push_rows(&mut self, sequence: &Sequence, first: usize, tokens: &[u32]) {
+        let context = first + tokens.len();
+        for position in first..context {
+            let block = sequence.blocks[position / self.block_tokens].0 as usize;
+            self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
+            self.positions.push(position as u32);
+        }
+        self.tokens.extend_from_slice(tokens);
+        self.offsets.push(self.tokens.len() as u32);
+        self.contexts.push(context as u32);
+        self.n_positions = self.n_positions.max(context);
+        self.tables.extend(sequence.blocks.iter().map(|block| block.0));
+        self.tables.resize(self.contexts.len() * self.table_width, 0);
     }
 
     pub fn shape(&self) -> StepShape {
@@ -106,6 +123,7 @@ impl StepRows {
             has_splits: self.n_partials > 0,
             has_states: !self.state_slots.is_empty(),
             drawn: self.drawing.len(),
+            has_drafts: self.has_drafts,
         }
     }
 
@@ -123,9 +141,12 @@ impl StepRows {
         let n_common = |(a, b): (&[u32], &[u32])| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let tables: Vec<&[u32]> = self.tables.chunks_exact(self.table_width).collect();
         let pairs = tables.iter().copied().zip(tables.iter().copied().skip(1));
-        // Keys that a sequence has in common with the next.
-        let shared: Vec<usize> =
-            pairs.map(|pair| n_common(pair) * self.block_tokens / GROUPED_KEYS * GROUPED_KEYS).collect();
+        // Keys that a sequence has in common with the next. Rows of one sequence have all blocks in common, and the keys of
+        // the shorter one.
+        let in_blocks = pairs.map(|pair| n_common(pair) * self.block_tokens);
+        let shorter = self.contexts.windows(2).map(|pair| pair[0].min(pair[1]) as usize);
+        let shared = in_blocks.zip(shorter).map(|(keys, shorter)| keys.min(shorter));
+        let shared: Vec<usize> = shared.map(|keys| keys / GROUPED_KEYS * GROUPED_KEYS).collect();
         let longest = self.contexts.iter().copied().max().unwrap_or(0) as usize;
         for first_key in (0..longest).step_by(SPLIT_KEYS) {
             let has_keys = |s: usize| self.contexts.get(s).is_some_and(|n| *n as usize > first_key);
@@ -262,7 +283,8 @@ impl<'a> StepInputs<'a> {
         let [list, tokens, positions, slots, offsets, contexts, tables, parts @ ..] = parts;
         let [first_partials, state_slots, drawing] = parts;
         let partials = shape.has_splits.then_some(partials);
-        let groups = Groups { list, max_members: shape.max_members, first_partials, partials };
+        let (max_members, reads_new_keys) = (shape.max_members, shape.has_drafts);
+        let groups = Groups { list, max_members, first_partials, partials, reads_new_keys };
         let groups = (list.len() > 0).then_some(groups);
         let sequences = paged::Sequences { offsets, contexts, tables, groups };
         StepInputs { tokens, positions, slots, sequences, state_slots, drawing }

@@ -1,6 +1,6 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, ScheduledRows, Scheduler};
+use super::scheduler::{Capacity, ScheduledRows, ScheduledStep, Scheduler};
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
@@ -33,6 +33,29 @@ struct Turns {
 }
 
 const ONE_TURN: Turns = Turns { n: 1, delay: |_| 0 };
+
+/// When the tokens of a step are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reading {
+    AtOnce,
+    /// After the next step was planned.
+    Ahead,
+    /// At once, and the steps have drafts of which every so many tokens is wrong.
+    Drafting(usize),
+}
+
+const READINGS: [Reading; 4] =
+    [Reading::AtOnce, Reading::Ahead, Reading::Drafting(1000), Reading::Drafting(3)];
+
+/// The next tokens of a sequence, except that each whose index divides by `wrong_every` is another one.
+fn draft_tokens(sequence: &Sequence, n: usize, wrong_every: usize) -> Vec<u32> {
+    let mut tokens = sequence.tokens.clone();
+    for _ in 0..n {
+        let is_wrong = tokens.len().is_multiple_of(wrong_every);
+        tokens.push(next_token(&tokens, sequence.sample) + u32::from(is_wrong));
+    }
+    tokens.split_off(sequence.tokens.len())
+}
 
 /// What the policy is given after a turn.
 fn given(ticket: u64, sample: u32, turn: usize) -> Vec<u32> {
@@ -89,19 +112,49 @@ fn run_rows(
         assert_eq!(rows.draws, past.len() == s.tokens.len());
         tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
         tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
+        let mut past = past;
+        for draft in &rows.drafts {
+            let block = s.blocks[past.len() / BLOCK_TOKENS];
+            cache[block.0 as usize][past.len() % BLOCK_TOKENS] = *draft;
+            past.push(*draft);
+            tokens.push(next_token(&past, s.sample));
+        }
     }
     tokens
 }
 
+/// The rows of the next step, with drafts where these are read.
+fn plan(scheduler: &mut Scheduler, reading: Reading) -> ScheduledStep {
+    let mut step = scheduler.plan();
+    if let Reading::Drafting(wrong_every) = reading {
+        let n_free = scheduler.n_free_blocks();
+        let drafts: Vec<Vec<u32>> =
+            step.decoding(scheduler.running()).map(|s| draft_tokens(s, 7, wrong_every)).collect();
+        scheduler.add_drafts(&mut step, 20, drafts);
+        assert!(scheduler.n_free_blocks() <= n_free, "drafts take no block from a sequence");
+    }
+    step
+}
+
+/// Gives back what was taken for drafts, and checks that nothing of them is left.
+fn settle(scheduler: &mut Scheduler, reading: Reading, drafted: &[UnreadToken]) {
+    for token in drafted {
+        scheduler.release_unused_blocks(token.ticket, token.sample);
+    }
+    for s in scheduler.running().iter().filter(|_| reading != Reading::Ahead) {
+        let n_used = s.n_cached.div_ceil(BLOCK_TOKENS).max(s.n_prompt.div_ceil(BLOCK_TOKENS));
+        assert!(s.blocks.len() <= n_used, "blocks of drafts were not given back");
+    }
+}
+
 /// Runs requests to the end; every row reads its whole past through its blocks, so a block lost, shared when written,
-/// or not copied shows as a wrong response or a failed check. `ahead`: a step is planned before the last one's tokens are
-/// read.
+/// or not copied shows as a wrong response or a failed check.
 fn simulate(
     n_blocks: usize,
     max_rows: usize,
     max_sequences: usize,
     requests: &[Request],
-    (ahead, turns): (bool, Turns),
+    (reading, turns): (Reading, Turns),
 ) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
     let capacity =
@@ -119,7 +172,7 @@ fn simulate(
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
         answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
-        let step = scheduler.plan();
+        let step = plan(&mut scheduler, reading);
         let is_working = !step.rows.is_empty() || !unread.is_empty();
         assert!(
             is_working || !answers.is_empty() || scheduler.is_idle(),
@@ -135,15 +188,16 @@ fn simulate(
             None => token,
         };
         let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
-        outcome.n_rows += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
-        assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
+        let n_rows = step.rows.iter().map(|rows| rows.n_rows + rows.drafts.len()).sum::<usize>();
+        outcome.n_rows += n_rows;
+        assert!(n_rows <= max_rows);
         let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
         assert!(step.rows.is_sorted_by_key(ticket), "the rows of a request do not stand side by side");
         let drawn = scheduler.advance(&step.rows);
         assert_eq!(drawn.len(), tokens.len());
         assert!(drawn.len() <= max_draws);
         let mut read = std::mem::replace(&mut unread, drawn.into_iter().zip(tokens).collect());
-        if !ahead {
+        if reading != Reading::Ahead {
             read.append(&mut unread);
         }
         let finish = |s: &Sequence, r: &Request| {
@@ -151,7 +205,12 @@ fn simulate(
             let is_over = s.sampled.len() >= r.max_tokens || r.stops.contains(&last);
             is_over.then_some(FinishReason::LengthLimit)
         };
+        let drafted: Vec<UnreadToken> =
+            read.iter().map(|(token, _)| *token).filter(|t| t.draft.is_some()).collect();
         for (unread_token, token) in read {
+            if unread_token.draft.is_some_and(|draft| !scheduler.confirm(unread_token, draft)) {
+                continue;
+            }
             let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
             if let Some(turn) = scheduler.receive(unread_token, sampled, finish) {
                 let response = turn.tokens.iter().map(|t| t.token).collect();
@@ -162,6 +221,7 @@ fn simulate(
                 }
             }
         }
+        settle(&mut scheduler, reading, &drafted);
     }
     outcome.n_preemptions = scheduler.n_preemptions();
     assert_eq!(scheduler.n_free_blocks(), n_blocks, "memory was not given back");
@@ -211,11 +271,12 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
     let mut some_preempted = false;
     for n_blocks in [9, 10, 13, 20, 37, 200] {
         for max_rows in [1, 3, 7, 64, 1000] {
-            for (max_sequences, ahead) in [1, 2, 5, 100].into_iter().flat_map(|n| [(n, false), (n, true)]) {
-                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, (ahead, ONE_TURN));
+            for (max_sequences, reading) in [1, 2, 5, 100].into_iter().flat_map(|n| READINGS.map(|r| (n, r)))
+            {
+                let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, (reading, ONE_TURN));
                 assert_eq!(
                     outcome.responses, wanted,
-                    "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                    "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, {reading:?}"
                 );
                 some_preempted |= outcome.n_preemptions > 0;
             }
@@ -227,7 +288,8 @@ fn responses_do_not_depend_on_memory_rows_or_seats() {
 #[test]
 fn a_prompt_is_computed_once_for_all_its_samples() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
-    let outcome = simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], (false, ONE_TURN));
+    let outcome =
+        simulate(200, 1000, 100, &[request(n_prompt, n_samples, max_tokens)], (Reading::AtOnce, ONE_TURN));
     // Then everyone runs all but the last sampled token.
     assert_eq!(outcome.n_rows, n_prompt + n_samples as usize * (max_tokens - 1));
 }
@@ -235,12 +297,12 @@ fn a_prompt_is_computed_once_for_all_its_samples() {
 #[test]
 fn requests_of_one_sample_all_start_in_the_first_step() {
     let requests: Vec<Request> = (0..50).map(|_| request(6, 1, 4)).collect();
-    assert_eq!(simulate(500, 1000, 100, &requests, (false, ONE_TURN)).n_steps, 4);
+    assert_eq!(simulate(500, 1000, 100, &requests, (Reading::AtOnce, ONE_TURN)).n_steps, 4);
 }
 
 #[test]
 fn a_sequence_that_fills_the_whole_cache_finishes() {
-    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], (true, ONE_TURN));
+    let outcome = simulate(6, 64, 8, &[request(10, 3, 15)], (Reading::Ahead, ONE_TURN));
     assert_eq!(outcome.responses, expected(&[request(10, 3, 15)], 1));
 }
 
@@ -257,12 +319,12 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
     for n_blocks in [15, 16, 24, 60, 300] {
         for max_rows in [1, 5, 1000] {
             for max_sequences in [1, 3, 100] {
-                for (ahead, delay) in delays.into_iter().flat_map(|delay| [(false, delay), (true, delay)]) {
-                    let turns = (ahead, Turns { n: 4, delay });
+                for (reading, delay) in delays.into_iter().flat_map(|delay| READINGS.map(|r| (r, delay))) {
+                    let turns = (reading, Turns { n: 4, delay });
                     let outcome = simulate(n_blocks, max_rows, max_sequences, &requests, turns);
                     assert_eq!(
                         outcome.responses, wanted,
-                        "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                        "{n_blocks} blocks, {max_rows} rows, {max_sequences} seats, {reading:?}"
                     );
                     some_preempted |= outcome.n_preemptions > 0;
                 }
@@ -276,9 +338,21 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
 fn a_turn_computes_the_new_tokens_alone() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
     let requests = [request(n_prompt, n_samples, max_tokens)];
-    let outcome = simulate(300, 1000, 100, &requests, (false, Turns { n: 3, delay: |n| n as usize % 4 }));
+    let outcome =
+        simulate(300, 1000, 100, &requests, (Reading::AtOnce, Turns { n: 3, delay: |n| n as usize % 4 }));
     let n_given: usize = (0..n_samples).flat_map(|s| [1, 2].map(|turn| given(0, s, turn).len())).sum();
     // The last token of a turn is run with the tokens that follow it, the last of the response never.
     let n_sampled = n_samples as usize * (3 * max_tokens - 1);
     assert_eq!(outcome.n_rows, n_prompt + n_given + n_sampled);
+}
+
+#[test]
+fn right_drafts_save_steps_and_wrong_ones_cost_none() {
+    let requests = [request(9, 2, 64)];
+    let run = |reading| simulate(200, 1000, 100, &requests, (reading, ONE_TURN)).n_steps;
+    let plain = run(Reading::AtOnce);
+    assert_eq!(plain, 64);
+    // The first step ends the prompt; each of the others draws up to eight tokens.
+    assert_eq!(run(Reading::Drafting(1000)), 1 + 63_usize.div_ceil(8));
+    assert_eq!(run(Reading::Drafting(1)), plain);
 }

@@ -117,6 +117,9 @@ pub struct Groups<'a> {
     pub first_partials: View<'a, u32>,
     /// Where a sequence has several splits.
     pub partials: Option<&'a Partials>,
+    /// Whether a sequence reads keys that another stores in this call, as rows of one sequence do. All keys are stored
+    /// before any is read then.
+    pub reads_new_keys: bool,
 }
 
 /// GPU memory for the results of splits, until they are combined. A call writes what it reads.

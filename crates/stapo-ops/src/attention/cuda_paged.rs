@@ -57,6 +57,7 @@ pub(super) struct GroupedCall {
     pub max_members: usize,
     pub first_partials: Slice,
     pub partials: Option<Slice>,
+    pub reads_new_keys: bool,
 }
 
 impl GroupedCall {
@@ -66,6 +67,7 @@ impl GroupedCall {
             max_members: groups.max_members,
             first_partials: groups.first_partials.cuda(),
             partials: groups.partials.map(|partials| partials.rows.view().cuda()),
+            reads_new_keys: groups.reads_new_keys,
         }
     }
 }
@@ -90,6 +92,11 @@ impl PagedCall {
             groups: groups.map(GroupedCall::new),
             out: out.cuda(),
         }
+    }
+
+    /// Whether keys that this call stores are read by other sequences of it.
+    pub(crate) fn reads_new_keys(&self) -> bool {
+        self.groups.is_some_and(|groups| groups.reads_new_keys)
     }
 
     /// Writes the tokens' keys and values into the cache.

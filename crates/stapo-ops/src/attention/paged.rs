@@ -82,10 +82,13 @@ pub fn forward<T: Float>(
     if let Backend::Cuda(cuda) = device.backend() {
         check(op, "slots", slots.len(), dims.tokens);
         let call = PagedCall::new(dims, slots, cache, sequences, &out);
-        if cuda_decode::fits(cuda, &call, qkv.cuda()) {
+        let is_decode = cuda_decode::fits(cuda, &call, qkv.cuda());
+        if !is_decode || call.reads_new_keys() {
+            call.store(cuda, qkv.cuda());
+        }
+        if is_decode {
             cuda_decode::run(cuda, &call, qkv.cuda(), None);
         } else {
-            call.store(cuda, qkv.cuda());
             call.attend(cuda, qkv.cuda());
         }
         return;

@@ -37,7 +37,8 @@ pub fn forward<T: Float>(
         check(op, "positions", positions.len(), dims.tokens);
         check(op, "slots", slots.len(), dims.tokens);
         let call = PagedCall::new(dims, slots, cache, sequences, &out);
-        if fits(cuda, &call, raw.cuda()) && rotates_heads(table, norm) {
+        // The kernel stores a key while it attends, which is too late for another sequence that reads it.
+        if fits(cuda, &call, raw.cuda()) && rotates_heads(table, norm) && !call.reads_new_keys() {
             return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
         }
     }

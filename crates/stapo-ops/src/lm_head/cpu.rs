@@ -1,4 +1,4 @@
-use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads, row};
+use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads, Targets, row};
 use crate::cpu::simd::{Kernel, Lanes};
 use crate::cpu::{Cpu, Shared, with_scratch};
 use crate::{Float, ViewMut, Weight, Write, matmul};
@@ -45,12 +45,13 @@ pub(crate) fn forward<E: Float>(
     dims: Dims,
     hidden: &[E],
     weight: &Weight<E>,
-    targets: &[u32],
+    targets: Targets<'_>,
     scores: HeadScores<'_, E>,
     alternatives: Option<Alternatives<'_, E>>,
 ) {
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
+    let (ids, kept) = (targets.ids.host(), targets.kept);
     let HeadScores { logp, entropy, collision, lse, slopes } = scores;
     let scores = [logp, entropy, collision, lse].map(|x| Shared::new(x.into_host()));
     let mut slopes = slopes.map(ViewMut::into_host);
@@ -71,12 +72,17 @@ pub(crate) fn forward<E: Float>(
                     (scores.map(|x| &mut x.range(t..t + 1)[0]), best)
                 };
                 let [logp, entropy, collision, lse] = numbers;
-                let target = targets[t] as usize;
+                let target = ids[t] as usize;
+                let kept = kept.map(|kept| kept.row(t));
+                if let Some(kept) = kept {
+                    row::keep_only(logits, kept);
+                }
                 let numbers = [logp, &mut *entropy, collision, &mut *lse];
                 cpu.dispatch(Score { logits, inv_temperature, target, numbers, best });
                 if has_slopes {
                     let (saved, d) = ((*lse, *entropy), (E::from_f64(1.0), E::ZERO));
-                    cpu.dispatch(Gradient { logits, rule: dims.rule, inv_temperature, target, saved, d });
+                    let of = (dims.rule, inv_temperature);
+                    cpu.dispatch(Gradient { logits, of, target, kept, saved, d });
                 }
             }
         });
@@ -156,7 +162,8 @@ pub(crate) fn backward<E: Float>(
     });
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let inv_temperature = E::from_f64(1.0 / dims.temperature);
-    let (targets, lse, entropy) = (grads.targets.host(), grads.lse.host(), grads.entropy.host());
+    let (targets, kept) = (grads.targets.ids.host(), grads.targets.kept);
+    let (lse, entropy) = (grads.lse.host(), grads.entropy.host());
     let (d_logp, d_entropy) = (grads.d_logp.host(), grads.d_entropy.host());
     for_chunks(cpu, (dims.tokens, dims.rule), hidden, weight, |start, n, logits| {
         let shared = Shared::new(logits);
@@ -166,8 +173,12 @@ pub(crate) fn backward<E: Float>(
                 // SAFETY: each task has its own rows.
                 let logits = unsafe { shared.range(r * vocab..(r + 1) * vocab) };
                 let (saved, d) = ((lse[t], entropy[t]), (d_logp[t], d_entropy[t]));
-                let (rule, target) = (dims.rule, targets[t] as usize);
-                cpu.dispatch(Gradient { logits, rule, inv_temperature, target, saved, d });
+                let (of, target) = ((dims.rule, inv_temperature), targets[t] as usize);
+                let kept = kept.map(|kept| kept.row(t));
+                if let Some(kept) = kept {
+                    row::keep_only(logits, kept);
+                }
+                cpu.dispatch(Gradient { logits, of, target, kept, saved, d });
             }
         });
         let rows = start * width..(start + n) * width;
@@ -183,9 +194,11 @@ pub(crate) fn backward<E: Float>(
 /// Turns the logits of one token into the gradient of the products that they were made from.
 struct Gradient<'a, E> {
     logits: &'a mut [E],
-    rule: LogitRule,
-    inv_temperature: E,
+    /// The rule and the inverse of the temperature.
+    of: (LogitRule, E),
     target: usize,
+    /// Tokens outside of which the logits are minus infinity.
+    kept: Option<&'a [u32]>,
     /// lse, entropy.
     saved: (E, E),
     /// d_logp, d_entropy.
@@ -195,7 +208,10 @@ struct Gradient<'a, E> {
 impl<E: Float> Kernel<E> for Gradient<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        let of_products = (self.rule, self.inv_temperature);
-        row::gradient(l, self.logits, of_products, self.target, self.saved, self.d);
+        row::gradient(l, self.logits, self.of, self.target, self.saved, self.d);
+        // The slope of a capped logit of minus infinity is not finite.
+        if let Some(kept) = self.kept.filter(|_| !self.of.0.is_plain()) {
+            row::fill_others(self.logits, kept, E::ZERO);
+        }
     }
 }

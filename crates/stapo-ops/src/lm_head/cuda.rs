@@ -184,7 +184,7 @@ pub(super) fn backward<T: Float>(
         };
         let numbers = numbers.map(|x| Some(x.part(start, n)));
         let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };
-        let targets = grads.targets.cuda();
+        let targets = grads.targets.ids.cuda();
         let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, chunk, to.d_hidden.cuda());
         if let Some((d_weight, write)) = &mut d_weight {
             let write = std::mem::replace(write, Write::Add);

@@ -90,6 +90,21 @@ pub(crate) fn best<E: Real>(
     }
 }
 
+/// Sets the logits of all tokens but these, in ascending order, to minus infinity.
+pub(crate) fn keep_only<E: Real>(logits: &mut [E], kept: &[u32]) {
+    fill_others(logits, kept, E::NEG_INFINITY);
+}
+
+/// Sets all entries but these, in ascending order, to a value.
+pub(crate) fn fill_others<E: Real>(row: &mut [E], kept: &[u32], value: E) {
+    let mut start = 0;
+    for id in kept {
+        row[start..*id as usize].fill(value);
+        start = *id as usize + 1;
+    }
+    row[start..].fill(value);
+}
+
 /// Turns products into logits.
 #[inline(always)]
 pub(crate) fn apply<L: Lanes>(l: L, logits: &mut [L::E], rule: LogitRule) {

@@ -69,7 +69,7 @@ impl Case {
         let mut d_hidden = device.zeros(hidden.len()).unwrap();
         let mut d_weight = upload(device, before);
         let grads = ScoreGrads {
-            targets: targets.view(),
+            targets: targets.view().into(),
             lse: lse.view(),
             entropy: entropy.view(),
             d_logp: d_logp.view(),

@@ -12,6 +12,7 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, 
     let numbers = [drawn.logp, drawn.entropy].map(|x| Shared::new(x.into_host()));
     let best =
         drawn.alternatives.map(|a| (a.n, Shared::new(a.ids.into_host()), Shared::new(a.logp.into_host())));
+    let kept = drawn.kept.map(|kept| (kept.n, Shared::new(kept.ids.into_host())));
     for_chunks(cpu, (tokens, from.rule), from.hidden.host(), from.head, |start, n, logits| {
         let logits = Shared::new(logits);
         cpu.rows(n, 8 * vocab, |rows| {
@@ -19,7 +20,7 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, 
                 for r in rows {
                     let t = start + r;
                     // SAFETY: each task has its own tokens, of all outputs and of the logits.
-                    let (logits, id, numbers, best) = unsafe {
+                    let (logits, id, numbers, best, kept) = unsafe {
                         let best = best.map(|(n, ids, logp)| {
                             (ids.range(t * n..(t + 1) * n), logp.range(t * n..(t + 1) * n))
                         });
@@ -29,9 +30,11 @@ pub(crate) fn forward<E: Float>(cpu: &Cpu, rule: SamplingRule, from: Inputs<'_, 
                             &mut ids.range(t..t + 1)[0],
                             numbers,
                             best,
+                            kept.map(|(n, ids)| ids.range(t * n..(t + 1) * n)),
                         )
                     };
-                    cpu.dispatch(Draw { logits, weights, rule, uniform: uniforms[t], id, numbers, best });
+                    let uniform = uniforms[t];
+                    cpu.dispatch(Draw { logits, weights, rule, uniform, id, numbers, best, kept });
                 }
             });
         });
@@ -49,6 +52,7 @@ struct Draw<'a, E> {
     /// logp, entropy.
     numbers: [&'a mut E; 2],
     best: Option<(&'a mut [u32], &'a mut [E])>,
+    kept: Option<&'a mut [u32]>,
 }
 
 impl<E: Float> Kernel<E> for Draw<'_, E> {
@@ -59,17 +63,32 @@ impl<E: Float> Kernel<E> for Draw<'_, E> {
         if let Some((ids, logp)) = self.best {
             row::best(self.logits, &stats, inv_temperature, ids, logp);
         }
-        let id = match self.rule {
-            SamplingRule::Greedy => first_largest(self.logits),
+        let filtered = match self.rule {
+            SamplingRule::Greedy => None,
             SamplingRule::Draw { filter, .. } => {
-                match filter::keep(l, self.logits, self.weights, &stats, inv_temperature, filter) {
-                    None => draw_all(l, self.logits, &stats, inv_temperature, self.uniform),
-                    Some(kept) => kept.draw(self.uniform),
-                }
+                filter::keep(l, self.logits, self.weights, &stats, inv_temperature, filter)
             }
+        };
+        let id = match (self.rule, &filtered) {
+            (SamplingRule::Greedy, _) => first_largest(self.logits),
+            (_, None) => draw_all(l, self.logits, &stats, inv_temperature, self.uniform),
+            (_, Some(kept)) => kept.draw(self.uniform),
         };
         *self.id = id as u32;
         let [logp, entropy] = self.numbers;
+        let stats = match self.kept {
+            None => stats,
+            Some(ids) => {
+                let n = match filtered {
+                    Some(kept) => kept.write_ids(ids),
+                    None => filter::write_all(self.logits.len(), ids),
+                };
+                // The row that training makes of the same tokens.
+                self.weights.copy_from_slice(self.logits);
+                row::keep_only(self.weights, &ids[..n]);
+                row::stats(l, self.weights, inv_temperature)
+            }
+        };
         *logp = stats.logp(self.logits[id], inv_temperature);
         *entropy = stats.entropy;
     }

@@ -14,6 +14,15 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Writes the ids. Returns their number.
+    pub(super) fn write_ids(&self, ids: &mut [u32]) -> usize {
+        let n = self.tokens.len();
+        assert!(n <= ids.len(), "sampling::forward: room for {} kept tokens, {n} were kept", ids.len());
+        ids.fill(u32::MAX);
+        ids.iter_mut().zip(&self.tokens).for_each(|(to, (id, _))| *to = *id);
+        n
+    }
+
     /// Draws by inverse transform.
     pub(super) fn draw(&self, uniform: f64) -> usize {
         let total: f64 = self.tokens.iter().map(|(_, weight)| weight).sum();
@@ -26,6 +35,14 @@ impl Kept {
         // By rounding the goal may lie beyond the last token, which is drawn then.
         chosen.or(self.tokens.last()).map_or(0, |(id, _)| *id as usize)
     }
+}
+
+/// Writes the ids of all `n` tokens. Returns their number.
+pub(super) fn write_all(n: usize, ids: &mut [u32]) -> usize {
+    assert!(n <= ids.len(), "sampling::forward: room for {} kept tokens, {n} were kept", ids.len());
+    ids.fill(u32::MAX);
+    ids.iter_mut().zip(0..n as u32).for_each(|(to, id)| *to = id);
+    n
 }
 
 /// `None` when the filter keeps every token. Fills `weights` with `exp(logit / temperature - top)`.

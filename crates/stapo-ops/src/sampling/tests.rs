@@ -20,8 +20,13 @@ fn draws(
     let hidden = upload(device, &logits.repeat(tokens));
     let mut ids = device.zeros(tokens).unwrap();
     let [mut logp, mut entropy] = [(); 2].map(|()| device.zeros(tokens).unwrap());
-    let drawn =
-        Drawn { ids: ids.view_mut(), logp: logp.view_mut(), entropy: entropy.view_mut(), alternatives: None };
+    let drawn = Drawn {
+        ids: ids.view_mut(),
+        logp: logp.view_mut(),
+        entropy: entropy.view_mut(),
+        alternatives: None,
+        kept: None,
+    };
     let uniforms = upload(device, uniforms);
     let head = identity(device, vocab);
     let mut logits = Logits::new(device, vocab, tokens).unwrap();
@@ -93,6 +98,7 @@ fn numbers_are_those_of_training_bit_for_bit() {
             logp: logp.view_mut(),
             entropy: entropy.view_mut(),
             alternatives: None,
+            kept: None,
         };
         let uniforms = upload(&device, &uniforms(tokens as u32));
         let mut logits = Logits::new(&device, w.shape().outputs, tokens).unwrap();

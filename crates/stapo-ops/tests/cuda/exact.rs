@@ -61,6 +61,7 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                     max_members: 1,
                     first_partials: first.view(),
                     partials: (n_splits > 1).then_some(&partials),
+                    reads_new_keys: false,
                 };
                 let sequences = paged::Sequences {
                     offsets: offsets.view(),
@@ -196,6 +197,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     max_members,
                     first_partials: first_partials.view(),
                     partials: Some(&partials),
+                    reads_new_keys: false,
                 }),
             };
             let call =
@@ -288,6 +290,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             max_members: 1,
             first_partials: first_partials.view(),
             partials: Some(&partials),
+            reads_new_keys: false,
         }));
         let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
@@ -420,7 +423,7 @@ fn gradients_of_the_head_on_cuda_do_not_depend_on_kept_logits() {
         let last = lm_head::forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
         let last = if keeps { last } else { lm_head::LastLogits::default() };
         let grads = lm_head::ScoreGrads {
-            targets: targets.view(),
+            targets: targets.view().into(),
             lse: lse.view(),
             entropy: entropy.view(),
             d_logp: d_logp.view(),

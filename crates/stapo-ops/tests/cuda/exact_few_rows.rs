@@ -106,6 +106,7 @@ fn draws_by_a_cluster_on_cuda_give_the_bits_of_draws_by_a_block() {
                 logp: logp.view_mut(),
                 entropy: entropy.view_mut(),
                 alternatives: (n_best > 0).then_some(alternatives),
+                kept: None,
             };
             let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();
             let from = sampling::Inputs {

@@ -326,7 +326,7 @@ pub(super) fn scores(
     let mut d_hidden = empty(device, tokens * width);
     let mut d_w = upload(device, &vec![0.0; vocab * width]);
     let grads = lm_head::ScoreGrads {
-        targets: targets.view(),
+        targets: targets.view().into(),
         lse: out[3].view(),
         entropy: out[1].view(),
         d_logp: d_logp.view(),
@@ -378,6 +378,7 @@ fn draw(
         logp: logp.view_mut(),
         entropy: entropy.view_mut(),
         alternatives: None,
+        kept: None,
     };
     let uniforms = upload(device, &uniforms);
     let mut logits = sampling::Logits::new(device, vocab, tokens).unwrap();

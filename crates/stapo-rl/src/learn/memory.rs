@@ -3,24 +3,47 @@
 
 use crate::error::Result;
 use crate::learn::learner::Accumulated;
-use crate::plan::config::{GradientSum, Plan};
-use crate::plan::memory::{CPU_KV_BYTES, MemoryPlan};
+use crate::learn::teacher::check_vocabulary;
+use crate::plan::config::{GradientSum, ModelSource, Plan};
+use crate::plan::memory::{CPU_KV_BYTES, MemoryPlan, draft_kv_bytes};
+use crate::policy::loaded::LoadedModel;
 use crate::ranks::Ranks;
 use stapo_model::decoder::{GradientSums, Gradients, Pass, Policy};
 use stapo_model::generate::EngineMemory;
-use stapo_model::{Region, Tenant};
+use stapo_model::{Device, Region, Tenant};
 
 /// The memory that responses are sampled in.
 pub struct SamplingMemory {
     pub engine: EngineMemory,
     /// For keys and values.
     pub kv_bytes: usize,
+    pub drafter: Option<Drafter>,
+}
+
+/// A model that drafts, and the memory in which it does.
+pub struct Drafter {
+    pub policy: Box<Policy>,
+    pub engine: EngineMemory,
+    pub kv_bytes: usize,
+}
+
+impl Drafter {
+    /// The model of `rollout.draft`, which drafts for `model`.
+    pub fn open(plan: &Plan, model: &LoadedModel, device: &Device) -> Result<Option<Self>> {
+        let Some(name) = &plan.config.rollout.draft else { return Ok(None) };
+        let mut draft = LoadedModel::open(&ModelSource::named(name), &device.read_only())?;
+        draft.policy.fit_longest(plan.longest_sequence());
+        let remedy = "drafts are tokens of the policy: take a smaller model of the same family";
+        check_vocabulary(model, &draft, ("rollout.draft", remedy))?;
+        let kv_bytes = draft_kv_bytes(plan, draft.policy.config(), device.compute_bytes()) as usize;
+        Ok(Some(Self { policy: Box::new(draft.policy), engine: EngineMemory::new(), kv_bytes }))
+    }
 }
 
 impl SamplingMemory {
     /// Memory outside of any plan, for a few responses at a time.
     pub fn small() -> Self {
-        Self { engine: EngineMemory::new(), kv_bytes: CPU_KV_BYTES as usize }
+        Self { engine: EngineMemory::new(), kv_bytes: CPU_KV_BYTES as usize, drafter: None }
     }
 }
 
@@ -45,7 +68,7 @@ impl RunMemory {
         let kv_bytes = planned.kv_bytes as usize;
         let recompute = planned.recompute;
         let Some(region) = device.region(planned.region_bytes() as usize)? else {
-            let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes };
+            let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes, drafter: None };
             let pass = Pass::training(policy, recompute)?;
             let gradients = match plan.sum() {
                 GradientSum::Microbatches => Accumulated::ByOwner(GradientSums::new(policy, device, ranks)?),
@@ -63,8 +86,13 @@ impl RunMemory {
         };
         let n_tokens = plan.config.update.microbatch_tokens;
         let pass = Pass::training_in(policy, &memory, recompute, n_tokens)?;
-        let sampling = SamplingMemory { engine, kv_bytes };
+        let sampling = SamplingMemory { engine, kv_bytes, drafter: None };
         Ok((Self { planned, region: Some(region), sampling, pass }, gradients))
+    }
+
+    /// Samples with a model that drafts.
+    pub fn draft_with(&mut self, drafter: Option<Drafter>) {
+        self.sampling.drafter = drafter;
     }
 
     /// Begins to sample.

@@ -31,7 +31,9 @@ impl Teacher {
         let Some(source) = source.model() else { return Ok(None) };
         let mut teacher = LoadedModel::open(&source, &device.read_only())?;
         teacher.policy.fit_longest(plan.longest_sequence());
-        check_vocabulary(model, &teacher)?;
+        let remedy =
+            "distillation compares probabilities of the same tokens: take a teacher of the same family";
+        check_vocabulary(model, &teacher, ("teacher", remedy))?;
         Ok(Some(Teacher::Model(Box::new(teacher.policy))))
     }
 
@@ -95,13 +97,13 @@ fn solved_prompt(
     model.prompting(&plan.style)?.tokens(&Problem { prompt, ..problem.clone() })
 }
 
-/// Refuses a teacher whose tokens are not those of the student: its log-probs would be of other texts.
-fn check_vocabulary(student: &LoadedModel, teacher: &LoadedModel) -> Result<()> {
-    let refuse = |problem| {
-        let remedy =
-            "distillation compares probabilities of the same tokens: take a teacher of the same family";
-        Err(Error::Misfit { key: "teacher", problem, remedy })
-    };
+/// Refuses a model under `key` whose tokens are not those of the policy: its log-probs would be of other texts.
+pub(super) fn check_vocabulary(
+    student: &LoadedModel,
+    teacher: &LoadedModel,
+    (key, remedy): (&'static str, &'static str),
+) -> Result<()> {
+    let refuse = |problem| Err(Error::Misfit { key, problem, remedy });
     let n_student = student.policy.config().vocabulary;
     let n_teacher = teacher.policy.config().vocabulary;
     if n_student != n_teacher {

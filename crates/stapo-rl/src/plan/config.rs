@@ -17,7 +17,7 @@ mod sized;
 mod sources;
 mod style;
 
-pub use auto::{KvMemory, RecomputeChoice};
+pub use auto::{KvMemory, RecomputeChoice, Speculate};
 pub use canaries::CanaryConfig;
 pub use episode::{AnswerSource, Credit, EpisodeConfig};
 pub use kind::FileKind;
@@ -132,6 +132,11 @@ pub struct RolloutConfig {
     pub truncated: Truncated,
     /// How often groups with equal rewards are replaced by groups of other problems, at most.
     pub max_redraws: usize,
+    /// Whether tokens are drafted and verified several at a time. Responses do not depend on it.
+    pub speculate: Speculate,
+    /// A smaller model with the same tokens that drafts where no text does; none where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
     /// Reward shaping for long responses; none where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
@@ -373,6 +378,8 @@ impl Default for RolloutConfig {
             stop: Vec::new(),
             truncated: Truncated::Keep,
             max_redraws: 0,
+            speculate: Speculate::Auto,
+            draft: None,
             overlong: None,
             lengths: None,
             source: None,

@@ -9,7 +9,7 @@ use crate::policy::found::FoundModel;
 use crate::reward::{JudgeReading, JudgeSpec};
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
-use stapo_model::generate::EngineSettings;
+use stapo_model::generate::{EngineSettings, MODEL_DRAFT_ROWS};
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
 
@@ -175,9 +175,24 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let reference = needs_copy.then(|| reference.clone());
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
     let judge = plan.judge().map(|judge| ModelSource::named(&judge.model));
-    let roles = [("reference", reference), ("teacher", teacher), (JUDGE, judge)];
+    let draft = plan.config.rollout.draft.as_deref().map(ModelSource::named);
+    let roles = [("reference", reference), ("teacher", teacher), (JUDGE, judge), (DRAFT, draft)];
     let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
     named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
+}
+
+/// The role of the model that drafts tokens.
+pub const DRAFT: &str = "draft";
+/// Sequences of a drafting model for which there are keys and values, the most that are drafted for at once, and the most bytes
+/// of these on a GPU.
+const DRAFT_SEQUENCES: u64 = 32;
+const MAX_DRAFT_KV_BYTES: u64 = 2 << 30;
+
+/// Keys and values of a model that drafts.
+pub fn draft_kv_bytes(plan: &Plan, model: &ModelConfig, n_bytes: usize) -> u64 {
+    let n_tokens = plan.longest_sequence() + GPU_BLOCK_TOKENS;
+    let sequence = (n_tokens * n_bytes) as u64 * model.kv_numbers_per_token();
+    (DRAFT_SEQUENCES * sequence).min(MAX_DRAFT_KV_BYTES).max(2 * sequence)
 }
 
 /// The role of the model that judges responses.
@@ -260,6 +275,10 @@ impl Needs<'_> {
             name: "judge's work",
             bytes: self.judge_bytes(model, spec),
         }));
+        let draft = frozen.iter().find(|(name, _)| *name == DRAFT);
+        parts.extend(
+            draft.map(|(_, model)| MemoryPart { name: "draft's work", bytes: self.draft_bytes(model) }),
+        );
         if self.device != DeviceName::Cpu {
             // Rows of logits and of their gradient, 6 bytes per entry.
             let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
@@ -273,7 +292,7 @@ impl Needs<'_> {
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.microbatch_tokens();
-        let scoring = frozen.iter().filter(|(name, _)| *name != JUDGE);
+        let scoring = frozen.iter().filter(|(name, _)| ![JUDGE, DRAFT].contains(name));
         let scoring = scoring.map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
@@ -292,6 +311,14 @@ impl Needs<'_> {
         let kv_bytes = if writes { kv_bytes_of_judge(spec, model, n_bytes, is_gpu) } else { 0 };
         // Rows of logits, 6 bytes per entry.
         let logits = if is_gpu { 6 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
+        self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
+    }
+
+    /// What a model that drafts takes beside its weights.
+    fn draft_bytes(&self, model: &ModelConfig) -> u64 {
+        let rows = MODEL_DRAFT_ROWS;
+        let kv_bytes = draft_kv_bytes(self.plan, model, self.device.compute_bytes());
+        let logits = if self.device == DeviceName::Cpu { 0 } else { 6 * rows * model.vocabulary };
         self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
     }
 

@@ -242,6 +242,9 @@ impl Plan {
         if let Some(source) = config.teacher.as_ref().and_then(TeacherSource::model) {
             config.teacher = Some(find(&source)?.pinned.into());
         }
+        if let Some(draft) = &mut config.rollout.draft {
+            *draft = find(&ModelSource::named(draft))?.pinned.to_string();
+        }
         // The prompt is written out too, so that the plan has every word that the judge reads.
         for judge in self.judges_mut() {
             judge.model = find(&ModelSource::named(&judge.model))?.pinned.to_string();

@@ -82,7 +82,7 @@ impl ModelJudge {
                 return refuse("verifier.model", problem, "add eos_token_id to its generation_config.json");
             }
             let kv_bytes = judge_kv_bytes(spec, model.policy.config(), device) as usize;
-            Work::Write(Box::new(SamplingMemory { engine: EngineMemory::new(), kv_bytes }))
+            Work::Write(Box::new(SamplingMemory { engine: EngineMemory::new(), kv_bytes, drafter: None }))
         };
         let work = Mutex::new(work);
         Ok(Self { spec: spec.clone(), model, template, chat, limit, work, is_readable: OnceLock::new() })

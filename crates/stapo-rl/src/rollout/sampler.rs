@@ -6,7 +6,7 @@ use super::{
     RolloutSource, Sampled, judge, scored,
 };
 use crate::error::{Error, Result};
-use crate::learn::memory::SamplingMemory;
+use crate::learn::memory::{Drafter, SamplingMemory};
 use crate::plan::config::{LongPrompts, Plan};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
@@ -49,6 +49,15 @@ struct GroupSampling {
     set: EpisodeSet,
     /// The rewards that judge a response.
     rewards: Rewards,
+}
+
+impl GroupSampling {
+    /// Counts the steps of an engine that is done, if it sampled for training.
+    fn count_steps(&self, engine: &Engine, meter: &Meter) {
+        if self.phase == Phase::Rollout {
+            meter.add_steps(engine.step_counts());
+        }
+    }
 }
 
 /// What samples: a policy in its memory, asked by a task, as one of several ranks. Each problem is sampled and judged by one
@@ -210,9 +219,13 @@ impl Sampler<'_> {
             seed: sampling.key.bits(),
             rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
             kv_bytes: self.memory.kv_bytes,
+            speculation: plan.config.rollout.speculate.into(),
             ..EngineSettings::default()
         };
         let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
+        if let Some(Drafter { policy, engine: memory, kv_bytes }) = &mut self.memory.drafter {
+            engine.draft_with(policy, memory, *kv_bytes)?;
+        }
         engine.stop_at(model.stop_texts(&plan.style)?);
         for Asked { problem_idx, problem, prompt } in asked {
             let request = Request {
@@ -248,6 +261,7 @@ impl Sampler<'_> {
         let Some(asked) = self.prompts(environment, problems, mine)? else { return Ok(Vec::new()) };
         let mut engine = self.start(&asked, sampling, plan.config.rollout.max_response_tokens)?;
         let responses = generate(&mut engine, meter, abandon)?;
+        sampling.count_steps(&engine, meter);
         let rollout = |response: Completion| {
             let Asked { problem_idx, prompt, .. } = &asked[response.ticket.0 as usize];
             let sampled: Vec<u32> = response.tokens.iter().map(|t| t.token).collect();
@@ -315,6 +329,7 @@ impl Sampler<'_> {
             }
             Ok(abandon.signal().is_none())
         })?;
+        sampling.count_steps(&engine, meter);
         ended.sort_by_key(|episode| (episode.ticket, episode.sample));
         Ok(ended.into_iter().map(judged).collect())
     }

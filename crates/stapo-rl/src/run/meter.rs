@@ -5,8 +5,9 @@ mod parts;
 pub use parts::{Part, PartTimes};
 
 use parts::Watched;
-use stapo_core::record::PhaseSeconds;
+use stapo_core::record::{DecodingRecord, PhaseSeconds};
 use stapo_model::Device;
+use stapo_model::generate::StepCounts;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -74,6 +75,7 @@ struct State {
     current: Option<(Phase, Instant)>,
     /// By phase.
     work: [Work; Phase::COUNT],
+    decoding: Option<DecodingRecord>,
     /// The parts of updates, where somebody asked for them.
     watched: Option<Watched>,
 }
@@ -112,6 +114,20 @@ impl Meter {
         let work = &mut state.work[phase as usize];
         work.n_done += n_responses as u64;
         work.n_tokens += n_tokens as u64;
+    }
+
+    /// Adds the steps of an engine that has sampled for the rollout.
+    pub fn add_steps(&self, counts: StepCounts) {
+        let mut state = self.state();
+        let decoding = state.decoding.get_or_insert_default();
+        decoding.steps += counts.n_steps;
+        decoding.drafted += counts.n_drafted;
+        decoding.accepted += counts.n_accepted;
+    }
+
+    /// How rollouts were decoded since the last call.
+    pub fn take_decoding(&self) -> Option<DecodingRecord> {
+        self.state().decoding.take()
     }
 
     /// Says which step is in progress.

@@ -22,8 +22,16 @@ const RECORDED: [&str; 5] = ["steps", "evaluation", "record", "canaries", "updat
 /// Tables in which `path` may change, as the place of an adapter may: the content of the file is part of the identity, its place is not.
 const WITH_PATHS: [&str; 6] = ["model", "reference", "teacher", "task", "data", "rollout"];
 
-const FREE: [&str; 6] =
-    ["name", "rollout.kv_mib", "update.recompute", "model.lora.base", "episode.workers", "episode.resume"];
+const FREE: [&str; 8] = [
+    "name",
+    "rollout.kv_mib",
+    "rollout.speculate",
+    "rollout.draft",
+    "update.recompute",
+    "model.lora.base",
+    "episode.workers",
+    "episode.resume",
+];
 
 impl Freedom {
     /// The freedom of a key by its path, as in `evaluation.every_steps`. A key that no list names is identity.

@@ -81,6 +81,7 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         entropy_coefficient: None,
         n_responses: Some(rolled.n_responses),
         n_sampled: Some(rolled.n_sampled),
+        decoding: None,
         reuse: reuse(learned),
         tokens_per_second: TokensPerSecond { rollout: 0.0, update: 0.0 },
         n_updates: None,

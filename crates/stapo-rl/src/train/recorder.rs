@@ -60,6 +60,7 @@ impl Recorder {
         self.tokens_total += metrics.n_sampled.unwrap_or(0) as u64;
         metrics.tokens_total = Some(self.tokens_total);
         metrics.n_updates = Some(learner.counters.n_updates);
+        metrics.decoding = trainer.meter.take_decoding();
         if let Some(chosen) = trainer.memory().chosen() {
             metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
         }

@@ -138,7 +138,10 @@ impl ModelShapes {
         let quantised = quantised(plan, &trained, &model)?;
         let is_quantised = storage(plan) == BaseStorage::Quantised;
         let mut frozen = Vec::new();
-        for (role, source) in [("reference", reference), ("teacher", teacher), (memory::JUDGE, judge)] {
+        let draft = config.rollout.draft.as_deref().map(ModelSource::named);
+        let roles =
+            [("reference", reference), ("teacher", teacher), (memory::JUDGE, judge), (memory::DRAFT, draft)];
+        for (role, source) in roles {
             if let Some(source) = source {
                 frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
             }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::record::{
-    BenchmarkScore, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, JudgeMetrics, LengthQuantiles,
-    PhaseSeconds, ReuseRecord, ReusedUpdate, SCHEMA, TokensPerSecond,
+    BenchmarkScore, DecodingRecord, EntropyChange, EntropyQuantiles, EpisodeMetrics, Extra, JudgeMetrics,
+    LengthQuantiles, PhaseSeconds, ReuseRecord, ReusedUpdate, SCHEMA, TokensPerSecond,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,7 @@ fn full() -> Metrics {
         entropy_coefficient: Some(0.003),
         n_responses: Some(32),
         n_sampled: Some(1100),
+        decoding: Some(DecodingRecord { steps: 90, drafted: 40, accepted: 25 }),
         reuse: Some(ReuseRecord { n_uses: 2, gated: false, updates: vec![update] }),
         tokens_per_second: TokensPerSecond { rollout: 1e4, update: 3e3 },
         n_updates: Some(6),

@@ -2,7 +2,7 @@
 //! keys and values of the new tokens alone. Blocks of parked sequences are given up where a running sequence needs them,
 //! and computed again, with the same bits, when the sequence goes on.
 
-use super::{Scheduler, Ticket};
+use super::{Request, RequestGroup, Scheduler, Sequence, Ticket};
 
 impl Scheduler {
     /// Parks every sequence whose turn ends, until [`Scheduler::extend`] or [`Scheduler::release`].
@@ -22,6 +22,24 @@ impl Scheduler {
         sequence.begin_turn(given, max_tokens);
         let group = self.groups.get_mut(&ticket).expect("a parked sequence has its group");
         group.n_parked -= 1;
+        group.waiting.push_front(sequence);
+    }
+
+    /// Lets a sequence go on as `leader`, one of another engine, does, for at most `max_tokens`: on the keys and values of
+    /// the tokens that both have in common from the last time.
+    pub fn follow(&mut self, leader: &Sequence, request: &Request, max_tokens: usize) {
+        let Sequence { ticket, sample, tokens, n_prompt, .. } = leader;
+        let request = || Request { n_samples: 0, stops: Vec::new(), ..request.clone() };
+        let group = self.groups.entry(*ticket).or_insert_with(|| RequestGroup::new(request()));
+        let mut sequence = match self.parked.remove(&(*ticket, *sample)) {
+            Some(parked) => {
+                group.n_parked -= 1;
+                parked
+            }
+            None => Sequence::new(*ticket, *sample, tokens[..*n_prompt].to_vec(), max_tokens),
+        };
+        sequence.rewind(tokens);
+        sequence.begin_turn(&tokens[sequence.tokens.len()..], max_tokens);
         group.waiting.push_front(sequence);
     }
 

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use stapo_model::decoder::Recompute;
+use stapo_model::generate::Speculation;
 use std::fmt;
 
 /// Memory for keys and values: `"auto"` or a number of MiB.
@@ -13,6 +14,25 @@ pub enum KvMemory {
     #[default]
     Auto,
     Mib(usize),
+}
+
+/// Whether tokens are drafted and verified several at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Speculate {
+    /// Where few sequences run and drafts are right often enough to pay for their rows.
+    #[default]
+    Auto,
+    Off,
+}
+
+impl From<Speculate> for Speculation {
+    fn from(speculate: Speculate) -> Self {
+        match speculate {
+            Speculate::Auto => Speculation::Auto,
+            Speculate::Off => Speculation::Off,
+        }
+    }
 }
 
 const AUTO: &str = "auto";

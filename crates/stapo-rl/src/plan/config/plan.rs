@@ -4,7 +4,9 @@ use super::episode::{self, EpisodeConfig};
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
-use super::{Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSourceSpec, States, TeacherSource};
+use super::{
+    Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSourceSpec, Speculate, States, TeacherSource,
+};
 use crate::reward::{JudgeSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
@@ -345,6 +347,15 @@ impl Plan {
             "leaves no problem to train on",
             "lower it below 1; stapo eval evaluates on a whole file",
         )?;
+        if let Some(draft) = &rollout.draft {
+            require(
+                rollout.speculate == Speculate::Auto && rollout.source.is_none(),
+                "rollout.draft",
+                draft,
+                "has nothing to draft: rollout.speculate is \"off\", or responses come from rollout.source",
+                "leave it out",
+            )?;
+        }
         require(
             rollout.source.is_none() || rollout.max_redraws == 0,
             "rollout.max_redraws",

@@ -91,6 +91,10 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (&[solution], "config.teacher: given, but the objective has no distillation"),
         (&[dasd, solution, file], "hint: name the field of the solution with task.solution_field"),
         (&[rollouts, "rollout.max_redraws=2"], "config.rollout.max_redraws: 2 cannot redraw"),
+        (
+            &["rollout.speculate=off", "rollout.draft=builtin"],
+            "config.rollout.draft: builtin has nothing to draft",
+        ),
         (&[sampler, "objective.off_policy={kind=\"mis\"}"], "mis weighs the policy against the sampler"),
         (&["rollout.source={kind=\"csv\", path=\"x\"}"], "unknown kind `csv`"),
         (&[one, "reward.right=2"], "config.reward: given together with [[rewards]]"),

@@ -7,6 +7,7 @@ use super::machine::Machine;
 use super::ranks::{RankedStep, Rounds, SharedWork};
 use super::sampling::{self, SampledWork, SamplingWork};
 use crate::plan::config::{Plan, States};
+use crate::plan::memory::DRAFT;
 use stapo_model::ModelConfig;
 use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
@@ -240,7 +241,8 @@ impl RunShape<'_> {
         };
         let has_free_reference = self.plan.objective.needs_reference() && self.plan.has_free_reference();
         let without_adapters = has_free_reference.then_some((self.model, self.quantised));
-        self.frozen.iter().map(|(_, model)| (model, None)).chain(without_adapters).map(pass).sum()
+        let scoring = self.frozen.iter().filter(|(role, _)| *role != DRAFT);
+        scoring.map(|(_, model)| (model, None)).chain(without_adapters).map(pass).sum()
     }
 
     /// Of mini-batches whose masks are calibrated on a policy that has changed since it sampled: the scoring passes, or

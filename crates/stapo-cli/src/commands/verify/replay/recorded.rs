@@ -12,8 +12,16 @@ use std::path::{Path, PathBuf};
 
 /// Keys of metrics that differ from one making of a step to the next: times, rates and memory. State hashes are compared
 /// for every step.
-const UNREPEATED: [&str; 7] =
-    ["seconds", "wall_seconds", "tokens_per_second", "memory_bytes", "memory", "ranks", "state_sha256"];
+const UNREPEATED: [&str; 8] = [
+    "seconds",
+    "wall_seconds",
+    "tokens_per_second",
+    "memory_bytes",
+    "memory",
+    "ranks",
+    "decoding",
+    "state_sha256",
+];
 
 /// Keys of metrics that an evaluation gives.
 const EVALUATED: [&str; 4] = ["eval_accuracy", "eval_accuracy_before", "benchmarks", "benchmarks_before"];
