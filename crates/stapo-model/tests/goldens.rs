@@ -11,7 +11,7 @@ use stapo_model::peft::PeftAdapter;
 use stapo_model::{CpuOptions, Device, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 19] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -30,6 +30,7 @@ const CASES: [&str; 18] = [
     "phi3-joined",
     "phi3-longrope",
     "granite-scaled",
+    "gpt-oss-attention",
 ];
 const TOLERANCE: f32 = 1e-4;
 

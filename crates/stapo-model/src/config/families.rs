@@ -3,6 +3,7 @@
 
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mistral;
@@ -38,6 +39,8 @@ pub enum Family {
     /// Phi-3 and Phi-4-mini.
     Phi3,
     Granite,
+    /// The attention of gpt-oss; models with experts are refused.
+    GptOss,
 }
 
 /// What the models of a family share.
@@ -54,6 +57,7 @@ pub(super) struct FamilyRow {
     pub norms: NormPlacement,
     pub qk_norm: QkNorm,
     pub biases: AttentionBiases,
+    pub has_sinks: bool,
     pub gate: Gate,
     /// Whether files store q, k and v as one matrix, and gate and up as one.
     pub joins_projections: bool,
@@ -74,7 +78,7 @@ pub(super) struct FamilyRow {
 }
 
 impl Family {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Qwen3,
         Self::Qwen2,
         Self::Llama,
@@ -86,6 +90,7 @@ impl Family {
         Self::Gemma2,
         Self::Phi3,
         Self::Granite,
+        Self::GptOss,
     ];
 
     pub(super) fn row(self) -> &'static FamilyRow {
@@ -101,6 +106,7 @@ impl Family {
             Self::Gemma2 => &gemma2::ROW,
             Self::Phi3 => &phi3::ROW,
             Self::Granite => &granite::ROW,
+            Self::GptOss => &gpt_oss::ROW,
         }
     }
 
@@ -148,6 +154,7 @@ impl Family {
                 rule: ScoreRule::plain(heads.dim),
                 qk_norm: row.qk_norm,
                 biases: row.biases,
+                has_sinks: row.has_sinks,
                 rope,
                 rotary_dim: heads.dim,
             }),

@@ -44,6 +44,8 @@ pub struct AttentionSpec {
     pub rule: ScoreRule,
     pub qk_norm: QkNorm,
     pub biases: AttentionBiases,
+    /// Whether every query head has a learned logit that joins the softmax's denominator (`self_attn.sinks`).
+    pub has_sinks: bool,
     pub rope: Rope,
     /// The first dimensions of a head, which rope rotates; 0 in layers without positions.
     pub rotary_dim: usize,
@@ -154,7 +156,7 @@ impl LayerSpec {
     pub(super) fn tensors(&self, width: usize) -> Vec<TensorSpec> {
         let mut list = Vec::new();
         let mut add = |name: String, shape: &[usize]| list.push(TensorSpec { name, shape: shape.to_vec() });
-        let AttentionSpec { heads, qk_norm, biases, .. } = self.attention();
+        let AttentionSpec { heads, qk_norm, biases, has_sinks, .. } = self.attention();
         let (before, after) = (self.norms.before(), self.norms.after());
         let norm =
             |names: Option<[&str; 2]>, half: usize| names.map(|names| format!("{}.weight", names[half]));
@@ -177,6 +179,9 @@ impl LayerSpec {
                 QkNorm::PerHead => add(format!("self_attn.{name}_norm.weight"), &[heads.dim]),
                 QkNorm::PerProjection => add(format!("self_attn.{name}_norm.weight"), &[*rows]),
             }
+        }
+        if *has_sinks {
+            add("self_attn.sinks".into(), &[heads.query]);
         }
         add("self_attn.o_proj.weight".into(), &[width, heads.out_width()]);
         if *biases == AttentionBiases::All {

@@ -23,6 +23,7 @@ pub enum Part {
     },
     ScoreScale,
     ScoreSoftcap,
+    Sinks,
     /// Layers without positions.
     NoRope {
         n_layers: usize,
@@ -49,6 +50,7 @@ impl fmt::Display for Part {
             Self::Biases => f.write_str("biases on all attention projections"),
             Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {n_layers} layers"),
             Self::ScoreScale => f.write_str("scale of attention scores"),
+            Self::Sinks => f.write_str("learned sinks of attention"),
             Self::ScoreSoftcap => f.write_str("softcap of attention scores"),
             Self::NoRope { n_layers } => write!(f, "no positions in {n_layers} layers"),
             Self::PartialRope { dims } => write!(f, "rope on {dims} dimensions of a head"),
@@ -90,6 +92,7 @@ impl ModelConfig {
             window.map(|keys| Part::Window { keys, n_layers: n_windows }),
             any(&|layer| !plain_scale(layer)).then_some(Part::ScoreScale),
             any(&|layer| layer.attention().rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
+            any(&|layer| layer.attention().has_sinks).then_some(Part::Sinks),
             (n_without_rope > 0).then_some(Part::NoRope { n_layers: n_without_rope }),
             partial.map(|attention| Part::PartialRope { dims: attention.rotary_dim }),
             any(&is_long).then_some(Part::LongRope),

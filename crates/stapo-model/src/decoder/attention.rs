@@ -58,7 +58,8 @@ pub fn forward<T: Float>(
             rotate(layer, views.raw_qkv.view(), views.qkv.reborrow(), views.head_inv_rms);
             let dims = packed.dims(layer);
             let out = views.attended.reborrow();
-            attention::forward(device, dims, views.qkv.view(), packed.offsets, out, views.lse);
+            let inputs = attention::Inputs { qkv: views.qkv.view(), sinks: sinks(layer) };
+            attention::forward(device, dims, inputs, packed.offsets, out, views.lse);
         }
         Context::Paged(paged) => {
             let unrotated = Unrotated {
@@ -66,6 +67,7 @@ pub fn forward<T: Float>(
                 positions: layer.rows.positions,
                 norm: head_norm(layer),
                 raw: views.raw_qkv.view(),
+                sinks: sinks(layer),
                 qkv: views.qkv,
                 inv_rms: views.head_inv_rms,
             };
@@ -171,6 +173,10 @@ pub fn backward<T: Float>(
         views.d_attended.view(),
         views.d_qkv.reborrow(),
     );
+    if let (Some(sinks), Some(Some(d_sinks))) = (sinks(layer), &mut gradients.sinks) {
+        let d_attended = views.d_attended.view();
+        attention::sinks::backward(device, packed.dims(layer), saved, sinks, d_attended, d_sinks.sum_mut());
+    }
     rotate_backward(layer, &mut views, gradients);
     let rows = (views.normed, weights.qkv.output_gradient(views.d_raw_qkv));
     let hidden = views.hidden.as_mut().map(HalfHiddenBackward::first);
@@ -222,6 +228,10 @@ impl<T: Float> Paged<'_, T> {
             table_width: self.table_width,
         }
     }
+}
+
+fn sinks<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<View<'a, T>> {
+    layer.weights.sinks.as_ref().map(Parameter::view)
 }
 
 fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<HeadNorm<'a, T>> {

@@ -45,6 +45,7 @@ impl Gguf {
                 self.set_sliding_theta(key, config, Some(10_000.0))?;
             }
             Family::Granite => self.describe_granite(key, config)?,
+            Family::GptOss => self.set_windows(key, config, &every(2))?,
         }
         Ok(())
     }

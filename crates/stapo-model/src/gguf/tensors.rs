@@ -64,6 +64,7 @@ fn hugging_face_name(name: &str, config: &ModelConfig) -> Option<String> {
                 "attn_output" => "self_attn.o_proj",
                 "attn_q_norm" => "self_attn.q_norm",
                 "attn_k_norm" => "self_attn.k_norm",
+                "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
                 "ffn_norm" => config.layers.first()?.norms.before()?[1],
                 "post_attention_norm" => "post_attention_layernorm",
                 "post_ffw_norm" => "post_feedforward_layernorm",

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     MistralConfig,
     Olmo2Config,
@@ -22,6 +23,7 @@ from transformers import (
     Phi3Config,
     SmolLM3Config,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LINEAR = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 2.0}
@@ -103,7 +105,26 @@ CASES = {
             tie_word_embeddings=True,
         ),
     ),
+    "gpt-oss-attention": (
+        GptOssConfig,
+        38,
+        1.0,
+        dict(
+            sliding_window=6,
+            num_hidden_layers=3,
+            layer_types=[SLIDING, FULL, SLIDING],
+            num_local_experts=2,
+            rope_parameters=dict(YARN, truncate=False),
+        ),
+    ),
 }
+
+
+class DenseMLP(LlamaMLP):
+    """In place of gpt-oss' experts, which return the router's scores too."""
+
+    def forward(self, x):
+        return super().forward(x), None
 
 
 def config_of(case):
@@ -157,6 +178,10 @@ def main():
         generator = torch.Generator().manual_seed(2000 + index)
         _, vocab, temperature, _ = CASES[case]
         model = AutoModelForCausalLM.from_config(config_of(case), attn_implementation="eager").float()
+        if isinstance(model.config, GptOssConfig):
+            model.config.mlp_bias, model.config.num_local_experts = False, 0
+            for layer in model.model.layers:
+                layer.mlp = DenseMLP(model.config)
         model = randomise(model, generator)
         folder = out / case
         model.save_pretrained(folder)

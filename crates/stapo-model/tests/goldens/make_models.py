@@ -103,6 +103,8 @@ def randomise(model, generator):
             p.data = 1.0 + 0.3 * noise
         elif name.endswith("bias"):
             p.data = 0.3 * noise
+        elif name.endswith("sinks"):
+            p.data = noise
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = 0.4 * noise
         else:

@@ -1,14 +1,14 @@
 //! The parts that some families of models have, on the GPU against the CPU, and generation against training bit for bit. Without
 //! a GPU these tests print that they are skipped, and pass.
 
-use super::parity::{check, compute, empty, gpu, numbers, ruled_attention_case, scores};
+use super::parity::{check, compute, empty, gpu, numbers, ruled_attention_case, scores, sinks};
 use crate::attention::paged::{self, SPLIT_KEYS};
-use crate::attention::{Heads, ScoreRule};
+use crate::attention::{Heads, Inputs, ScoreRule};
 use crate::cuda::Precision;
 use crate::lm_head::LogitRule;
 use crate::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
 use crate::testing::{Tensors, bits, ids, upload};
-use crate::{Device, residual, rope, swiglu};
+use crate::{Buffer, Device, residual, rope, swiglu};
 
 const HEADS: [Heads; 5] = [
     Heads { query: 7, kv: 1, dim: 10 },
@@ -18,31 +18,38 @@ const HEADS: [Heads; 5] = [
     Heads { query: 4, kv: 1, dim: 256 },
 ];
 
-fn rules(dim: usize) -> [ScoreRule; 6] {
-    let plain = ScoreRule::plain(dim);
-    [
+/// Rules of scores, each with sinks and without.
+fn rules(heads: Heads) -> impl Iterator<Item = (Heads, ScoreRule, bool)> {
+    let plain = ScoreRule::plain(heads.dim);
+    let rules = [
         plain,
         ScoreRule { window: Some(1), ..plain },
         ScoreRule { window: Some(100), ..plain },
         ScoreRule { window: Some(1300), scale: 0.8 * plain.scale, softcap: None },
         ScoreRule { softcap: Some(1.5), scale: 0.7 * plain.scale, window: None },
         ScoreRule { softcap: Some(2.0), scale: plain.scale, window: Some(700) },
-    ]
+    ];
+    rules.into_iter().flat_map(move |rule| [false, true].map(|has_sinks| (heads, rule, has_sinks)))
 }
 
 #[test]
 fn attention_under_every_rule_on_cuda_agrees_with_the_cpu() {
-    for (heads, rule) in HEADS.into_iter().flat_map(|heads| rules(heads.dim).map(|rule| (heads, rule))) {
+    for rule in HEADS.into_iter().flat_map(rules) {
         for lengths in [&[33][..], &[1, 130, 5, 64, 127, 128, 129, 2], &[2100, 1]] {
-            check(&format!("attention {heads:?} {rule:?} {lengths:?}"), |device| {
-                ruled_attention_case(device, (heads, rule), lengths)
+            check(&format!("attention {rule:?} {lengths:?}"), |device| {
+                ruled_attention_case(device, rule, lengths)
             });
         }
     }
 }
 
 /// One sequence through the cache in chunks and single tokens, on both sides of the borders of splits.
-fn paged_case(device: &Device, heads: Heads, rule: ScoreRule, chunks: &[usize]) -> Vec<f32> {
+fn paged_case(
+    device: &Device,
+    (heads, rule, has_sinks): (Heads, ScoreRule, bool),
+    chunks: &[usize],
+) -> Vec<f32> {
+    let sinks = has_sinks.then(|| sinks(device, heads));
     let (len, width, block_size): (usize, _, _) = (chunks.iter().sum(), heads.qkv_width(), 32);
     let all = numbers(1, len * width);
     let n_blocks = len.div_ceil(block_size);
@@ -64,7 +71,8 @@ fn paged_case(device: &Device, heads: Heads, rule: ScoreRule, chunks: &[usize]) 
             tables: tables.view(),
             groups: None,
         };
-        paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, out.view_mut());
+        let inputs = Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) };
+        paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, out.view_mut());
         outputs.extend(out.view().to_vec());
         start += asked;
     }
@@ -77,10 +85,10 @@ fn paged_attention_under_every_rule_is_packed_attention_bit_for_bit() {
         [&[1, 2, 100, 60, 1, 3, SPLIT_KEYS - 170][..], &[1; 6], &[SPLIT_KEYS - 70, 50, 3], &[1; 24]].concat();
     for precision in [Precision::F32, Precision::Bf16] {
         let Some(device) = gpu(precision) else { return };
-        for (heads, rule) in HEADS.into_iter().flat_map(|heads| rules(heads.dim).map(|rule| (heads, rule))) {
-            let packed = ruled_attention_case(&device, (heads, rule), &[chunks.iter().sum()]);
-            let paged = paged_case(&device, heads, rule, &chunks);
-            assert!(bits(&packed[0]) == bits(&paged), "{precision:?} {heads:?} {rule:?}");
+        for rule in HEADS.into_iter().flat_map(rules) {
+            let packed = ruled_attention_case(&device, rule, &[chunks.iter().sum()]);
+            let paged = paged_case(&device, rule, &chunks);
+            assert!(bits(&packed[0]) == bits(&paged), "{precision:?} {rule:?}");
         }
     }
 }
