@@ -21,7 +21,8 @@ pub(super) fn renamed(
         }
         stored.rows = row_order(name, config);
         if let RowOrder::RotaryPairs { n_heads } = stored.rows
-            && (stored.shape.len() != 2 || !stored.shape[0].is_multiple_of(2 * n_heads))
+            && (stored.shape.first().is_none_or(|rows| !rows.is_multiple_of(2 * n_heads))
+                || (stored.shape.len() == 1 && stored.encoding.is_quantised()))
         {
             let problem = format!("shape {:?} does not split into {n_heads} heads of pairs", stored.shape);
             return Err(Error::malformed(format!("{location}: tensor {name}"), problem));
@@ -42,8 +43,12 @@ fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let spec = layer.and_then(|(index, part)| Some((config.layers.get(index.parse::<usize>().ok()?)?, part)));
     match spec.filter(|_| config.family.pairs_rows_in_gguf()) {
-        Some((layer, "attn_q.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.query },
-        Some((layer, "attn_k.weight")) => RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv },
+        Some((layer, "attn_q.weight" | "attn_q.bias")) => {
+            RowOrder::RotaryPairs { n_heads: layer.attention().heads.query }
+        }
+        Some((layer, "attn_k.weight" | "attn_k.bias")) => {
+            RowOrder::RotaryPairs { n_heads: layer.attention().heads.kv }
+        }
         _ => RowOrder::AsNamed,
     }
 }

@@ -127,7 +127,7 @@ class DenseMLP(LlamaMLP):
         return super().forward(x), None
 
 
-def config_of(case):
+def config_of(case, **changes):
     kind, vocab, _, extra = CASES[case]
     fields = dict(
         vocab_size=vocab,
@@ -145,6 +145,7 @@ def config_of(case):
         pad_token_id=None,
     )
     fields.update(extra)
+    fields.update(changes)
     if fields["head_dim"] is None:  # the hidden size divided by the heads
         del fields["head_dim"]
     return kind(**fields)
