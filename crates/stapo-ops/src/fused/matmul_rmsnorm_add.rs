@@ -81,12 +81,12 @@ impl<T: Float> NormedResult<'_, T> {
     }
 
     /// Some rows by one kernel.
-    fn run(&self, cuda: &Cuda, rows: std::ops::Range<usize>, product: Slice, partials: Option<Slice>) {
-        let (start, n, width) = (rows.start, rows.len(), self.dims.width);
+    fn run(&self, cuda: &Cuda, range: std::ops::Range<usize>, product: Slice, partials: Option<Slice>) {
+        let (start, n, width) = (range.start, range.len(), self.dims.width);
         let wide = |slice: Slice| slice.part(start * width, n * width);
         let normed = self.out.normed.cuda();
         let pitch = normed.len / self.dims.tokens.max(1);
-        let of = kernels::NormedResult {
+        let rows = kernels::NormedResult {
             product: wide(product),
             partials,
             weight: self.weight.cuda(),
@@ -97,6 +97,6 @@ impl<T: Float> NormedResult<'_, T> {
             normed: normed.part(start * pitch, n * pitch),
             next_inv_rms: self.out.inv_rms.cuda().part(start, n),
         };
-        kernels::forward_result(cuda, rmsnorm::Dims { tokens: n, ..self.dims }, &of);
+        kernels::forward_result(cuda, rmsnorm::Dims { tokens: n, ..self.dims }, &rows);
     }
 }

@@ -83,23 +83,28 @@ pub(crate) fn fits_result(width: usize) -> bool {
     width <= 8 * MAX_THREADS
 }
 
-pub(crate) fn forward_result(cuda: &Cuda, d: Dims, of: &NormedResult) {
+pub(crate) fn forward_result(cuda: &Cuda, d: Dims, result: &NormedResult) {
     let op = "rmsnorm::forward_result";
-    let product = of.product.same(of.weight, op).same(of.stream, op).same(of.sum, op).same(of.normed, op);
-    let n_parts = of.partials.map_or(0, |partials| partials.len / product.len.max(1));
+    let product = result
+        .product
+        .same(result.weight, op)
+        .same(result.stream, op)
+        .same(result.sum, op)
+        .same(result.normed, op);
+    let n_parts = result.partials.map_or(0, |partials| partials.len / product.len.max(1));
     let args = Fields::default()
         .eight_bytes(product)
-        .eight_bytes(of.partials.map(|partials| partials.f32(op)))
-        .eight_bytes(of.weight)
-        .eight_bytes(of.stream)
-        .eight_bytes(of.next_weight.map(|weight| weight.same(product, op)))
-        .eight_bytes(of.sum)
-        .eight_bytes(of.normed)
-        .eight_bytes(of.inv_rms.f32(op))
-        .eight_bytes(of.next_inv_rms.f32(op))
+        .eight_bytes(result.partials.map(|partials| partials.f32(op)))
+        .eight_bytes(result.weight)
+        .eight_bytes(result.stream)
+        .eight_bytes(result.next_weight.map(|weight| weight.same(product, op)))
+        .eight_bytes(result.sum)
+        .eight_bytes(result.normed)
+        .eight_bytes(result.inv_rms.f32(op))
+        .eight_bytes(result.next_inv_rms.f32(op))
         .four_bytes(n_parts)
         .four_bytes(d.width)
-        .four_bytes(pitch_of(op, "normed", of.normed.len, d.tokens, d.width))
+        .four_bytes(pitch_of(op, "normed", result.normed.len, d.tokens, d.width))
         .four_bytes(d.eps as f32);
     let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
     let name = format!("rmsnorm_forward_result_{}", product.name());

@@ -106,6 +106,10 @@ fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 3] {
     [(heads, plain, false), (heads, windowed, false), (heads, windowed, true)]
 }
 
+fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: &'a Option<Buffer<f32>>) -> attention::Inputs<'a, f32> {
+    attention::Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) }
+}
+
 /// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
 /// has a split 2: entries of `paged::Groups`.
 fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
@@ -140,7 +144,6 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     for (heads, rule, has_sinks) in heads.into_iter().flat_map(windows) {
         let width = heads.qkv_width();
         let sinks = has_sinks.then(|| sinks(device, heads));
-        let sinks = sinks.as_ref().map(Buffer::view);
         let block_size = 32;
         let members = 5;
         let n_common = SPLIT_KEYS + 128;
@@ -177,7 +180,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let mut lse = device.zeros(len * heads.query).unwrap();
             let packed = attention::Dims { tokens: len, sequences: 1, heads, rule };
             let to = out.view_mut();
-            let inputs = attention::Inputs { qkv: qkv.view(), sinks };
+            let inputs = with_sinks(&qkv, &sinks);
             attention::forward(device, packed, inputs, offsets.view(), to, lse.view_mut());
             expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
         }
@@ -207,13 +210,10 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
-            let inputs = attention::Inputs { qkv: qkv.view(), sinks };
+            let inputs = with_sinks(&qkv, &sinks);
             paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, to);
-            assert!(
-                bits(&out.view().to_vec()) == bits(&expected),
-                "{heads:?} {rule:?} {has_sinks} {:?}",
-                groups.view().to_vec()
-            );
+            let same = bits(&out.view().to_vec()) == bits(&expected);
+            assert!(same, "{heads:?} {rule:?} {has_sinks} {:?}", groups.view().to_vec());
         }
     }
 }

@@ -78,10 +78,10 @@ fn gradients_with_sinks_are_finite_differences() {
         let qkv: Vec<f64> = values(1, 11 * heads.qkv_width());
         let sinks: Vec<f64> = values(2, heads.query);
         let d_out = &cotangents(&[vec![0.0; 11 * heads.out_width()]])[0];
-        let of = |x: &Tensors<f64>| all_with_sinks(&device, d, &lens, [&x[0], &x[1], d_out]);
+        let all = |x: &Tensors<f64>| all_with_sinks(&device, d, &lens, [&x[0], &x[1], d_out]);
         let inputs = vec![qkv, sinks];
-        let gradients = of(&inputs)[2..].to_vec();
-        assert_gradients(&inputs, &gradients, |x| project(&of(x)[..1]));
+        let gradients = all(&inputs)[2..].to_vec();
+        assert_gradients(&inputs, &gradients, |x| project(&all(x)[..1]));
     }
 }
 
