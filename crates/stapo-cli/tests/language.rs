@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 19] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -25,6 +25,7 @@ const CASES: [&str; 18] = [
     "phi3-joined",
     "phi3-longrope",
     "granite-scaled",
+    "gpt-oss-attention",
 ];
 /// A model with a chat template and a tokenizer of letters, digits and a few signs.
 const TALKING: &str = "qwen3-tied-gqa2";

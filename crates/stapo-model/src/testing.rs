@@ -43,7 +43,7 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
         match family {
             Family::SmolLm3 if is_even => attention.rotary_dim = 0,
             Family::Mistral => attention.rule.window = Some(5),
-            Family::Olmo3 if is_even => attention.rule.window = Some(4),
+            Family::Olmo3 | Family::GptOss if is_even => attention.rule.window = Some(4),
             Family::Gemma3 if is_even => {
                 attention.rule.window = Some(7);
                 attention.rope.theta = 30.0;

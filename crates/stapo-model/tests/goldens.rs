@@ -11,7 +11,7 @@ use stapo_model::peft::PeftAdapter;
 use stapo_model::{CpuOptions, Device, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 20] = [
+const CASES: [&str; 21] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -32,6 +32,7 @@ const CASES: [&str; 20] = [
     "granite-scaled",
     "qwen35-hybrid",
     "qwen35-untied",
+    "gpt-oss-attention",
 ];
 const TOLERANCE: f32 = 1e-4;
 /// Of models with DeltaNet, relative to the largest number.

@@ -9,7 +9,8 @@
 )]
 
 use crate::adamw::{self, AdamW};
-use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, paged};
+use crate::attention::cpu_rows::HostInputs;
+use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, paged, sinks};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
@@ -54,7 +55,7 @@ kernels! {
     fn attention_forward(
         cpu: &Cpu,
         dims: attention::Dims,
-        qkv: &[Self],
+        inputs: HostInputs<'_, Self>,
         offsets: &[u32],
         out: &mut [Self],
         lse: &mut [Self],
@@ -69,6 +70,9 @@ kernels! {
         d_qkv: &mut [Self],
     ) = cpu_backward::backward;
 
+    fn attention_backward_sinks(cpu: &Cpu, inputs: sinks::Inputs<'_, Self>, d_sinks: &mut [Self])
+        = sinks::backward_cpu;
+
     fn paged_store(
         cpu: &Cpu,
         heads: Heads,
@@ -82,7 +86,7 @@ kernels! {
     fn paged_forward(
         cpu: &Cpu,
         dims: paged::Dims,
-        qkv: &[Self],
+        inputs: HostInputs<'_, Self>,
         cache: &paged::Cache<Self>,
         host: cpu_paged::HostSequences<'_>,
         out: &mut [Self],

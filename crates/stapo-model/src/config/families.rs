@@ -3,6 +3,7 @@
 
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mistral;
@@ -41,6 +42,8 @@ pub enum Family {
     Granite,
     /// The language model of Qwen3.5, alone or inside a multimodal checkpoint.
     Qwen35,
+    /// The attention of gpt-oss; models with experts are refused.
+    GptOss,
 }
 
 /// What the models of a family share.
@@ -57,6 +60,7 @@ pub(super) struct FamilyRow {
     pub norms: NormPlacement,
     pub qk_norm: QkNorm,
     pub biases: AttentionBiases,
+    pub has_sinks: bool,
     pub gate: Gate,
     /// Whether files store q, k and v as one matrix, and gate and up as one.
     pub joins_projections: bool,
@@ -77,7 +81,7 @@ pub(super) struct FamilyRow {
 }
 
 impl Family {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Qwen3,
         Self::Qwen2,
         Self::Llama,
@@ -90,6 +94,7 @@ impl Family {
         Self::Phi3,
         Self::Granite,
         Self::Qwen35,
+        Self::GptOss,
     ];
 
     pub(super) fn row(self) -> &'static FamilyRow {
@@ -106,6 +111,7 @@ impl Family {
             Self::Phi3 => &phi3::ROW,
             Self::Granite => &granite::ROW,
             Self::Qwen35 => &qwen3_5::ROW,
+            Self::GptOss => &gpt_oss::ROW,
         }
     }
 
@@ -153,6 +159,7 @@ impl Family {
                 rule: ScoreRule::plain(heads.dim),
                 qk_norm: row.qk_norm,
                 biases: row.biases,
+                has_sinks: row.has_sinks,
                 rope,
                 rotary_dim: heads.dim,
                 has_output_gate: self == Self::Qwen35,

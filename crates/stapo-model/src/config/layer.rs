@@ -54,6 +54,8 @@ pub struct AttentionSpec {
     pub rule: ScoreRule,
     pub qk_norm: QkNorm,
     pub biases: AttentionBiases,
+    /// Whether every query head has a learned logit that joins the softmax's denominator (`self_attn.sinks`).
+    pub has_sinks: bool,
     pub rope: Rope,
     /// The first dimensions of a head, which rope rotates; 0 in layers without positions.
     pub rotary_dim: usize,
@@ -243,7 +245,7 @@ impl AttentionSpec {
     }
 
     fn tensors(&self, width: usize, add: &mut impl FnMut(String, &[usize])) {
-        let Self { heads, qk_norm, biases, .. } = self;
+        let Self { heads, qk_norm, biases, has_sinks, .. } = self;
         let kv_width = heads.kv * heads.dim;
         let query_width = self.projected_width() - 2 * kv_width;
         let projections = [("q", query_width), ("k", kv_width), ("v", kv_width)];
@@ -261,6 +263,9 @@ impl AttentionSpec {
                 QkNorm::PerHead => add(format!("self_attn.{name}_norm.weight"), &[heads.dim]),
                 QkNorm::PerProjection => add(format!("self_attn.{name}_norm.weight"), &[*rows]),
             }
+        }
+        if *has_sinks {
+            add("self_attn.sinks".into(), &[heads.query]);
         }
         add("self_attn.o_proj.weight".into(), &[width, heads.out_width()]);
         if *biases == AttentionBiases::All {

@@ -10,6 +10,9 @@ use stapo_ops::attention::ScoreRule;
 use stapo_ops::swiglu::Gate;
 use std::fmt;
 
+/// The widest norm of all query heads on a GPU.
+const MAX_GPU_NORM: usize = 8192;
+
 /// A part that some families have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -26,6 +29,7 @@ pub enum Part {
     },
     ScoreScale,
     ScoreSoftcap,
+    Sinks,
     /// Layers without positions.
     NoRope {
         n_layers: usize,
@@ -57,6 +61,7 @@ impl fmt::Display for Part {
             Self::Biases => f.write_str("biases on all attention projections"),
             Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {n_layers} layers"),
             Self::ScoreScale => f.write_str("scale of attention scores"),
+            Self::Sinks => f.write_str("learned sinks of attention"),
             Self::ScoreSoftcap => f.write_str("softcap of attention scores"),
             Self::NoRope { n_layers } => write!(f, "no positions in {n_layers} layers"),
             Self::PartialRope { dims } => write!(f, "rope on {dims} dimensions of a head"),
@@ -104,6 +109,7 @@ impl ModelConfig {
             window.map(|keys| Part::Window { keys, n_layers: n_windows }),
             any(&|attention| !plain_scale(attention)).then_some(Part::ScoreScale),
             any(&|attention| attention.rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
+            any(&|attention| attention.has_sinks).then_some(Part::Sinks),
             (n_without_rope > 0).then_some(Part::NoRope { n_layers: n_without_rope }),
             partial.map(|attention| Part::PartialRope { dims: attention.rotary_dim }),
             any(&|attention| matches!(attention.rope.scaling, RopeScaling::Long { .. }))
@@ -128,13 +134,16 @@ impl ModelConfig {
             return refuse(format!("a GPU does not compute this part: {part}"));
         }
         for attention in self.attentions() {
-            let (dim, rotary_dim) = (attention.heads.dim, attention.rotary_dim);
+            let dim = attention.heads.dim;
             if dim > max_dim {
                 return refuse(format!("this GPU computes heads of at most {max_dim}, not {dim}"));
             }
-            if ![0, dim].contains(&rotary_dim) && attention.qk_norm != QkNorm::Absent {
-                let part = Part::PartialRope { dims: rotary_dim };
-                return refuse(format!("a GPU does not compute this part behind a norm of queries: {part}"));
+            let columns = attention.heads.out_width();
+            if attention.qk_norm == QkNorm::PerProjection && columns > MAX_GPU_NORM {
+                let part = Part::ProjectionNorms;
+                return refuse(format!(
+                    "a GPU computes at most {MAX_GPU_NORM} columns, not {columns}: {part}"
+                ));
             }
         }
         Ok(())

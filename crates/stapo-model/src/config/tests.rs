@@ -48,6 +48,7 @@ fn qwen3_reads_as_written() {
         rule: ScoreRule::plain(32),
         qk_norm: QkNorm::PerHead,
         biases: AttentionBiases::Absent,
+        has_sinks: false,
         rope: Rope { theta: 1e6, scaling: RopeScaling::None },
         rotary_dim: 32,
         has_output_gate: false,
@@ -189,7 +190,10 @@ fn parameters_of_known_models_are_as_published() {
 fn other_architectures_are_refused_with_the_supported_ones() {
     check_refused(&json!({"model_type": "gemma9"}), &["model_type", "gemma9", "Qwen3", "SmolLM2"]);
     check_refused(&json!({"model_type": "qwen3_moe"}), &["qwen3_moe", "experts"]);
-    check_refused(&json!({"model_type": "gpt_oss"}), &["gpt_oss", "experts"]);
+    let gpt_oss = json!({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]});
+    check_refused(&gpt_oss, &["gpt_oss", "experts"]);
+    let with_experts = json!({"model_type": "gpt_oss", "architectures": null, "num_local_experts": 32});
+    check_refused(&with_experts, &["num_local_experts", "experts are not built"]);
     check_refused(&json!({"model_type": null}), &["model_type"]);
     check_refused(
         &json!({"architectures": ["Qwen3ForSequenceClassification"]}),

@@ -68,7 +68,8 @@ fn attend<T: Float>(
             rotate(layer, spec, raw.view(), qkv.reborrow(), head_inv_rms);
             let dims = packed_dims(layer, spec, packed);
             let lse = views.lse.reborrow();
-            attention::forward(device, dims, qkv.view(), packed.offsets, out.reborrow(), lse);
+            let inputs = attention::Inputs { qkv: qkv.view(), sinks: sinks(layer) };
+            attention::forward(device, dims, inputs, packed.offsets, out.reborrow(), lse);
         }
         Context::Paged(paged) => {
             let unrotated = Unrotated {
@@ -76,6 +77,7 @@ fn attend<T: Float>(
                 positions: layer.rows.positions,
                 norm: head_norm(layer, spec),
                 raw: raw.view(),
+                sinks: sinks(layer),
                 qkv,
                 inv_rms: head_inv_rms,
             };
@@ -219,6 +221,9 @@ pub fn backward<T: Float>(
             let dims = packed_dims(layer, spec, &packed);
             let (d_attended, d_qkv) = (views.d_attended.view(), views.d_qkv.reborrow());
             attention::backward(device, dims, saved, packed.offsets, d_attended, d_qkv);
+            if let (Some(sinks), Some(Some(d_sinks))) = (sinks(layer), &mut gradients.sinks) {
+                attention::sinks::backward(device, dims, saved, sinks, d_attended, d_sinks.sum_mut());
+            }
             let saved = (views.raw_qkv, views.head_inv_rms);
             let d_raw = views.d_raw_qkv.rows.reborrow();
             rotate_backward(layer, spec, saved, (views.d_qkv.view(), d_raw), gradients);
@@ -302,6 +307,10 @@ fn paged_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec, paged: &
 
 fn gate_dims<T: Float>(layer: &LayerPass<'_, T>, spec: &AttentionSpec) -> output_gate::Dims {
     output_gate::Dims { tokens: layer.rows.n_tokens, heads: spec.heads }
+}
+
+fn sinks<'a, T: Float>(layer: &LayerPass<'a, T>) -> Option<View<'a, T>> {
+    layer.weights.sinks.as_ref().map(Parameter::view)
 }
 
 fn head_norm<'a, T: Float>(layer: &LayerPass<'a, T>, spec: &AttentionSpec) -> Option<HeadNorm<'a, T>> {

@@ -33,6 +33,8 @@ pub struct LayerWeights<P> {
     pub delta_net: Option<DeltaNet<P>>,
     /// Present in families that norm queries and keys.
     pub head_norms: Option<HeadNorms<P>>,
+    /// `[query heads]`: the learned logits that join the softmax's denominators, in families that have them.
+    pub sinks: Option<P>,
     /// `[D, Q]`
     pub output: Linear<P>,
     /// `[D]`: of what attention adds to the residual stream.
@@ -191,6 +193,7 @@ impl<P> LayerWeights<P> {
                 Some(norms) => Some(HeadNorms { query: f(&norms.query)?, key: f(&norms.key)? }),
                 None => None,
             },
+            sinks: self.sinks.as_ref().map(&mut *f).transpose()?,
             output: self.output.try_map(f)?,
             attended_norm: self.attended_norm.as_ref().map(&mut *f).transpose()?,
             ffn_norm: self.ffn_norm.as_ref().map(&mut *f).transpose()?,
@@ -213,6 +216,7 @@ impl<P> LayerWeights<P> {
             f(&mut norms.query);
             f(&mut norms.key);
         }
+        self.sinks.iter_mut().for_each(&mut *f);
         self.output.visit_mut(f);
         self.attended_norm.iter_mut().for_each(&mut *f);
         self.ffn_norm.iter_mut().for_each(&mut *f);

@@ -1,7 +1,7 @@
 //! The model's config from GGUF metadata.
 
 use super::Gguf;
-use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling};
+use crate::config::{AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
 
@@ -33,6 +33,7 @@ impl Gguf {
         if let Some(attention) = layer.attention_mut() {
             attention.rotary_dim = self.rotary_dim(&key, family, head_dim)?;
         }
+        self.set_biases(&mut layer);
         let n_layers = self.required_whole(&key("block_count"))?;
         let mut config = ModelConfig {
             width,
@@ -105,6 +106,20 @@ impl Gguf {
             return refuse(format!("{other} is {value}, expected the head dimension {head_dim}"));
         }
         Ok(head_dim)
+    }
+
+    /// Biases that a family may have: no key tells, the tensors do.
+    fn set_biases(&self, layer: &mut LayerSpec) {
+        let has = |part: &str| self.tensors.contains_key(&format!("blk.0.{part}.bias"));
+        if let Some(attention) = layer.attention_mut() {
+            if has("attn_output") {
+                attention.biases = AttentionBiases::All;
+            } else if has("attn_q") {
+                attention.biases = AttentionBiases::QueryKeyValue;
+            }
+        }
+        let FeedForward::Gated { has_biases, .. } = &mut layer.feed_forward;
+        *has_biases = has("ffn_down");
     }
 
     /// Dimensions of a head that are rotated. Files whose rows are pairs rotate whole heads.

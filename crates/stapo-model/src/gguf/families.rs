@@ -49,6 +49,7 @@ impl Gguf {
                 let problem = "gated DeltaNet layers are not read from GGUF";
                 return Err(Error::unsupported(&self.location, problem, "use the checkpoint in safetensors"));
             }
+            Family::GptOss => self.set_windows(key, config, &every(2))?,
         }
         Ok(())
     }

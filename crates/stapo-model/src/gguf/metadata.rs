@@ -49,12 +49,14 @@ impl Gguf {
         (0..n).map(|_| bytes.string(key)).collect::<Result<_>>().map(Some)
     }
 
+    /// A list of numbers, or of true and false as 1 and 0.
     pub(super) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let Some((mut bytes, kind, n)) = self.array(key)? else { return Ok(None) };
         let wrong = || self.wrong_type(key, "a list of numbers");
-        let size = kind.size().filter(|_| kind != FieldType::Bool).ok_or_else(wrong)?;
+        let size = kind.size().ok_or_else(wrong)?;
         let signed = |bytes: &[u8]| match kind {
             FieldType::I32 => bytes.try_into().ok().map(|b| f64::from(i32::from_le_bytes(b))),
+            FieldType::Bool => Some(f64::from(u8::from(bytes != [0]))),
             _ => kind.number(bytes),
         };
         (0..n).map(|_| signed(bytes.take(size, key)?).ok_or_else(wrong)).collect::<Result<_>>().map(Some)

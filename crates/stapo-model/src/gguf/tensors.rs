@@ -21,7 +21,8 @@ pub(super) fn renamed(
         }
         stored.rows = row_order(name, config);
         if let RowOrder::RotaryPairs { n_heads } = stored.rows
-            && (stored.shape.len() != 2 || !stored.shape[0].is_multiple_of(2 * n_heads))
+            && (stored.shape.first().is_none_or(|rows| !rows.is_multiple_of(2 * n_heads))
+                || (stored.shape.len() == 1 && stored.encoding.is_quantised()))
         {
             let problem = format!("shape {:?} does not split into {n_heads} heads of pairs", stored.shape);
             return Err(Error::malformed(format!("{location}: tensor {name}"), problem));
@@ -43,8 +44,8 @@ fn row_order(name: &str, config: &ModelConfig) -> RowOrder {
     let spec = layer.and_then(|(index, part)| Some((config.layers.get(index.parse::<usize>().ok()?)?, part)));
     let heads = spec.and_then(|(layer, part)| Some((layer.attention()?.heads, part)));
     match heads.filter(|_| config.family.pairs_rows_in_gguf()) {
-        Some((heads, "attn_q.weight")) => RowOrder::RotaryPairs { n_heads: heads.query },
-        Some((heads, "attn_k.weight")) => RowOrder::RotaryPairs { n_heads: heads.kv },
+        Some((heads, "attn_q.weight" | "attn_q.bias")) => RowOrder::RotaryPairs { n_heads: heads.query },
+        Some((heads, "attn_k.weight" | "attn_k.bias")) => RowOrder::RotaryPairs { n_heads: heads.kv },
         _ => RowOrder::AsNamed,
     }
 }
@@ -65,6 +66,7 @@ fn hugging_face_name(name: &str, config: &ModelConfig) -> Option<String> {
                 "attn_output" => "self_attn.o_proj",
                 "attn_q_norm" => "self_attn.q_norm",
                 "attn_k_norm" => "self_attn.k_norm",
+                "attn_sinks" => return Some(format!("model.layers.{layer}.self_attn.sinks")),
                 "ffn_norm" => config.layers.first()?.norms.before()?[1],
                 "post_attention_norm" => "post_attention_layernorm",
                 "post_ffw_norm" => "post_feedforward_layernorm",

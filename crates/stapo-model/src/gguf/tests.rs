@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{Heads, RopeScaling};
+use crate::config::{AttentionBiases, Heads, RopeScaling};
 use serde_json::{Map, Value};
 
 /// Name, dimensions innermost first, type, offset.
@@ -160,6 +160,40 @@ fn llama_query_rows_return_to_two_halves() {
     assert_eq!(rows, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
 }
 
+/// Biases have no key, and those of queries and keys are stored in the order of the rows of their matrices.
+#[test]
+fn biases_are_found_by_their_tensors_and_return_to_two_halves() {
+    let mut draft = llama();
+    for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"] {
+        draft = draft.tensor(&format!("blk.0.{name}.bias"), &[8], 0.5);
+    }
+    draft = draft.tensor("blk.0.ffn_gate.bias", &[4], 0.5).tensor("blk.0.ffn_up.bias", &[4], 0.5);
+    let (_, _, _, offset) = draft.tensors.iter().find(|t| t.0 == "blk.0.attn_k.bias").unwrap().clone();
+    let numbers = (0..8u8).flat_map(|row| f32::from(row).to_le_bytes());
+    draft.numbers.splice(offset as usize..offset as usize + 32, numbers);
+    let (config, weights) = load(&draft.bytes()).unwrap();
+    assert_eq!(config.layers[0].attention().unwrap().biases, AttentionBiases::All);
+    let mut bias = [0.0; 8];
+    weights.read_f32("model.layers.0.self_attn.k_proj.bias", &[8], &mut bias).unwrap();
+    assert_eq!(bias, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+}
+
+/// As llama.cpp writes it for OLMo 3.
+#[test]
+fn windowed_layers_are_read_from_a_list_of_flags() {
+    let flags = |flags: &[u8]| {
+        let head = [9u32.to_le_bytes(), 7u32.to_le_bytes()].concat();
+        [&head, &(flags.len() as u64).to_le_bytes()[..], flags].concat()
+    };
+    let windowed = llama().field("llama.attention.sliding_window", u32_field(5));
+    let window = |list: &[u8]| {
+        let draft = windowed.clone().field("llama.attention.sliding_window_pattern", flags(list));
+        load(&draft.bytes()).map(|(config, _)| config.layers[0].attention().unwrap().rule.window)
+    };
+    assert_eq!((window(&[1]).unwrap(), window(&[0]).unwrap()), (Some(5), None));
+    assert!(window(&[1, 0]).unwrap_err().to_string().contains("2 entries for 1 layers"));
+}
+
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let whole = llama().bytes();
@@ -252,7 +286,8 @@ fn lying_tensors_are_refused_by_name() {
 
 #[test]
 fn tensors_that_would_change_the_model_are_refused_and_others_reported() {
-    check_refused(&llama().tensor("blk.0.attn_q.bias", &[8], 0.1), &["q_proj.bias", "not part of"]);
+    check_refused(&llama().tensor("blk.0.attn_k.bias", &[8], 0.1), &["k_proj.bias", "not part of"]);
+    check_refused(&llama().tensor("blk.0.attn_q.bias", &[8], 0.1), &["no tensor", "k_proj.bias"]);
     check_refused(&llama().tensor("blk.1.attn_norm.weight", &[8], 0.1), &["layers.1", "not part of"]);
     check_refused(
         &llama().tensor("blk.0.ffn_gate_exps.weight", &[8], 0.1),

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     MistralConfig,
     Olmo2Config,
@@ -23,6 +24,7 @@ from transformers import (
     Qwen3_5TextConfig,
     SmolLM3Config,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
 # (tokens, of these prompt) on both sides of the borders of chunks of 64, in which transformers computes DeltaNet
@@ -138,10 +140,29 @@ CASES = {
             rope_parameters=dict(PLAIN, partial_rotary_factor=0.25),
         ),
     ),
+    "gpt-oss-attention": (
+        GptOssConfig,
+        38,
+        1.0,
+        dict(
+            sliding_window=6,
+            num_hidden_layers=3,
+            layer_types=[SLIDING, FULL, SLIDING],
+            num_local_experts=2,
+            rope_parameters=dict(YARN, truncate=False),
+        ),
+    ),
 }
 
 
-def config_of(case):
+class DenseMLP(LlamaMLP):
+    """In place of gpt-oss' experts, which return the router's scores too."""
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
+def config_of(case, **changes):
     kind, vocab, _, extra = CASES[case]
     fields = dict(
         vocab_size=vocab,
@@ -159,6 +180,7 @@ def config_of(case):
         pad_token_id=None,
     )
     fields.update(extra)
+    fields.update(changes)
     if fields["head_dim"] is None:  # the hidden size divided by the heads
         del fields["head_dim"]
     return kind(**fields)
@@ -192,6 +214,10 @@ def main():
         generator = torch.Generator().manual_seed(2000 + index)
         _, vocab, temperature, _ = CASES[case]
         model = AutoModelForCausalLM.from_config(config_of(case), attn_implementation="eager").float()
+        if isinstance(model.config, GptOssConfig):
+            model.config.mlp_bias, model.config.num_local_experts = False, 0
+            for layer in model.model.layers:
+                layer.mlp = DenseMLP(model.config)
         model = randomise(model, generator)
         if case.startswith("qwen35"):
             # Norms multiply by 1 + w here, but for the one inside DeltaNet. With these factors transformers itself is within 1e-5 of

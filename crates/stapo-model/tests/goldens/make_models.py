@@ -105,6 +105,8 @@ def randomise(model, generator):
             p.data = 0.3 * noise
         elif name.endswith("A_log"):
             p.data = 0.5 * noise - 1.0
+        elif name.endswith("sinks"):
+            p.data = noise
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = 0.4 * noise
         else:

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Dims;
-use super::cpu_rows::{ForwardScratch, Keys, MAX_ROWS, QueryBlock, forward_rows, padded};
+use super::cpu_rows::{ForwardScratch, HostInputs, Keys, MAX_ROWS, QueryBlock, forward_rows, padded};
 use crate::Float;
 use crate::cpu::gemm::{PANEL, transpose};
 use crate::cpu::simd::tile::DEPTH;
@@ -14,7 +14,7 @@ use crate::heads::{Heads, ScoreRule};
 pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
-    qkv: &[E],
+    inputs: HostInputs<'_, E>,
     offsets: &[u32],
     out: &mut [E],
     lse: &mut [E],
@@ -41,7 +41,7 @@ pub(crate) fn forward<E: Float>(
                 kv_heads,
                 start,
                 len,
-                qkv,
+                inputs,
                 keys,
                 values,
                 scratch,
@@ -110,7 +110,7 @@ struct ForwardTask<'a, E> {
     kv_heads: Range<usize>,
     start: usize,
     len: usize,
-    qkv: &'a [E],
+    inputs: HostInputs<'a, E>,
     keys: &'a mut [E],
     values: &'a mut [E],
     scratch: ForwardScratch<'a, E>,
@@ -123,7 +123,7 @@ impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
     fn run<L: Lanes<E = E>>(mut self, l: L) {
         let heads = self.heads;
         let width = heads.qkv_width();
-        let rows = &self.qkv[self.start * width..(self.start + self.len) * width];
+        let rows = &self.inputs.qkv[self.start * width..(self.start + self.len) * width];
         prefetch_head(l, heads, rows, self.kv_heads.start);
         let step = block_tokens(heads);
         for kv_head in self.kv_heads.clone() {
@@ -143,7 +143,7 @@ impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
                 }
                 let token = self.start + position;
                 let block = QueryBlock { heads, rule: self.rule, kv_head, token, tokens, position };
-                forward_rows(l, block, &keys, self.qkv, &mut self.scratch, self.out, Some(self.lse));
+                forward_rows(l, block, &keys, self.inputs, &mut self.scratch, self.out, Some(self.lse));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::cache::{Cache, CacheDims, Dims};
 use super::cpu_forward::{block_tokens, columns};
-use super::cpu_rows::{ForwardScratch, Keys, QueryBlock, forward_rows, padded};
+use super::cpu_rows::{ForwardScratch, HostInputs, Keys, QueryBlock, forward_rows, padded};
 use crate::Float;
 use crate::cpu::simd::tile::DEPTH;
 use crate::cpu::simd::{Kernel, Lanes, WIDTH};
@@ -97,7 +97,7 @@ pub(crate) fn store<E: Float>(
 pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
-    qkv: &[E],
+    inputs: HostInputs<'_, E>,
     cache: &Cache<E>,
     host: HostSequences<'_>,
     out: &mut [E],
@@ -133,7 +133,7 @@ pub(crate) fn forward<E: Float>(
     let longest = host.contexts.iter().max().map_or(0, |n| *n as usize);
     cpu.rows(blocks.len() * d.heads.kv, cost, |range| {
         with_scratch(ForwardScratch::<E>::len(d.heads, n_rows, longest), |memory| {
-            cpu.dispatch(PagedTasks { range, part: &part, qkv, memory, out });
+            cpu.dispatch(PagedTasks { range, part: &part, inputs, memory, out });
         });
     });
 }
@@ -143,7 +143,7 @@ struct PagedTasks<'a, E, P> {
     range: Range<usize>,
     /// A task's rows and keys.
     part: &'a P,
-    qkv: &'a [E],
+    inputs: HostInputs<'a, E>,
     memory: &'a mut [E],
     out: Shared<'a, E>,
 }
@@ -159,7 +159,7 @@ impl<'k, E: Float, P: Fn(usize) -> (QueryBlock, PagedKeys<'k, E>)> Kernel<E> for
             let (block, keys) = (self.part)(task);
             let mut scratch =
                 ForwardScratch::split(&mut *self.memory, block.heads, block.rows(), block.n_keys());
-            forward_rows(l, block, &keys, self.qkv, &mut scratch, self.out, None);
+            forward_rows(l, block, &keys, self.inputs, &mut scratch, self.out, None);
         }
     }
 }

@@ -98,13 +98,20 @@ impl QueryBlock {
     }
 }
 
+/// [`super::Inputs`] on the host.
+#[derive(Clone, Copy)]
+pub(crate) struct HostInputs<'a, E> {
+    pub qkv: &'a [E],
+    pub sinks: Option<&'a [E]>,
+}
+
 /// Writes the block's rows of out `[T, out_width]` and of lse `[T, query heads]`.
 #[inline(always)]
 pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
     l: L,
     block: QueryBlock,
     keys: &K,
-    qkv: &[L::E],
+    inputs: HostInputs<'_, L::E>,
     scratch: &mut ForwardScratch<'_, L::E>,
     out: crate::cpu::Shared<'_, L::E>,
     lse: Option<crate::cpu::Shared<'_, L::E>>,
@@ -114,7 +121,7 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
     let scale = L::E::from_f64(block.rule.scale);
     pack_rows(l, scratch.queries, rows, heads.dim, |r| {
         let (token, head) = block.row(r);
-        &qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
+        &inputs.qkv[(block.token + token) * heads.qkv_width() + head * heads.dim..][..heads.dim]
     });
     let mut sums = [(L::E::NEG_INFINITY, L::E::ZERO); MAX_ROWS];
     let first_key = block.first_key();
@@ -150,13 +157,14 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
         }
         first = split.end;
     }
-    for (r, (top, sum)) in sums[..rows].iter().enumerate() {
+    for (r, &result) in sums[..rows].iter().enumerate() {
         let (token, head) = block.row(r);
+        let (top, sum, shrink) = with_sink(l, result, inputs.sinks.map(|sinks| sinks[head]));
         let token = block.token + token;
         let at = token * heads.out_width() + head * heads.dim;
         // SAFETY: the block's tokens and heads belong to this task.
         let to = unsafe { out.range(at..at + heads.dim) };
-        let inv = l.splat(L::E::ONE / *sum);
+        let inv = l.splat(shrink / sum);
         let from = &scratch.out[r * padded(heads.dim)..][..heads.dim];
         for at in (0..heads.dim).step_by(WIDTH) {
             l.put(to, at, l.mul(l.get(from, at, L::E::ZERO), inv));
@@ -165,9 +173,18 @@ pub(super) fn forward_rows<L: Lanes, K: Keys<L::E>>(
             let at = token * heads.query + head;
             // SAFETY: the block's tokens and heads belong to this task.
             let lse = unsafe { lse.range(at..at + 1) };
-            lse[0] = *top + sum.ln();
+            lse[0] = top + sum.ln();
         }
     }
+}
+
+/// A row's top and sum with the head's sink in the sum, and the factor by which the output shrinks to the new top. The sink is
+/// combined like a split of one key whose value is 0.
+#[inline(always)]
+fn with_sink<L: Lanes>(l: L, (top, sum): (L::E, L::E), sink: Option<L::E>) -> (L::E, L::E, L::E) {
+    let Some(sink) = sink else { return (top, sum, L::E::ONE) };
+    let combine = Combine::new(l, top, sink);
+    (combine.top, combine.sum(sum, L::E::ONE), combine.before)
 }
 
 /// Copies a short row. `copy_from_slice` would call `memcpy`, which takes longer than the copy.

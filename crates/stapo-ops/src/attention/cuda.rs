@@ -7,11 +7,11 @@ use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER,
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED, ATTENTION_BACKWARD_RULED, ATTENTION_HOPPER,
     ATTENTION_HOPPER_RULED, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_PIPELINED_HOPPER,
-    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, Source,
+    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Memory, Slice, TensorMap};
 use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
-use crate::{Float, pitch_of};
+use crate::{Float, matmul, pitch_of};
 
 /// Rows of a work tile: queries in forward and in the gradient of the queries, keys in the gradient of keys and values.
 const ROWS: usize = 128;
@@ -37,27 +37,45 @@ pub(super) fn source(kind: ElementType, heads: Heads, matrix: &'static Source) -
     if kind == ElementType::Bf16 { matrix } else { &ATTENTION_PLAIN }
 }
 
-/// The kernels for bf16 of a layer with this rule: `plain` take no rule, `ruled` do.
-pub(super) fn by_rule(
-    heads: Heads,
-    rule: ScoreRule,
-    plain: &'static Source,
-    ruled: &'static Source,
-) -> &'static Source {
-    if rule.is_plain(heads.dim) { plain } else { ruled }
+/// The rule of a layer's scores and its sinks, as kernels take them.
+#[derive(Clone, Copy)]
+pub(super) struct KernelRule {
+    pub heads: Heads,
+    pub scores: ScoreRule,
+    pub sinks: Option<Slice>,
 }
 
-/// The last argument of kernels that take the rule: those for f32, and for bf16 those of a rule that is not plain.
-pub(super) fn with_rule(launch: Launch<'_>, kind: ElementType, heads: Heads, rule: ScoreRule) -> Launch<'_> {
-    let is_plain = rule.is_plain(heads.dim);
-    if kind == ElementType::Bf16 && is_plain {
-        return launch;
+impl KernelRule {
+    fn is_plain(self) -> bool {
+        self.scores.is_plain(self.heads.dim) && self.sinks.is_none()
     }
-    // The plain scale has the bits of a division in f32.
-    let scale = if is_plain { 1.0 / (heads.dim as f32).sqrt() } else { rule.scale as f32 };
-    let softcap = rule.softcap.unwrap_or(0.0) as f32;
-    let fields = Fields::default().four_bytes(scale).four_bytes(softcap);
-    launch.fields(&fields.four_bytes(rule.window.unwrap_or(0)))
+
+    /// The kernels for bf16 of a layer with this rule: `plain` take no rule, `ruled` do.
+    pub(super) fn choose(self, plain: &'static Source, ruled: &'static Source) -> &'static Source {
+        if self.is_plain() { plain } else { ruled }
+    }
+
+    /// The last argument of kernels that take the rule: those for f32, and for bf16 those of a rule that is not plain.
+    pub(super) fn last_argument(self, launch: Launch<'_>, kind: ElementType) -> Launch<'_> {
+        if kind == ElementType::Bf16 && self.is_plain() {
+            return launch;
+        }
+        let Self { heads, scores: rule, sinks } = self;
+        // The plain scale has the bits of a division in f32.
+        let is_plain = rule.is_plain(heads.dim);
+        let scale = if is_plain { 1.0 / (heads.dim as f32).sqrt() } else { rule.scale as f32 };
+        let softcap = rule.softcap.unwrap_or(0.0) as f32;
+        let sinks =
+            sinks.inspect(|sinks| assert!(sinks.kind == kind, "attention: sinks of {:?}", sinks.kind));
+        let fields = Fields::default().eight_bytes(sinks).four_bytes(scale).four_bytes(softcap);
+        launch.fields(&fields.four_bytes(rule.window.unwrap_or(0)))
+    }
+}
+
+impl Dims {
+    fn kernel_rule(self, sinks: Option<Slice>) -> KernelRule {
+        KernelRule { heads: self.heads, scores: self.rule, sinks }
+    }
 }
 
 /// Query rows of a work tile of the matrix kernels without Hopper's instruction: see FRAGMENTS in forward.cu and K_PARTS in
@@ -83,26 +101,35 @@ pub(super) fn n_work_tiles(tokens: usize, per_token: usize, sequences: usize, he
     tokens * per_token / height + sequences
 }
 
-pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+/// [`super::Inputs`] on a GPU.
+#[derive(Clone, Copy)]
+pub(super) struct CudaInputs {
+    pub qkv: Slice,
+    pub sinks: Option<Slice>,
+}
+
+pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Slice, out: Slice, lse: Slice) {
     let op = "attention::forward";
     let heads = d.heads;
+    let qkv = inputs.qkv;
+    let rule = d.kernel_rule(inputs.sinks);
     let kind = qkv.kind;
     let is_hopper = is_hopper(cuda, kind, heads, d.rule);
     let is_pipelined = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
     if is_hopper && is_pipelined && TensorMap::fits(qkv, heads.qkv_width()) {
-        return forward_pipelined(cuda, d, qkv, offsets, out.same(qkv, op), lse.f32(op));
+        return forward_pipelined(cuda, d, inputs, offsets, out.same(qkv, op), lse.f32(op));
     }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
     let name = format!("attention_forward_{suffix}");
     let (plain, ruled) =
         if is_hopper { (&ATTENTION_HOPPER, &ATTENTION_HOPPER_RULED) } else { (&ATTENTION, &ATTENTION_RULED) };
-    let source = source(kind, heads, by_rule(heads, d.rule, plain, ruled));
+    let source = source(kind, heads, rule.choose(plain, ruled));
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(offsets).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     let launch = launch.arg(lse.f32(op)).arg(d.sequences).arg(heads.query).arg(heads.kv);
-    let launch = with_rule(launch, kind, heads, d.rule);
+    let launch = rule.last_argument(launch, kind);
     let rows = if is_hopper { ROWS } else { tile_rows(heads) };
     let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, rows)];
     if !is_bf16 {
@@ -120,7 +147,9 @@ pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
 }
 
 /// By the kernel of forward_pipelined_hopper.cu.
-fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out: Slice, lse: Slice) {
+fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Slice, out: Slice, lse: Slice) {
+    let CudaInputs { qkv, sinks } = inputs;
+    let rule = d.kernel_rule(sinks);
     let is_long = d.tokens >= LONG_TOKENS * d.sequences.max(1);
     // As in the kernel.
     let (plain, ruled, consumers, stages) = if is_long {
@@ -128,7 +157,7 @@ fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out:
     } else {
         (&ATTENTION_PIPELINED_HOPPER, &ATTENTION_PIPELINED_HOPPER_RULED, 3, 8)
     };
-    let source = by_rule(d.heads, d.rule, plain, ruled);
+    let source = rule.choose(plain, ruled);
     let (rows, threads) = (64 * consumers, 128 * consumers + 128);
     let heads = d.heads;
     let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
@@ -143,7 +172,7 @@ fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, qkv: Slice, offsets: Slice, out:
         .four_bytes(out_pitch(d.tokens, heads, out));
     let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16");
     let launch = launch.head_dim(heads.dim).tensor_map(&map(rows)).tensor_map(&map(KEYS)).fields(&args);
-    let launch = with_rule(launch, qkv.kind, heads, d.rule);
+    let launch = rule.last_argument(launch, qkv.kind);
     let n_blocks = cuda.gpu.multiprocessors as usize;
     let launch = launch.programmatic_launch(true);
     launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
@@ -163,16 +192,11 @@ pub(super) fn backward<T: Float>(
     let out = saved.out.cuda();
     let lse = saved.lse.cuda();
     let kind = d_qkv.same(qkv, op).same(out, op).same(d_out, op).kind;
-    let matrix = by_rule(heads, d.rule, &ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED);
-    let source = source(kind, heads, matrix);
-    let delta_memory = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
+    // Sinks are in the sums that forward kept, and enter backward by these alone.
+    let rule = d.kernel_rule(None);
+    let source = source(kind, heads, rule.choose(&ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED));
+    let delta_memory = delta(cuda, d, out, d_out);
     let delta = delta_memory.slice();
-    let name = format!("attention_delta_{}", kind.name());
-    let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(out);
-    let is_bf16 = kind == ElementType::Bf16;
-    let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
-    let launch = launch.arg(d_out).arg(delta).arg(heads.query);
-    launch.run([d.tokens, 1], 128, 0);
     let inputs = BackwardInputs { qkv, d_out, offsets, lse: lse.f32(op), delta };
     let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && TensorMap::fits(d_out, heads.out_width());
     if is_hopper(cuda, kind, heads, d.rule) && has_maps {
@@ -184,7 +208,7 @@ pub(super) fn backward<T: Float>(
         let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
         let launch = launch.arg(inputs.lse).arg(delta).arg(d_qkv);
         let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
-        with_rule(launch, kind, heads, d.rule)
+        rule.last_argument(launch, kind)
     };
     if kind == ElementType::Bf16 {
         let rows = tile_rows(heads);
@@ -197,6 +221,38 @@ pub(super) fn backward<T: Float>(
         launch(&queries).run([d.tokens, heads.query], 32, 0);
         launch(&keys).run([d.tokens, heads.kv], 32, 0);
     }
+}
+
+/// The sum over a head's columns of d_out times out, `[T, query heads]` in f32.
+fn delta(cuda: &Arc<Cuda>, d: Dims, out: Slice, d_out: Slice) -> Memory {
+    let (heads, kind) = (d.heads, out.kind);
+    let matrix = d.kernel_rule(None).choose(&ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED);
+    let delta = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
+    let name = format!("attention_delta_{}", kind.name());
+    let launch = cuda.kernel(source(kind, heads, matrix), &name).head_dim(heads.dim).arg(out);
+    let is_bf16 = kind == ElementType::Bf16;
+    let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
+    launch.arg(d_out).arg(delta.slice()).arg(heads.query).run([d.tokens, 1], 128, 0);
+    delta
+}
+
+/// See `sinks::backward`.
+pub(super) fn backward_sinks<T: Float>(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    saved: Saved<'_, T>,
+    sinks: Slice,
+    d_out: Slice,
+    d_sinks: Slice,
+) {
+    let op = "attention::sinks::backward";
+    let query = d.heads.query;
+    let terms = delta(cuda, d, saved.out.cuda().same(d_out, op).same(sinks, op), d_out);
+    let name = format!("attention_sink_terms_{}", sinks.name());
+    let launch = cuda.kernel(&ELEMENTWISE, &name).arg(sinks).arg(saved.lse.cuda().f32(op)).arg(terms.slice());
+    let n = d.tokens * query;
+    launch.arg(query).arg(n).run([n.div_ceil(256), 1], 256, 0);
+    matmul::cuda::backward_bias(cuda, d.tokens, query, terms.slice(), d_sinks);
 }
 
 struct BackwardInputs {
@@ -215,7 +271,8 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     const ADDERS: usize = 2;
     let heads = d.heads;
     let (plain, ruled) = (&ATTENTION_BACKWARD_PIPELINED_HOPPER, &ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED);
-    let source = by_rule(heads, d.rule, plain, ruled);
+    let rule = d.kernel_rule(None);
+    let source = rule.choose(plain, ruled);
     let kind = inputs.qkv.kind;
     // Tiles of 64 queries, of every head.
     let n_query_tiles = n_work_tiles(d.tokens, 1, d.sequences, KEYS);
@@ -236,7 +293,7 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     let launch = cuda.kernel(source, "attention_backward_pipelined_hopper_bf16").head_dim(heads.dim);
     let launch = launch.tensor_map(&map(inputs.qkv, heads.qkv_width()));
     let launch = launch.tensor_map(&map(inputs.d_out, heads.out_width())).fields(&args);
-    let launch = with_rule(launch, kind, heads, d.rule);
+    let launch = rule.last_argument(launch, kind);
     // Keys and values, queries and d_out of each stage, gradients of scores in bf16, and of queries in f32.
     let tiles = swizzled_bytes(heads, 2 * ROWS + 2 * STAGES * KEYS) + 2 * ROWS * KEYS;
     let shared = tiles + 4 * ADDERS * KEYS * heads.dim;
@@ -244,5 +301,5 @@ fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv:
     let launch = cuda.kernel(source, "attention_backward_store_queries_bf16").head_dim(heads.dim);
     let launch = launch.arg(sums.slice()).arg(inputs.offsets).arg(d_qkv);
     let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
-    with_rule(launch, kind, heads, d.rule).run([heads.query, n_query_tiles], 256, 0);
+    rule.last_argument(launch, kind).run([heads.query, n_query_tiles], 256, 0);
 }

@@ -2,7 +2,7 @@
 //! stored on the way.
 
 use super::cache::GROUPED_ROWS;
-use super::cuda::{KEYS, by_rule, is_hopper, out_pitch, swizzled_bytes, with_rule};
+use super::cuda::{KEYS, is_hopper, out_pitch, swizzled_bytes};
 use super::cuda_paged::PagedCall;
 use crate::cuda::kernels::{ATTENTION_DECODE_HOPPER, ATTENTION_DECODE_HOPPER_RULED};
 use crate::cuda::{Cuda, Fields, Slice, TensorMap};
@@ -55,8 +55,8 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     let n_blocks = heads.kv * groups.list.len / 4;
     let stages = n_stages(cuda, rows, n_blocks);
     let name = format!("attention_decode_{rows}_{stages}_hopper_bf16");
-    let rule = call.dims.rule;
-    let source = by_rule(heads, rule, &ATTENTION_DECODE_HOPPER, &ATTENTION_DECODE_HOPPER_RULED);
+    let rule = call.rule();
+    let source = rule.choose(&ATTENTION_DECODE_HOPPER, &ATTENTION_DECODE_HOPPER_RULED);
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let norm = rotation.and_then(|rotation| rotation.norm);
     let args = Fields::default()
@@ -86,13 +86,13 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache. Where rows
     // are still to be rotated, the kernel in front is a product.
     let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
-    let launch = with_rule(launch, qkv.kind, heads, rule);
+    let launch = rule.last_argument(launch, qkv.kind);
     launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.list.len / 4], THREADS, shared);
     if let Some(partials) = groups.partials {
         let launch = cuda.kernel(source, "attention_combine_splits_bf16").head_dim(heads.dim);
         let launch = launch.arg(partials).arg(groups.first_partials).arg(call.contexts).arg(call.out);
         let launch = launch.arg(out_pitch(call.dims.tokens, heads, call.out));
-        let launch = with_rule(launch.arg(heads.query), qkv.kind, heads, rule).programmatic_launch(true);
+        let launch = rule.last_argument(launch.arg(heads.query), qkv.kind).programmatic_launch(true);
         launch.run([heads.query, call.dims.sequences], heads.dim, 0);
     }
 }

@@ -1,9 +1,7 @@
 //! Attention over a paged cache on a GPU.
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
-use super::cuda::{
-    KEYS, by_rule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes, with_rule,
-};
+use super::cuda::{KEYS, KernelRule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
 use crate::cuda::kernels::{
     ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE,
 };
@@ -39,6 +37,7 @@ pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
 /// What a call reads and writes beside its rows: see `paged::forward`.
 pub(crate) struct PagedCall {
     pub(super) dims: Dims,
+    pub(super) sinks: Option<Slice>,
     pub(super) cache_dims: CacheDims,
     pub(super) slots: Slice,
     /// Keys and values.
@@ -75,6 +74,7 @@ impl GroupedCall {
 impl PagedCall {
     pub(crate) fn new<T: Float>(
         dims: Dims,
+        sinks: Option<View<'_, T>>,
         slots: View<'_, u32>,
         cache: &Cache<T>,
         sequences: Sequences<'_>,
@@ -83,6 +83,7 @@ impl PagedCall {
         let Sequences { offsets, contexts, tables, groups } = sequences;
         Self {
             dims,
+            sinks: sinks.map(|sinks| sinks.cuda()),
             cache_dims: cache.dims(),
             slots: slots.cuda(),
             cache: (cache.keys.view().cuda(), cache.values.view().cuda()),
@@ -97,6 +98,10 @@ impl PagedCall {
     /// Whether keys that this call stores are read by other sequences of it.
     pub(crate) fn reads_new_keys(&self) -> bool {
         self.groups.is_some_and(|groups| groups.reads_new_keys)
+    }
+
+    pub(super) fn rule(&self) -> KernelRule {
+        KernelRule { heads: self.dims.heads, scores: self.dims.rule, sinks: self.sinks }
     }
 
     /// Writes the tokens' keys and values into the cache.
@@ -123,14 +128,14 @@ impl PagedCall {
         } else {
             (&ATTENTION_PAGED, &ATTENTION_PAGED_RULED)
         };
-        let source = source(kind, heads, by_rule(heads, d.rule, plain, ruled));
+        let source = source(kind, heads, self.rule().choose(plain, ruled));
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
         let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
         let pitch = is_bf16.then(|| out_pitch(d.tokens, heads, self.out));
         let shape = numbers.into_iter().chain(pitch).fold(Fields::default(), Fields::four_bytes);
         let launch = launch.fields(&shape);
-        let launch = with_rule(launch, kind, heads, d.rule);
+        let launch = self.rule().last_argument(launch, kind);
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
         let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];

@@ -236,7 +236,7 @@ __device__ __forceinline__ void consume(const Group& g, const DecodeArgs& args, 
 
 // Writes the rows of sequences of one split to `out`, and those of longer sequences to `partials`.
 template <int QUERIES, int STAGES>
-__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args,
+__device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& args, const ScoreRule& rule,
                                            DecodeShared<QUERIES, STAGES>& shared, float sum,
                                            const float (&o)[PARTS][QUERIES / 8][4]) {
     // The partial of the head that row `row` belongs to.
@@ -265,7 +265,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
             int head = g.kv_head * g.heads + row % g.heads;
             bf16* out = args.out + (size_t)(g.first + member) * args.out_pitch + head * HEAD_DIM;
             float* to = is_whole ? 0 : partial(row);
-            float scale = 1.0f / shared.totals[row];
+            float scale = EndedRow(shared.references[row], shared.totals[row], head, rule).scale();
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -302,7 +302,7 @@ __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& 
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) clear(o[part]), fence_registers(o[part]);
     consume(g, args, rule, shared, tiles, queries, weights, o, sum);
-    store_rows(g, args, shared, sum, o);
+    store_rows(g, args, rule, shared, sum, o);
 }
 
 // Maps: keys and values by rows of one head. Kernels for groups of at most 8 and of at most 16 query rows. With 3 stages
@@ -342,5 +342,6 @@ attention_combine_splits_bf16(const float* partials, const u32* first_partials, 
         sum = combine(sum, next[PARTIAL_SUM]);
         o = combine(o, next[threadIdx.x]);
     }
-    out[(size_t)blockIdx.y * out_pitch + blockIdx.x * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * (1.0f / sum));
+    float scale = EndedRow(reference, sum, blockIdx.x, rule).scale();
+    out[(size_t)blockIdx.y * out_pitch + blockIdx.x * HEAD_DIM + threadIdx.x] = round_to<bf16>(o * scale);
 }

@@ -62,6 +62,8 @@ struct PagedTile {
     __device__ __forceinline__ GroupedQueries queries(const bf16* qkv) const {
         return {qkv + start * width + kv_head * heads * HEAD_DIM, width, first, heads};
     }
+    // The query head of row r.
+    __device__ __forceinline__ int head(int r) const { return kv_head * heads + (first + r) % heads; }
     // Where row r goes in out [T, query heads, HEAD_DIM], whose tokens are `pitch` apart.
     __device__ __forceinline__ bf16* out_row(bf16* out, int pitch, int r) const {
         int row = first + r;

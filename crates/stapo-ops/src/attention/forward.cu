@@ -95,6 +95,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m) {
         end_steps(feed.n_steps, first_step, rows[m], saved[m], last_key[m], rule);
-        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, out, out_pitch, lse);
+        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, rule, out, out_pitch, lse);
     }
 }

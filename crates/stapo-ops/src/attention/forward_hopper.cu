@@ -63,7 +63,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
     LastKeys last = {{t.first + row, t.first + row + 8}, t.first + top_row, t.first + top_row + 63};
     RowState rows;
     attend<ROWS, true>(queries, top_row, feed, first_step, last, rule, rows);
-    store_rows(t, rows, row, query, rule.factor(), out, out_pitch, lse);
+    store_rows(t, rows, row, query, rule.factor(), rule, out, out_pitch, lse);
 }
 
 #define PAGED_ROWS 64
@@ -95,6 +95,7 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         if (row + h * 8 >= t.n_rows) continue;
-        store_row(t.out_row(out, shape.out_pitch, row + h * 8), rows.o, h, 1.0f / rows.sum[h]);
+        EndedRow ended(rows.reference[h], rows.sum[h], t.head(row + h * 8), rule);
+        store_row(t.out_row(out, shape.out_pitch, row + h * 8), rows.o, h, ended.scale());
     }
 }

@@ -296,7 +296,7 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         tile.token = (size_t)start + first;
         tile.n_rows = has_rows ? n_keys - first : 0;
         tile.head = head;
-        store_rows(tile, rows, row, args.query, in.factor, args.out, args.out_pitch, args.lse);
+        store_rows(tile, rows, row, args.query, in.factor, rule, args.out, args.out_pitch, args.lse);
     }
 }
 

@@ -109,10 +109,11 @@ __device__ __forceinline__ void multiply_pv(WarpState& rows, const bf16* weights
     }
 }
 
-__device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int pitch, bf16* out) {
+__device__ __forceinline__ void store_rows(const PagedTile& t, const WarpState& rows, int warp, int pitch, bf16* out,
+                                           const ScoreRule& rule) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float inv = 1.0f / rows.sum[h];
+        float inv = EndedRow(rows.reference[h], rows.sum[h], t.head(fragment_row(2 * h)), rule).scale();
         if (fragment_row(2 * h) >= t.n_rows) continue;
         bf16* to = t.out_row(out, pitch, fragment_row(2 * h));
 #pragma unroll
@@ -168,5 +169,5 @@ attention_paged_bf16(const bf16* qkv, const bf16* keys, const bf16* values, cons
         feed.values_are_read(step);
     }
     end_steps(feed.n_steps, first_step, rows, saved, last_key, rule);
-    store_rows(t, rows, warp, shape.out_pitch, out);
+    store_rows(t, rows, warp, shape.out_pitch, out, rule);
 }

@@ -8,6 +8,7 @@ pub use super::cache::{
     Cache, CacheDims, Dims, GROUPED_KEYS, GROUPED_ROWS, Groups, Partials, SPLIT_KEYS, Sequences,
 };
 
+use super::Inputs;
 use super::cpu_decode::{self, Decode};
 use super::cpu_paged::HostSequences;
 use super::cuda_decode;
@@ -66,22 +67,24 @@ pub fn store<T: Float>(
     T::paged_store(device.as_cpu(), heads, dims, qkv.host(), slots.host(), keys, values);
 }
 
-/// Stores the tokens' keys and values, see [`store`], and attends. Shapes: qkv `[T, qkv_width]`; slots `[T]`; out
+/// Stores the tokens' keys and values, see [`store`], and attends. Shapes: inputs `[T, ..]`; slots `[T]`; out
 /// `[T, out_width]`. Bit for bit what [`super::forward`] gives for the same sequences packed.
-pub fn forward<T: Float>(
+pub fn forward<'a, T: Float>(
     device: &Device,
     dims: Dims,
-    qkv: View<'_, T>,
+    inputs: impl Into<Inputs<'a, T>>,
     slots: View<'_, u32>,
     cache: &mut Cache<T>,
     sequences: Sequences<'_>,
     out: ViewMut<'_, T>,
 ) {
     let op = "attention::paged::forward";
-    check_shapes(op, dims, cache, ("qkv", qkv.len()), sequences, &out);
+    let inputs = inputs.into();
+    let qkv = inputs.qkv;
+    check_shapes(op, dims, cache, &inputs, sequences, &out);
     if let Backend::Cuda(cuda) = device.backend() {
         check(op, "slots", slots.len(), dims.tokens);
-        let call = PagedCall::new(dims, slots, cache, sequences, &out);
+        let call = PagedCall::new(dims, inputs.sinks, slots, cache, sequences, &out);
         let is_decode = cuda_decode::fits(cuda, &call, qkv.cuda());
         if !is_decode || call.reads_new_keys() {
             call.store(cuda, qkv.cuda());
@@ -100,7 +103,7 @@ pub fn forward<T: Float>(
         tables: sequences.tables.host(),
     };
     host.check(op, dims, cache.dims);
-    let is_plain = dims.rule.is_plain(dims.heads.dim);
+    let is_plain = dims.rule.is_plain(dims.heads.dim) && inputs.sinks.is_none();
     if is_plain
         && dims.heads.group() <= cpu_decode::MAX_GROUP
         && host.is_decode(dims, cache.dims, slots.host())
@@ -120,7 +123,7 @@ pub fn forward<T: Float>(
         return;
     }
     store(device, dims.tokens, dims.heads, qkv, slots, cache);
-    T::paged_forward(device.as_cpu(), dims, qkv.host(), cache, host, out.into_host());
+    T::paged_forward(device.as_cpu(), dims, inputs.host(), cache, host, out.into_host());
 }
 
 #[track_caller]
@@ -128,13 +131,13 @@ pub(crate) fn check_shapes<T: Float>(
     op: &str,
     dims: Dims,
     cache: &Cache<T>,
-    (name, len): (&str, usize),
+    inputs: &Inputs<'_, T>,
     sequences: Sequences<'_>,
     out: &ViewMut<'_, T>,
 ) {
     cache.dims.check(op, dims.heads);
     dims.rule.check(op);
-    check(op, name, len, dims.tokens * dims.heads.qkv_width());
+    inputs.check(op, dims.tokens, dims.heads);
     pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "contexts", sequences.contexts.len(), dims.sequences);
     check(op, "tables", sequences.tables.len(), dims.sequences * dims.table_width);

@@ -19,6 +19,8 @@ __device__ __forceinline__ float warp_max(float x) {
 
 // How scores are made: see ScoreRule in rule.cu. `softcap` 0: none; `window` 0: all keys.
 struct Rule {
+    // One for each query head; null: none.
+    const float* sinks;
     float scale, softcap;
     int window;
 
@@ -36,7 +38,7 @@ struct Rule {
 
 // One query against the last keys of 0..n: `key(j)`, `value(j)` are addresses.
 template <class Key, class Value>
-__device__ __forceinline__ void attend(const float* q, int n, Key key, Value value, float* out, float* lse,
+__device__ __forceinline__ void attend(const float* q, int head, int n, Key key, Value value, float* out, float* lse,
                                        const Rule& rule) {
     int lane = threadIdx.x % 32, begin = rule.first_key(n);
     float top = MINUS_INFINITY, sum = 0.0f, o[COLUMNS] = {};
@@ -62,6 +64,13 @@ __device__ __forceinline__ void attend(const float* q, int n, Key key, Value val
         sum = fmaf(sum, before, warp_sum(split_sum) * next);
         for (int c = 0; c < COLUMNS; ++c) o[c] = fmaf(o[c], before, split_o[c] * next);
     }
+    if (rule.sinks) {
+        float top_before = top, sink = rule.sinks[head];
+        top = fmaxf(top, sink);
+        float before = expf(top_before - top);
+        sum = fmaf(sum, before, expf(sink - top));
+        for (int c = 0; c < COLUMNS; ++c) o[c] *= before;
+    }
     for (int c = 0; c < COLUMNS; ++c)
         if (lane + 32 * c < HEAD_DIM) out[lane + 32 * c] = o[c] / sum;
     if (lse && lane == 0) *lse = top + logf(sum);
@@ -81,7 +90,7 @@ KERNEL attention_forward_float(const float* qkv, const u32* offsets, float* out,
     size_t start = offsets[sequence_of(offsets, sequences, token)];
     const float* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
     attend(
-        qkv + token * width + head * HEAD_DIM, token - start + 1, [&](int j) { return k + j * width; },
+        qkv + token * width + head * HEAD_DIM, head, token - start + 1, [&](int j) { return k + j * width; },
         [&](int j) { return k + j * width + kv * HEAD_DIM; }, out + (token * query + head) * HEAD_DIM,
         lse + token * query + head, rule);
 }
@@ -116,7 +125,7 @@ KERNEL attention_paged_float(const float* qkv, const float* keys, const float* v
         return (((size_t)table[j / block_size] * kv + kv_head) * block_size + j % block_size) * HEAD_DIM;
     };
     attend(
-        qkv + token * width + head * HEAD_DIM, n, [&](int j) { return keys + place(j); },
+        qkv + token * width + head * HEAD_DIM, head, n, [&](int j) { return keys + place(j); },
         [&](int j) { return values + place(j); }, out + (token * query + head) * HEAD_DIM, 0, rule);
 }
 

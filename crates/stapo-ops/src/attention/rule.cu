@@ -4,6 +4,8 @@
 #ifdef SCORE_RULE
 
 struct ScoreRule {
+    // One for each query head; null: none.
+    const bf16* sinks;
     // `softcap` 0: none. `window` 0: all keys.
     float scale, softcap;
     int window;
@@ -148,4 +150,45 @@ __device__ __forceinline__ void end_steps(int n_steps, int first, RowStateOf<N>&
 #else
     end_steps(n_steps, rows, saved, position, rule.factor());
 #endif
+}
+
+// A row behind its last split and its head's sink, which is combined like a split of one key whose value is 0.
+struct EndedRow {
+    float reference, sum;
+#ifdef SCORE_RULE
+    float before = 1.0f;
+#endif
+
+    __device__ __forceinline__ EndedRow(float reference, float sum, int head, const ScoreRule& rule)
+        : reference(reference), sum(sum) {
+#ifdef SCORE_RULE
+        if (!rule.sinks) return;
+        float factor = rule.factor();
+        Combine combine(reference, widen(rule.sinks[head]) * LOG2_E / factor, factor);
+        this->reference = combine.reference, this->sum = combine(sum, 1.0f), before = combine.before;
+#endif
+    }
+    // What outputs are multiplied by.
+    __device__ __forceinline__ float scale() const {
+#ifdef SCORE_RULE
+        return before / sum;
+#else
+        return 1.0f / sum;
+#endif
+    }
+};
+
+// Writes the outputs and the log-sum-exp of the rows of a packed tile; `row` is the first of the lane's two rows. Rows of
+// `out` are `pitch` apart.
+__device__ __forceinline__ void store_rows(const QueryTile& t, const RowState& rows, int row, int query, float factor,
+                                           const ScoreRule& rule, bf16* out, int pitch, float* lse) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (row + h * 8 >= t.n_rows) continue;
+        size_t token = t.token + row + h * 8;
+        EndedRow ended(rows.reference[h], rows.sum[h], t.head, rule);
+        if (threadIdx.x % 4 == 0)
+            lse[token * query + t.head] = log_sum_exp(ended.reference, ended.sum, factor);
+        store_row(out + token * pitch + t.head * HEAD_DIM, rows.o, h, ended.scale());
+    }
 }

@@ -234,17 +234,3 @@ __device__ __forceinline__ void online_softmax_step(float (&s)[KEYS / 8][4], Row
     softmax_weights(s, rows, factor, scale);
     rescale(rows, scale);
 }
-
-// Writes the outputs and the log-sum-exp of the rows of a packed tile; `row` is the first of the lane's two rows. Rows of
-// `out` are `pitch` apart.
-__device__ __forceinline__ void store_rows(const QueryTile& t, const RowState& rows, int row, int query, float factor,
-                                           bf16* out, int pitch, float* lse) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 >= t.n_rows) continue;
-        size_t token = t.token + row + h * 8;
-        if (threadIdx.x % 4 == 0)
-            lse[token * query + t.head] = log_sum_exp(rows.reference[h], rows.sum[h], factor);
-        store_row(out + token * pitch + t.head * HEAD_DIM, rows.o, h, 1.0f / rows.sum[h]);
-    }
-}

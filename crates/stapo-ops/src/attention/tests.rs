@@ -4,6 +4,7 @@ use crate::Buffer;
 use crate::testing::*;
 
 mod rules;
+mod sinks;
 
 const HEADS: [Heads; 4] = [
     Heads { query: 2, kv: 2, dim: 5 },

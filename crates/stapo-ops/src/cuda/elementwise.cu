@@ -90,6 +90,19 @@ KERNEL column_parts_float(const float* x, float* parts, int rows, int columns) {
 }
 KERNEL column_parts_bf16(const bf16* x, float* parts, int rows, int columns) { column_parts(x, parts, rows, columns); }
 
+// delta [rows, query heads] becomes the gradients of the heads' attention sinks by row.
+template <class S>
+__device__ __forceinline__ void sink_terms(const S* sinks, const float* lse, float* delta, int query, u64 n) {
+    u64 at = element();
+    if (at < n) delta[at] *= -expf(widen(sinks[at % query]) - lse[at]);
+}
+KERNEL attention_sink_terms_float(const float* sinks, const float* lse, float* delta, int query, u64 n) {
+    sink_terms(sinks, lse, delta, query, n);
+}
+KERNEL attention_sink_terms_bf16(const bf16* sinks, const float* lse, float* delta, int query, u64 n) {
+    sink_terms(sinks, lse, delta, query, n);
+}
+
 // A buffer of several whose elements are those of `n` from block `first_block` on.
 struct Squared {
     const float* x;

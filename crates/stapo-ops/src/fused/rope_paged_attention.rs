@@ -5,7 +5,7 @@ use crate::attention::cuda_paged::PagedCall;
 use crate::attention::paged::{self, Cache, Dims, Sequences};
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::{Device, Float, View, ViewMut, check, rope};
+use crate::{Device, Float, View, ViewMut, attention, check, rope};
 
 /// Queries, keys and values before the rotation: see [`rope::forward`].
 pub struct Unrotated<'a, T: Float> {
@@ -14,6 +14,8 @@ pub struct Unrotated<'a, T: Float> {
     pub norm: Option<rope::HeadNorm<'a, T>>,
     /// `[T, qkv_width]`
     pub raw: View<'a, T>,
+    /// As in [`attention::Inputs`].
+    pub sinks: Option<View<'a, T>>,
     /// `[T, qkv_width]`, scratch that is left holding anything.
     pub qkv: ViewMut<'a, T>,
     /// With a norm `[T, query heads + kv heads]`, scratch that is left holding anything.
@@ -31,12 +33,12 @@ pub fn forward<T: Float>(
     out: ViewMut<'_, T>,
 ) {
     let op = "fused::rope_paged_attention";
-    let Unrotated { table, positions, norm, raw, mut qkv, inv_rms } = unrotated;
+    let Unrotated { table, positions, norm, raw, sinks, mut qkv, inv_rms } = unrotated;
     if let Backend::Cuda(cuda) = device.backend() {
-        paged::check_shapes(op, dims, cache, ("raw", raw.len()), sequences, &out);
+        paged::check_shapes(op, dims, cache, &attention::Inputs { qkv: raw, sinks }, sequences, &out);
         check(op, "positions", positions.len(), dims.tokens);
         check(op, "slots", slots.len(), dims.tokens);
-        let call = PagedCall::new(dims, slots, cache, sequences, &out);
+        let call = PagedCall::new(dims, sinks, slots, cache, sequences, &out);
         // The kernel stores a key while it attends, which is too late for another sequence that reads it.
         if fits(cuda, &call, raw.cuda()) && rotates_heads(table, norm) && !call.reads_new_keys() {
             return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
@@ -45,7 +47,8 @@ pub fn forward<T: Float>(
     let rope_dims = rope::Dims { tokens: dims.tokens, heads: dims.heads };
     let norm = norm.map(|norm| (norm, inv_rms));
     rope::forward(device, rope_dims, table, positions, norm, raw, qkv.reborrow());
-    paged::forward(device, dims, qkv.into_view(), slots, cache, sequences, out);
+    let inputs = attention::Inputs { qkv: qkv.into_view(), sinks };
+    paged::forward(device, dims, inputs, slots, cache, sequences, out);
 }
 
 /// Whether the kernel's rotation is that of the table and the norm: of whole heads, each normed alone.

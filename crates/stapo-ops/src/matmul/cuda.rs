@@ -217,7 +217,7 @@ pub(crate) fn weight_gradient(d: Dims, x: Slice, d_y: Slice, write: Write, d_wei
     }
 }
 
-pub(super) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y: Slice, d_bias: Slice) {
+pub(crate) fn backward_bias(cuda: &Arc<Cuda>, tokens: usize, outputs: usize, d_y: Slice, d_bias: Slice) {
     let n_parts = parts_for(cuda, tokens).min(64);
     let parts_memory = Memory::scratch(cuda, n_parts * outputs, ElementType::F32);
     let parts = parts_memory.slice();

@@ -1,7 +1,7 @@
 //! Tests of bits on the GPU: decode, chunks of a prefill and products of few rows give the bits of training. Without a
 //! GPU these tests print that they are skipped, and pass.
 
-use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers, ruled_attention_case};
+use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers, ruled_attention_case, sinks};
 use crate::attention::cuda::LONG_TOKENS;
 use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
@@ -10,7 +10,7 @@ use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::fused::{matmul_add_rmsnorm, matmul_swiglu, rope_paged_attention};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
-use crate::{View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
+use crate::{Buffer, View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
 
 /// Runs a sequence by prefill in chunks and decode over a paged cache, and packed.
 #[test]
@@ -86,24 +86,29 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
 #[test]
 fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for (heads, rule) in HEADS.into_iter().flat_map(|heads| windows(heads).map(|rule| (heads, rule))) {
+    for rule in HEADS.into_iter().flat_map(windows) {
         for len in [1, 130, 700, 2100, LONG_TOKENS + 100] {
-            let alone = ruled_attention_case(device, (heads, rule), &[len]);
+            let alone = ruled_attention_case(device, rule, &[len]);
             for others in [&[1][..], &[64, 900, 3, 129]] {
-                let packed = ruled_attention_case(device, (heads, rule), &[&[len][..], others].concat());
+                let packed = ruled_attention_case(device, rule, &[&[len][..], others].concat());
                 for (what, (alone, packed)) in ["out", "lse", "d_qkv"].iter().zip(alone.iter().zip(&packed)) {
                     let same = bits(alone) == bits(&packed[..alone.len()]);
-                    assert!(same, "{heads:?} {rule:?}: {what} of {len} tokens before {others:?} differs");
+                    assert!(same, "{rule:?}: {what} of {len} tokens before {others:?} differs");
                 }
             }
         }
     }
 }
 
-/// All keys, and a window that ends within a split.
-fn windows(heads: Heads) -> [attention::ScoreRule; 2] {
+/// All keys, and a window that ends within a split, without sinks and with them.
+fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 3] {
     let plain = attention::ScoreRule::plain(heads.dim);
-    [plain, attention::ScoreRule { window: Some(650), ..plain }]
+    let windowed = attention::ScoreRule { window: Some(650), ..plain };
+    [(heads, plain, false), (heads, windowed, false), (heads, windowed, true)]
+}
+
+fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: &'a Option<Buffer<f32>>) -> attention::Inputs<'a, f32> {
+    attention::Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) }
 }
 
 /// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
@@ -137,8 +142,9 @@ fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     let heads = [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }];
-    for (heads, rule) in heads.into_iter().flat_map(|heads| windows(heads).map(|rule| (heads, rule))) {
+    for (heads, rule, has_sinks) in heads.into_iter().flat_map(windows) {
         let width = heads.qkv_width();
+        let sinks = has_sinks.then(|| sinks(device, heads));
         let block_size = 32;
         let members = 5;
         let n_common = SPLIT_KEYS + 128;
@@ -175,7 +181,8 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let mut lse = device.zeros(len * heads.query).unwrap();
             let packed = attention::Dims { tokens: len, sequences: 1, heads, rule };
             let to = out.view_mut();
-            attention::forward(device, packed, qkv.view(), offsets.view(), to, lse.view_mut());
+            let inputs = with_sinks(&qkv, &sinks);
+            attention::forward(device, packed, inputs, offsets.view(), to, lse.view_mut());
             expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
         }
         let contexts: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
@@ -205,12 +212,10 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
-            paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
-            assert!(
-                bits(&out.view().to_vec()) == bits(&expected),
-                "{heads:?} {rule:?} {:?}",
-                groups.view().to_vec()
-            );
+            let inputs = with_sinks(&qkv, &sinks);
+            paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, to);
+            let same = bits(&out.view().to_vec()) == bits(&expected);
+            assert!(same, "{heads:?} {rule:?} {has_sinks} {:?}", groups.view().to_vec());
         }
     }
 }
@@ -267,6 +272,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 positions: positions.view(),
                 norm,
                 raw: raw.view(),
+                sinks: None,
                 qkv: qkv.view_mut(),
                 inv_rms: inv_rms.view_mut(),
             };
@@ -301,7 +307,9 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
 #[test]
 fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for (inputs, width) in [(2048, 6144), (192, 320), (128, 72)] {
+    let gates = [swiglu::Gate::Silu, swiglu::Gate::GeluTanh];
+    let shapes = [(2048, 6144), (192, 320), (128, 72)];
+    for ((inputs, width), gate) in shapes.into_iter().flat_map(|shape| gates.map(|gate| (shape, gate))) {
         let scaled: Vec<f32> =
             numbers(2, 2 * width * inputs).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.05))).collect();
         let w = weight(device, 2 * width, inputs, &scaled);
@@ -309,14 +317,17 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
         let x = compute(device, &numbers(1, rows * inputs));
         let project = |n: usize| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
-            let dims = swiglu::Dims { tokens: n, width, gate: swiglu::Gate::Silu };
+            let dims = swiglu::Dims { tokens: n, width, gate };
             let x = x.range(0..n * inputs);
             matmul_swiglu::forward(device, dims, x, &w, gate_up.view_mut(), out.view_mut());
             out.view().to_vec()
         };
         let all = project(rows);
         for n in [1, 2, 8, 9, 63, 64, 65] {
-            assert!(bits(&project(n)) == bits(&all[..n * width]), "{inputs} to {width}: {n} rows differ");
+            assert!(
+                bits(&project(n)) == bits(&all[..n * width]),
+                "{gate:?}, {inputs} to {width}: {n} rows differ"
+            );
         }
     }
 }

@@ -254,13 +254,18 @@ fn swiglu_embedding_adamw_and_reductions_on_cuda_agree_with_the_cpu() {
 }
 
 pub(super) fn attention_case(device: &Device, heads: Heads, lengths: &[usize]) -> Tensors<f32> {
-    ruled_attention_case(device, (heads, attention::ScoreRule::plain(heads.dim)), lengths)
+    ruled_attention_case(device, (heads, attention::ScoreRule::plain(heads.dim), false), lengths)
 }
 
-/// out, lse and d_qkv of packed sequences.
+/// A sink for each query head.
+pub(super) fn sinks(device: &Device, heads: Heads) -> Buffer<f32> {
+    compute(device, &numbers(7, heads.query).iter().map(|sink| 4.0 * sink).collect::<Vec<_>>())
+}
+
+/// out, lse, d_qkv and, with sinks, d_sinks of packed sequences.
 pub(super) fn ruled_attention_case(
     device: &Device,
-    (heads, rule): (Heads, attention::ScoreRule),
+    (heads, rule, has_sinks): (Heads, attention::ScoreRule, bool),
     lengths: &[usize],
 ) -> Tensors<f32> {
     let tokens = lengths.iter().sum();
@@ -275,12 +280,20 @@ pub(super) fn ruled_attention_case(
     let offsets = upload(device, &offsets);
     let mut out = empty(device, tokens * heads.out_width());
     let mut lse = device.zeros(tokens * heads.query).unwrap();
-    attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
+    let sinks = has_sinks.then(|| sinks(device, heads));
+    let inputs = attention::Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) };
+    attention::forward(device, dims, inputs, offsets.view(), out.view_mut(), lse.view_mut());
     let d_out = compute(device, &numbers(2, tokens * heads.out_width()));
     let mut d_qkv = empty(device, tokens * heads.qkv_width());
     let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
     attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
-    [out, lse, d_qkv].iter().map(|b| b.view().to_vec()).collect()
+    let d_sinks = sinks.map(|sinks| {
+        let mut d_sinks = upload(device, &numbers(8, heads.query));
+        let to = d_sinks.view_mut();
+        attention::sinks::backward(device, dims, saved, sinks.view(), d_out.view(), to);
+        d_sinks.view().to_vec()
+    });
+    [out, lse, d_qkv].iter().map(|b| b.view().to_vec()).chain(d_sinks).collect()
 }
 
 #[test]

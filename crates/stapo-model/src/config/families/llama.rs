@@ -10,6 +10,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     norms: NormPlacement::Before,
     qk_norm: QkNorm::Absent,
     biases: AttentionBiases::Absent,
+    has_sinks: false,
     gate: Gate::Silu,
     joins_projections: false,
     norms_less_one: false,

@@ -32,6 +32,7 @@ struct MixerWeights<P> {
     qkv: Linear<P>,
     delta_net: Option<DeltaNet<P>>,
     head_norms: Option<HeadNorms<P>>,
+    sinks: Option<P>,
     output: Linear<P>,
 }
 
@@ -94,6 +95,7 @@ impl Tensors<'_> {
                     key: self.take(&named("self_attn.k_norm.weight")),
                 }),
             },
+            sinks: spec.has_sinks.then(|| self.take(&named("self_attn.sinks"))),
             output: self.linear(
                 [named("self_attn.o_proj.weight")],
                 has_output_bias.then(|| [named("self_attn.o_proj.bias")]),
@@ -112,6 +114,7 @@ impl Tensors<'_> {
                 norm: self.take(&inside("norm.weight")),
             }),
             head_norms: None,
+            sinks: None,
             output: self.linear([inside("out_proj.weight")], None),
         }
     }
@@ -126,12 +129,13 @@ impl Tensors<'_> {
             Mixer::Attention(attention) => self.attention(attention, named),
             Mixer::DeltaNet(_) => self.delta_net(named),
         };
-        let MixerWeights { qkv, delta_net, head_norms, output } = mixer;
+        let MixerWeights { qkv, delta_net, head_norms, sinks, output } = mixer;
         LayerWeights {
             attention_norm: norm(before, 0).map(|name| self.take(&name)),
             qkv,
             delta_net,
             head_norms,
+            sinks,
             output,
             attended_norm: norm(after, 0).map(|name| self.take(&name)),
             ffn_norm: norm(before, 1).map(|name| self.take(&name)),
