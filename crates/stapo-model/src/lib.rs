@@ -26,7 +26,8 @@ pub mod weights;
 
 pub use chat::{ChatTemplate, Message, Segment, plain_continuation};
 pub use config::{
-    EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling, TensorSpec,
+    EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling, SCORE, ScoreHead,
+    TensorSpec,
 };
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;

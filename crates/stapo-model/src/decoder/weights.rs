@@ -2,7 +2,9 @@
 //! the optimizer all go through that walk.
 
 use super::lora::{LoraSpec, SECOND};
-use crate::config::{AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, QkNorm, TensorSpec};
+use crate::config::{
+    AttentionBiases, FeedForward, LayerSpec, LinearRole, ModelConfig, QkNorm, SCORE, TensorSpec,
+};
 use stapo_ops::Shape;
 use stapo_ops::lora::{Band, Module, joined_columns, pitch};
 use std::collections::BTreeMap;
@@ -17,7 +19,7 @@ pub struct DecoderWeights<P> {
     pub layers: Vec<LayerWeights<P>>,
     /// `[D]`
     pub final_norm: P,
-    /// `[vocabulary, D]`; `None` where the embedding is the head too ("tied").
+    /// `[vocabulary, D]`, or `[1, D]` of a reward model; `None` where the embedding is the head too ("tied").
     pub head: Option<P>,
 }
 
@@ -358,7 +360,11 @@ impl DecoderWeights<ParameterSpec> {
             embedding: tensors.take("model.embed_tokens.weight"),
             layers: (0..).zip(&config.layers).map(|(index, layer)| tensors.layer(layer, index)).collect(),
             final_norm: tensors.take("model.norm.weight"),
-            head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
+            head: match config.score {
+                // The head of a reward model is trained beside adapters, since nothing in the model's files is like it.
+                Some(_) => Some(ParameterSpec { role: Role::Trained, ..tensors.take(SCORE) }),
+                None => (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
+            },
         };
         debug_assert!(tensors.left.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.left);
         specs
