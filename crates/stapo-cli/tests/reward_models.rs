@@ -1,6 +1,6 @@
 //! `stapo rm`: training a reward model, and what may be done with it.
 
-use crate::common::{complaint, ok, stapo};
+use crate::common::{SMALL_RUN, complaint, copy_folder, json as json_file, ok, stapo};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -131,4 +131,91 @@ fn a_reward_model_writes_no_text() {
         let said = complaint(at, &words(line));
         assert!(said.contains("is a reward model"), "{line}: {said}");
     }
+}
+
+/// A reward model in the folder `rm`, and a config that rewards by its scores.
+fn write_reward_model(at: &Path, more: &str) {
+    write_pairs(at, 60);
+    ok(&stapo(at, &words("rm --data pairs.jsonl --out trained --set steps=2 --set update.batch_rows=16")));
+    copy_folder(&at.join("trained/model"), &at.join("rm"));
+    let verifier = format!("{{ kind = \"reward-model\", model = \"rm\"{more} }}");
+    fs::write(at.join("rm.toml"), format!("[task]\nkind = \"arithmetic\"\nverifier = {verifier}\n")).unwrap();
+}
+
+fn train<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let every = ["--set", "record.responses_every_steps=1", "--set", "steps=3"];
+    [&["train", "rm.toml", "--out", out][..], &SMALL_RUN, &every, more].concat()
+}
+
+#[test]
+fn a_run_rewarded_by_a_reward_model_resumes_to_the_same_bits_and_refuses_a_changed_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_reward_model(at, ", normalise = \"running\", clip = 2.0");
+    ok(&stapo(at, &train("whole", &[])));
+    let metrics = lines(&at.join("whole/metrics.jsonl"));
+    assert!(metrics.iter().all(|step| step["score_mean"].is_f64() && step.get("judge").is_none()));
+    // The first step's rewards are measured against its scores alone.
+    let first: Vec<Value> = lines(&at.join("whole/rollouts/step-000001.jsonl"));
+    let column = |key: &dyn Fn(&Value) -> f64| -> Vec<f64> { first.iter().map(key).collect() };
+    let scores = column(&|record| record["judge"]["score"].as_f64().unwrap());
+    let rewards = column(&|record| record["reward"].as_f64().unwrap());
+    let n = scores.len() as f64;
+    assert_eq!(n, 8.0);
+    let mean = scores.iter().sum::<f64>() / n;
+    let deviation = (scores.iter().map(|score| (score - mean).powi(2)).sum::<f64>() / n).sqrt();
+    for (score, reward) in scores.iter().zip(&rewards) {
+        let expected = ((score - mean) / deviation).clamp(-2.0, 2.0);
+        assert!((reward - expected).abs() < 1e-9, "{score}: {reward} {expected}");
+    }
+    assert!(first.iter().all(|record| record["judge"]["rule"] == record["verdict"]));
+    let manifest = json_file(&at.join("whole/manifest.json"));
+    let names: Vec<&str> =
+        manifest["inputs"].as_array().unwrap().iter().map(|input| input["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"reward model weights"), "{names:?}");
+    let replayed = ok(&stapo(at, &["verify", "whole", "--replay"]));
+    assert!(replayed.contains("step 3: the same"), "{replayed}");
+    // The moments of the scores are part of the checkpoint, on any number of ranks.
+    let cut = ["--set", "record.checkpoint_every_steps=1"];
+    ok(&stapo(at, &train("cut", &[&cut[..], &["--set", "steps=1"]].concat())));
+    ok(&stapo(at, &words("train --resume cut --set steps=3")));
+    let last = |run: &str| {
+        json_file(&at.join(run).join("manifest.json"))["steps"].as_array().unwrap().last().cloned()
+    };
+    assert_eq!(last("cut"), last("whole"));
+
+    let weights = at.join("rm/model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(weights, bytes).unwrap();
+    let said = complaint(at, &words("train --resume cut --set steps=4"));
+    assert!(said.contains("reward model weights") && said.contains("changed"), "{said}");
+}
+
+#[test]
+fn a_reward_model_beside_the_rule_is_one_of_several_rewards() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_reward_model(at, "");
+    let config = "[[rewards]]\nname = \"rule\"\n[[rewards]]\nname = \"rm\"\nweight = 0.5\n\
+                  verifier = { kind = \"reward-model\", model = \"rm\" }\n";
+    fs::write(at.join("rm.toml"), config).unwrap();
+    ok(&stapo(at, &train("run", &["--set", "steps=1"])));
+    let recorded = lines(&at.join("run/rollouts/step-000001.jsonl"));
+    for record in &recorded {
+        let rule = if record["verdict"] == "right" { 1.0 } else { -1.0 };
+        let sum = rule + 0.5 * record["rewards"]["rm"].as_f64().unwrap();
+        assert_eq!(record["reward"], sum);
+    }
+    // Rewards are measured within their group.
+    for group in 0..2 {
+        let of_group = recorded.iter().filter(|record| record["group_idx"] == group);
+        let sum: f64 = of_group.map(|record| record["rewards"]["rm"].as_f64().unwrap()).sum();
+        assert!(sum.abs() < 1e-9, "{sum}");
+    }
+    let planned = ok(&stapo(at, &words("plan rm.toml --no-measure")));
+    assert!(planned.contains("reward model"), "{planned}");
+    fs::write(at.join("rm.toml"), config.replace("\"rm\" }", "\"builtin\" }")).unwrap();
+    let said = complaint(at, &train("refused", &[]));
+    assert!(said.contains("it has no score.weight") && !at.join("refused").exists(), "{said}");
 }

@@ -49,6 +49,9 @@ pub struct Metrics {
     /// How a judge and a rule judged the same responses; absent for a run without a judge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<JudgeMetrics>,
+    /// The mean score of a reward model, as it gave it; absent for a run without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score_mean: Option<f64>,
     /// Nats, over all response tokens.
     pub entropy_mean: f64,
     pub entropy_quantiles: EntropyQuantiles,

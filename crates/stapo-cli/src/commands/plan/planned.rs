@@ -9,7 +9,7 @@ use stapo_rl::plan::config::{BaseStorage, LoraConfig, ModelSource, TeacherSource
 use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{Lengths, Machine, Measurement, Prediction, RankedStep, Remedy};
 use stapo_rl::plan::host::HostMemory;
-use stapo_rl::plan::memory::{self, MemoryPart, MemoryPlan};
+use stapo_rl::plan::memory::{MemoryPart, MemoryPlan};
 use std::path::Path;
 
 /// The parts of the limits that stand for mean lengths nobody gave.
@@ -124,7 +124,6 @@ impl ModelShapes {
         let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
         let reference = needs_copy.then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
-        let judge = plan.judge().map(|judge| ModelSource::named(&judge.model));
         let mut has_weights = true;
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
             let (shape, is_here) = shape(source)?;
@@ -138,10 +137,10 @@ impl ModelShapes {
         let quantised = quantised(plan, &trained, &model)?;
         let is_quantised = storage(plan) == BaseStorage::Quantised;
         let mut frozen = Vec::new();
-        for (role, source) in [("reference", reference), ("teacher", teacher), (memory::JUDGE, judge)] {
-            if let Some(source) = source {
-                frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
-            }
+        let roles = [("reference", reference), ("teacher", teacher)];
+        let roles = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
+        for (role, source) in roles.chain(plan.verifying_model()) {
+            frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
         }
         if is_quantised && !has_weights {
             assumed.push("layers in Q4_K, of a file that is not here (model.lora.base)".to_string());
