@@ -155,18 +155,27 @@ fn a_run_rewarded_by_a_reward_model_resumes_to_the_same_bits_and_refuses_a_chang
     ok(&stapo(at, &train("whole", &[])));
     let metrics = lines(&at.join("whole/metrics.jsonl"));
     assert!(metrics.iter().all(|step| step["score_mean"].is_f64() && step.get("judge").is_none()));
-    // The first step's rewards are measured against its scores alone.
-    let first: Vec<Value> = lines(&at.join("whole/rollouts/step-000001.jsonl"));
-    let column = |key: &dyn Fn(&Value) -> f64| -> Vec<f64> { first.iter().map(key).collect() };
-    let scores = column(&|record| record["judge"]["score"].as_f64().unwrap());
-    let rewards = column(&|record| record["reward"].as_f64().unwrap());
-    let n = scores.len() as f64;
-    assert_eq!(n, 8.0);
-    let mean = scores.iter().sum::<f64>() / n;
-    let deviation = (scores.iter().map(|score| (score - mean).powi(2)).sum::<f64>() / n).sqrt();
-    for (score, reward) in scores.iter().zip(&rewards) {
-        let expected = ((score - mean) / deviation).clamp(-2.0, 2.0);
-        assert!((reward - expected).abs() < 1e-9, "{score}: {reward} {expected}");
+    // The rewards of a step are measured against the scores of all steps so far.
+    let recorded =
+        |run: &str, step: usize| lines(&at.join(run).join(format!("rollouts/step-{step:06}.jsonl")));
+    let first = recorded("whole", 1);
+    let mut scores: Vec<f64> = Vec::new();
+    for step in 1..=3 {
+        let responses = recorded("whole", step);
+        let score = |record: &Value| record["judge"]["score"].as_f64().unwrap();
+        scores.extend(responses.iter().map(score));
+        let n = scores.len() as f64;
+        assert_eq!(scores.len(), 8 * step);
+        let mean = scores.iter().sum::<f64>() / n;
+        let deviation = (scores.iter().map(|score| (score - mean).powi(2)).sum::<f64>() / n).sqrt();
+        for record in &responses {
+            let expected = ((score(record) - mean) / deviation).clamp(-2.0, 2.0);
+            assert!(
+                (record["reward"].as_f64().unwrap() - expected).abs() < 1e-9,
+                "step {step}: {}",
+                record["reward"]
+            );
+        }
     }
     assert!(first.iter().all(|record| record["judge"]["rule"] == record["verdict"]));
     let manifest = json_file(&at.join("whole/manifest.json"));
@@ -183,6 +192,8 @@ fn a_run_rewarded_by_a_reward_model_resumes_to_the_same_bits_and_refuses_a_chang
         json_file(&at.join(run).join("manifest.json"))["steps"].as_array().unwrap().last().cloned()
     };
     assert_eq!(last("cut"), last("whole"));
+    let rewards = |run: &str| recorded(run, 3).iter().map(|it| it["reward"].clone()).collect::<Vec<_>>();
+    assert_eq!(rewards("cut"), rewards("whole"));
 
     let weights = at.join("rm/model.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
