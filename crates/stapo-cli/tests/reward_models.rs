@@ -230,3 +230,18 @@ fn a_reward_model_beside_the_rule_is_one_of_several_rewards() {
     let said = complaint(at, &train("refused", &[]));
     assert!(said.contains("it has no score.weight") && !at.join("refused").exists(), "{said}");
 }
+
+/// Pairs of a generated task have a task, which a reward model cannot answer.
+#[test]
+fn a_reward_model_of_generated_pairs_is_measured_by_pairs_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let config = "model = { kind = \"builtin\" }\nsteps = 1\n[data]\nkind = \"solution_pairs\"\nrows = 40\n\
+                  held_out_share = 0.3\ntask = { kind = \"arithmetic\" }\nchosen = { wrong_result_share = 0.0 }\n\
+                  rejected = { wrong_result_share = 0.9 }\n[update]\nbatch_rows = 4\n";
+    fs::write(at.join("rm.toml"), config).unwrap();
+    ok(&stapo(at, &words("rm rm.toml --out run")));
+    let metrics = lines(&at.join("run/metrics.jsonl"));
+    assert!(metrics[0]["reward_model"]["eval"]["n_pairs"].as_u64() > Some(0), "{}", metrics[0]);
+    assert!(metrics[0].get("eval_accuracy").is_none(), "{}", metrics[0]);
+}

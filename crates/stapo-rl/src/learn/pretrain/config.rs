@@ -364,8 +364,12 @@ impl PretrainConfig {
         }
     }
 
-    /// The task on which progress is measured; `None` where the texts are not from a task.
+    /// The task on which progress is measured; `None` where the texts are not from a task, and for a reward model, which answers
+    /// no problem.
     pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+        if self.reward_model.is_some() {
+            return Ok(None);
+        }
         self.data.task().map(|task| Ok(TaskSpec::read("data.task", task.clone())?)).transpose()
     }
 
