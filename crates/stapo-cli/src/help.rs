@@ -41,6 +41,11 @@ const GROUPS: [Group; 5] = [
                 "stapo prefer --model runs/sft/model --data pairs.jsonl --out runs/dpo\n\
                  stapo prefer pairs.toml --set preference.loss.kind=simpo",
             ),
+            (
+                "rm",
+                "stapo rm --model runs/sft/model --data pairs.jsonl --set data.held_out_share=0.1 --out runs/rm\n\
+                 stapo rm --resume runs/rm",
+            ),
             ("pretrain", "stapo pretrain --out runs/base\nstapo pretrain base-14m.toml --device cuda"),
             ("experiment", "stapo experiment main-quick\nstapo experiment my.toml --jobs 2"),
         ],

@@ -39,6 +39,7 @@ mod programs;
 mod python_reward;
 mod ranks;
 mod receipt;
+mod reward_models;
 mod scripts;
 mod serve;
 mod serve_compare;

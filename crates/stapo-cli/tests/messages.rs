@@ -85,7 +85,7 @@ fn a_file_for_another_command_is_told_as_that() {
         (
             "train sft.toml",
             "sft.toml:3",
-            "config.data: a key of files for stapo sft, stapo prefer and stapo pretrain\nhint: this command reads files for stapo train; give this one to stapo sft, stapo prefer or stapo pretrain",
+            "config.data: a key of files for stapo sft, stapo prefer, stapo rm and stapo pretrain\nhint: this command reads files for stapo train; give this one to stapo sft, stapo prefer, stapo rm or stapo pretrain",
         ),
         ("plan arms.toml", "arms.toml:", "config.arms: a key of files for stapo experiment"),
         ("sft rl.toml", "rl.toml", "config.rollout: a key of files for stapo train"),
@@ -94,7 +94,7 @@ fn a_file_for_another_command_is_told_as_that() {
         (
             "experiment sft.toml",
             "sft.toml",
-            "experiment.data: a key of files for stapo sft, stapo prefer and stapo pretrain",
+            "experiment.data: a key of files for stapo sft, stapo prefer, stapo rm and stapo pretrain",
         ),
     ];
     for (words, place, expected) in cases {

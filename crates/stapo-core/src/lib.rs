@@ -10,6 +10,7 @@ pub mod preference;
 pub mod program;
 pub mod random;
 pub mod record;
+pub mod reward_model;
 pub mod rollout;
 pub mod settings;
 pub mod stats;

@@ -381,11 +381,11 @@ fn mask_signals<'a>(comparison: &Comparison<'a>) -> ResponseSignals<'a> {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(crate) fn sigmoid(x: f64) -> f64 {
     if x >= 0.0 { 1.0 / (1.0 + libm::exp(-x)) } else { libm::exp(x) / (1.0 + libm::exp(x)) }
 }
 
-fn log_sigmoid(x: f64) -> f64 {
+pub(crate) fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - libm::log1p(libm::exp(-x.abs()))
 }
 

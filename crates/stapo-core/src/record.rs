@@ -19,9 +19,9 @@ pub use experiment::{Arm, Experiment};
 pub use identity::{ABSENT, Change, Identity, changed_inputs};
 pub use manifest::{AcceptedChange, BuildRecord, FileHash, Manifest, StepFiles, StepHash};
 pub use metrics::{
-    BenchmarkScore, DecodingRecord, EntropyChange, EntropyQuantiles, EpisodeMetrics, JudgeMetrics,
-    LengthQuantiles, Metrics, PhaseSeconds, PreferenceMetrics, PretrainMetrics, ReuseRecord, ReusedUpdate,
-    TokensPerSecond,
+    BenchmarkScore, DecodingRecord, EntropyChange, EntropyQuantiles, EpisodeMetrics, HeldOutPairs,
+    JudgeMetrics, LengthQuantiles, Metrics, PhaseSeconds, PreferenceMetrics, PretrainMetrics, RankingMetrics,
+    ReuseRecord, ReusedUpdate, TokensPerSecond,
 };
 pub use tokens::{
     Alternative, EpisodeRecord, EvalRecord, GivenTokens, ResponseRecord, TokenColumns, TokenRecord,

@@ -134,7 +134,7 @@ pub enum Verdict {
     OverBudget,
 }
 
-/// What a judge, a model that judges responses, said of a response, and what a rule said of the same response.
+/// What a judge, a model that judges responses, or a reward model said of a response, and what a rule said of the same response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JudgeOpinion {
     /// Absent where the judge was not asked because the rule had decided.
@@ -147,9 +147,17 @@ pub struct JudgeOpinion {
     /// What the judge wrote; absent for a judge that is read by log-probs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// The score of a reward model, as it gave it; absent for a judge, and for a response that is too long for the reward model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
 }
 
 impl JudgeOpinion {
+    /// The opinion where only the rule was asked.
+    pub fn of_rule(rule: Verdict) -> Self {
+        Self { verdict: None, rule, margin: None, text: None, score: None }
+    }
+
     /// Whether judge and rule agree on whether the response is right; `None` where the judge was not asked.
     pub fn agrees(&self) -> Option<bool> {
         self.verdict.map(|verdict| (verdict == Verdict::Right) == (self.rule == Verdict::Right))

@@ -7,17 +7,20 @@ mod layer;
 mod parts;
 mod reader;
 mod rope;
+mod score;
 #[cfg(test)]
 mod tests;
 
 pub use families::Family;
-pub(crate) use hugging_face::{is_multimodal, token_ids};
+pub(crate) use hugging_face::is_multimodal;
 pub use layer::{
     AttentionBiases, AttentionSpec, DeltaNetSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement,
     QkNorm,
 };
 pub use parts::Part;
+pub(crate) use reader::token_ids;
 pub use rope::Rope;
+pub use score::{SCORE, ScoreHead};
 pub use stapo_ops::attention::{Heads, ScoreRule};
 pub use stapo_ops::deltanet::Heads as DeltaNetHeads;
 pub use stapo_ops::lm_head::LogitRule;
@@ -46,6 +49,8 @@ pub struct ModelConfig {
     pub max_positions: usize,
     /// The head is the embedding; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
+    /// The head of a reward model, in place of a language model's.
+    pub score: Option<ScoreHead>,
     pub embedding_scale: EmbeddingScale,
     pub logits: LogitRule,
     pub bos: Option<u32>,
@@ -101,6 +106,7 @@ impl ModelConfig {
             norm_eps: 1e-6,
             max_positions: 0,
             tied_embeddings: false,
+            score: None,
             embedding_scale: EmbeddingScale::One,
             logits: LogitRule::default(),
             bos: None,
@@ -194,7 +200,8 @@ impl ModelConfig {
         others.iter().all(|layer| layer == first).then_some(first)
     }
 
-    /// Every weight the model has, in the order of the forward pass. `lm_head.weight` only when untied.
+    /// Every weight the model has, in the order of the forward pass. `lm_head.weight` only when untied, `score.weight` in its place
+    /// in a reward model.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let spec = |name: &str, shape: &[usize]| TensorSpec { name: name.into(), shape: shape.to_vec() };
         let mut list = vec![spec("model.embed_tokens.weight", &[self.vocabulary, self.width])];
@@ -205,7 +212,9 @@ impl ModelConfig {
             }));
         }
         list.push(spec("model.norm.weight", &[self.width]));
-        if !self.tied_embeddings {
+        if self.score.is_some() {
+            list.push(spec(SCORE, &[1, self.width]));
+        } else if !self.tied_embeddings {
             list.push(spec("lm_head.weight", &[self.vocabulary, self.width]));
         }
         list

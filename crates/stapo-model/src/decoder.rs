@@ -6,7 +6,8 @@
 //!
 //! `weights` names the parameters, `layout`, `arena` and `workspace` the activations, `rope_tables` the rotary positions, `linear` is the one door for products, `lora` says which
 //! adapters a policy has, `quantised` keeps frozen layers in the blocks of their file,
-//! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary.
+//! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary, `score` the score of
+//! a reward model.
 
 mod accumulate;
 pub(crate) mod arena;
@@ -27,6 +28,7 @@ mod pass;
 mod policy;
 mod quantised;
 mod rope_tables;
+mod score;
 pub(crate) mod stack;
 pub(crate) mod sums;
 #[cfg(test)]

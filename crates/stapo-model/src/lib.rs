@@ -27,7 +27,7 @@ pub mod weights;
 pub use chat::{ChatTemplate, Message, Segment, plain_continuation};
 pub use config::{
     DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
-    Rope, RopeScaling, TensorSpec,
+    Rope, RopeScaling, SCORE, ScoreHead, TensorSpec,
 };
 pub use error::{Error, Result};
 pub use pretrained::Pretrained;

@@ -145,6 +145,20 @@ impl Pretrained {
         Ok(())
     }
 
+    /// Gives a language model the head of a reward model, which the files do not have, in place of its own. The tokenizer's padding
+    /// token pads, or the first token that ends responses. Refused for a family without such models.
+    pub fn add_score(&mut self) -> Result<()> {
+        if self.config.family.classifier().is_none() {
+            let problem =
+                format!("transformers has no reward models of the family {}", self.config.family.name());
+            return Err(Error::unsupported(self.weights.location(), problem, "start from another family"));
+        }
+        let padding = self.special_tokens()?.get("pad_token").cloned();
+        let padding = padding.and_then(|token| Some(self.tokenizer().ok()?.id_of(&token)));
+        self.config = self.config.clone().with_score(padding.flatten());
+        Ok(())
+    }
+
     /// Root mean square of embedding minus head, relative to the root mean square of the head.
     fn embedding_difference(&self) -> Result<f64> {
         let shape = [self.config.vocabulary, self.config.width];

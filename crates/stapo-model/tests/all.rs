@@ -17,6 +17,7 @@ mod hostile_tokenizers;
 mod inside;
 mod quantised;
 mod real_model;
+mod reward_models;
 mod speculation;
 #[path = "../src/testing.rs"]
 mod testing;

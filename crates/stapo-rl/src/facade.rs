@@ -28,10 +28,10 @@ pub mod untrusted {
 
 /// Models in memory: generation, and scoring of given tokens.
 pub mod inference {
-    pub use stapo_model::Message;
     pub use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, TokenScores};
     pub use stapo_model::generate::{
         Completion, Engine, EngineMemory, EngineSettings, Event, Filter, Request, SampledToken, SamplingRule,
         StopTexts, Ticket,
     };
+    pub use stapo_model::{Message, ScoreHead};
 }

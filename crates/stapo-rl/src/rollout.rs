@@ -7,7 +7,9 @@ mod episodes;
 mod foreign;
 mod gathered;
 mod judges;
+mod reward_models;
 mod sampler;
+mod segments;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};
@@ -15,6 +17,7 @@ pub use conversations::{ConversationSampling, converse};
 pub use episodes::EndedEpisode;
 pub(crate) use episodes::{Asked, EpisodeEvent, Episodes};
 pub use judges::ModelJudge;
+pub use reward_models::ModelScorer;
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
 
@@ -30,6 +33,7 @@ use crate::tasks::{Environment, PolicyTurn, Reply, Task};
 use foreign::ForeignRollouts;
 use rayon::prelude::*;
 use stapo_core::record::EpisodeRecord;
+use stapo_core::reward_model::{ScoreMoments, rewards_of_scores};
 use stapo_core::{Batch, Episode, JudgeOpinion, Problem, Rollout, Scored, Verdict};
 
 /// Where the rollouts of a run come from.
@@ -125,10 +129,31 @@ fn scored(plan: &Plan, judged: JudgedRollout) -> Scored {
     if let Some(episode) = &mut episode {
         rewards = episode.set_returns(&rewards, plan.episode().discount);
     }
-    let weighted = plan.rewards.iter().zip(&rewards).map(|(reward, value)| reward.weight * value);
     let program = judged[0].program.clone();
     let judge = opinion(&judged);
-    Scored { verdict: judged[0].verdict, reward: weighted.sum(), rewards, program, judge, episode, rollout }
+    let reward = weighted_sum(plan, &rewards);
+    Scored { verdict: judged[0].verdict, reward, rewards, program, judge, episode, rollout }
+}
+
+/// Turns the scores of the plan's reward model into rewards, which read the scores of all groups. `moments` are those of all
+/// earlier steps.
+pub fn reward_scores(plan: &Plan, batch: &mut Batch, moments: &mut ScoreMoments) {
+    let Some((reward_idx, spec)) = plan.scored_reward() else { return };
+    let score = |scored: &Scored| scored.judge.as_ref().and_then(|opinion| opinion.score);
+    let scores: Vec<Vec<Option<f64>>> =
+        batch.groups.iter().map(|group| group.members.iter().map(score).collect()).collect();
+    let rewards = rewards_of_scores(&scores, spec.normalise, spec.clip, moments);
+    let members = batch.groups.iter_mut().flat_map(|group| &mut group.members);
+    for (member, reward) in members.zip(rewards.into_iter().flatten()) {
+        let shaping = plan.config.rollout.overlong.filter(|_| reward_idx == 0);
+        let penalty = shaping.map_or(0.0, |shaping| shaping.penalty(member.rollout.n_sampled()));
+        member.rewards[reward_idx] = reward + penalty;
+        member.reward = weighted_sum(plan, &member.rewards);
+    }
+}
+
+fn weighted_sum(plan: &Plan, rewards: &[f64]) -> f64 {
+    plan.rewards.iter().zip(rewards).map(|(reward, value)| reward.weight * value).sum()
 }
 
 /// What the judge among the verifiers said. Where another verifier decides accuracy, its verdict is the rule's.

@@ -42,7 +42,7 @@ pub use split::Split;
 pub use stapo_verify::Mode;
 
 use crate::reward::verdict::Verifier;
-use crate::reward::{AskJudge, JudgeSpec, Judged, Programs, VerifierSpec};
+use crate::reward::{AskJudge, JudgeSpec, Judged, Programs, RewardModelSpec, ScoreResponses, VerifierSpec};
 use environment::OpenEnvironment;
 use generated::{GeneratedTask, Generator};
 use rows::{KeptRows, ProblemRows};
@@ -216,6 +216,17 @@ impl Task {
             judge.set(load(judge.spec())?);
         }
         Ok(())
+    }
+
+    /// Gives every verifier that is a reward model its model, which `load` loads.
+    pub fn load_reward_models<E>(
+        &mut self,
+        mut load: impl FnMut(&RewardModelSpec) -> Result<Box<dyn ScoreResponses>, E>,
+    ) -> Result<(), E> {
+        let mut verifiers = std::iter::once(&mut self.verifier).chain(&mut self.further);
+        verifiers.try_for_each(|verifier| {
+            verifier.reward_model_mut().map_or(Ok(()), |model| model.load(&mut load))
+        })
     }
 
     /// The verifiers of all rewards.

@@ -26,7 +26,7 @@ use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
-use crate::rollout::{RecordedAnswers, RolloutContext, RolloutSource, Sampler, open_source};
+use crate::rollout::{RecordedAnswers, RolloutContext, RolloutSource, Sampler, open_source, reward_scores};
 use crate::run::meter::{Meter, Phase};
 use crate::run::{Abandon, PartFiles, Run, StopRequest};
 use crate::tasks::Task;
@@ -187,13 +187,15 @@ impl Trainer {
         let ranks = ranks.as_ref();
         let step = counters.step + 1;
         let (task, meter) = (&self.task, self.meter.as_ref());
+        let mut carried = Carried::read(&self.learner.loop_state)?;
         meter.enter(Phase::Rollout);
         let mut sample = || {
             let memory = &mut self.memory;
             let (abandon, counters, recorded) = (&*self.abandon, *counters, &self.recorded);
             let mut training =
                 RolloutContext { model, memory, task, plan, counters, ranks, recorded, meter, abandon };
-            let sampled = self.source.next(&mut training)?;
+            let mut sampled = self.source.next(&mut training)?;
+            reward_scores(plan, &mut sampled.batch, &mut carried.scores);
             canary::check_verdicts(plan, step, &sampled.batch)?;
             let (reference, teacher) = (self.reference.as_ref(), self.teacher.as_ref());
             let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
@@ -212,6 +214,9 @@ impl Trainer {
         });
         if let Some(written) = written {
             self.learner.part.ended(written);
+        }
+        if rolled.is_ok() && plan.scored_reward().is_some() {
+            carried.write(plan, &mut self.learner.loop_state);
         }
         rolled
     }

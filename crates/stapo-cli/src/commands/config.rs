@@ -27,7 +27,7 @@ pub struct Args {
 enum Kind {
     /// Files of stapo train.
     Train,
-    /// Files of stapo sft, stapo prefer and stapo pretrain.
+    /// Files of stapo sft, stapo prefer, stapo rm and stapo pretrain.
     Sft,
     /// Files of stapo experiment.
     Experiment,

@@ -1,17 +1,18 @@
-//! `stapo pretrain`
+//! `stapo pretrain`, `sft`, `prefer` and `rm`
+
+mod view;
 
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::run_folder::Use;
-use crate::shared::stop::{self, Stop};
-use crate::shared::{clock, run_folder};
+use crate::shared::{run_folder, stop};
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{PreferenceMetrics, PretrainMetrics, Record};
+use stapo_core::record::{PretrainMetrics, RankingMetrics};
 use stapo_core::settings::RawConfig;
 use stapo_rl::device::DeviceName;
 use stapo_rl::learn::pretrain::{
-    FileRows, InterruptedPretraining, PretrainConfig, Pretrainer, WatchPretrain, export_policy, pretrain,
+    FileRows, InterruptedPretraining, PretrainConfig, Pretrainer, export_policy, pretrain,
 };
 use stapo_rl::model_files::{Existing, ExportOptions, Precision};
 use stapo_rl::plan::config::{ModelSource, PlanError};
@@ -19,10 +20,9 @@ use stapo_rl::policy::identity;
 use stapo_rl::run::{Checkpoint, Run, hash_file};
 use stapo_rl::tasks::{TaskSpec, file_kind};
 use stapo_rl::untrusted::read_text;
-use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use view::{PretrainView, in_order};
 
 /// Trains a model on whole texts, next token by next token, from scratch or from a model.
 ///
@@ -101,6 +101,20 @@ pub struct PreferArgs {
     inputs: Inputs,
 }
 
+/// Trains a reward model from pairs: prompts with a chosen and a rejected response, or whole conversations. Deletes nothing.
+///
+/// A language model gets a new head that gives one score for a text, in place of the scores of the next token. The loss is
+/// Bradley-Terry's, with a margin where rows have one. The trained model ends up in RUN/model, a Hugging Face folder
+/// (AutoModelForSequenceClassification in transformers), for rewards of the kind reward-model.
+#[derive(clap::Args)]
+pub struct RmArgs {
+    #[command(flatten)]
+    common: Args,
+
+    #[command(flatten)]
+    inputs: Inputs,
+}
+
 /// What a command without a config is given.
 #[derive(clap::Args)]
 struct Inputs {
@@ -108,7 +122,7 @@ struct Inputs {
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
-    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too), in place of the config's: rows with messages, or with prompt and response; for prefer with prompt, chosen and rejected.
+    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too), in place of the config's: rows with messages, or with prompt and response; for prefer and rm with prompt, chosen and rejected.
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     data: Option<String>,
 }
@@ -196,6 +210,23 @@ pub fn run_prefer(args: &PreferArgs) -> Result<ExitCode> {
     train_on_texts(&args.common, &base)
 }
 
+pub fn run_rm(args: &RmArgs) -> Result<ExitCode> {
+    if let Some(folder) = args.common.config.as_deref().filter(|path| path.is_dir()) {
+        bail!(
+            "{}: is a folder; stapo rm trains a reward model and deletes nothing\nhint: stapo rm --model MODEL --data PAIRS, or stapo rm CONFIG; to go on with a run, stapo rm --resume RUN; to delete a folder, use the shell's rm -r",
+            folder.display()
+        );
+    }
+    let base = Base {
+        command: "rm",
+        defaults: PretrainConfig::ranking(),
+        text: "",
+        without_config: OR_OPTIONS,
+        set: args.inputs.settings("rm", &args.common)?,
+    };
+    train_on_texts(&args.common, &base)
+}
+
 /// A command and what its configs are laid over.
 struct Base {
     command: &'static str,
@@ -218,14 +249,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     if base.command != "pretrain" && !args.json {
         announce_data(&config, &pretrainer);
     }
-    let mut view = PretrainView {
-        json: args.json,
-        steps: config.steps,
-        started: Instant::now(),
-        n_seen: 0,
-        stop: stop.clone(),
-        output_error: None,
-    };
+    let mut view = PretrainView::new(args.json, config.steps, stop.clone());
     let task = config.evaluation_task()?;
     let verifiers = task.iter().map(TaskSpec::verifier);
     allow_command::announce(pretrainer.task.as_ref(), verifiers, None, run.warnings());
@@ -252,7 +276,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     eprintln!("model {}: {} bytes of weights, sha256 {}", model.display(), weights.n_bytes, weights.sha256);
     if base.command != "pretrain" {
         export_best(&run, &mut pretrainer, config.steps, &options)?;
-        eprint!("{}", next_steps(&run, config.steps));
+        eprint!("{}", next_steps(&run, config.steps)?);
     }
     run.seal()?;
     if let Some(error) = view.output_error {
@@ -278,7 +302,7 @@ fn export_best(run: &Run, pretrainer: &mut Pretrainer, n_steps: u64, options: &E
 }
 
 /// What the run reached, and the commands that come next.
-fn next_steps(run: &Run, n_steps: u64) -> String {
+fn next_steps(run: &Run, n_steps: u64) -> Result<String> {
     let folder = run.folder().display();
     let held_out = match run.best() {
         Some(best) if best.step == n_steps => {
@@ -293,9 +317,17 @@ fn next_steps(run: &Run, n_steps: u64) -> String {
                 .to_string()
         }
     };
-    format!(
+    let metrics = Run::read_metrics::<PretrainMetrics>(run.folder())?;
+    if let Some(RankingMetrics { eval, .. }) = metrics.last().and_then(|last| last.reward_model) {
+        let accuracy =
+            eval.map_or(String::new(), |eval| format!("held-out pairs in order: {}\n", in_order(&eval)));
+        return Ok(format!(
+            "{held_out}{accuracy}next:\n  [[rewards]]\n  name = \"rm\"\n  verifier = {{ kind = \"reward-model\", model = \"{folder}/model\" }}    in a config of stapo train\n"
+        ));
+    }
+    Ok(format!(
         "{held_out}next:\n  stapo generate --model {folder}/model --chat \"...\"        what it answers\n  stapo eval --model {folder}/model --benchmarks FILE       how often it is right\n  stapo init --model {folder}/model --data FILE             a config to go on by reinforcement\n"
-    )
+    ))
 }
 
 /// What is learned from and how it is cut into steps.
@@ -341,13 +373,7 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     let read = PretrainConfig::with_defaults(&base.defaults, &raw).map_err(PlanError::from);
     let checked = read.and_then(|config| config.check().map(|()| config));
     let mut config = checked.map_err(|error| run_folder::placed(error, &file, Some(&raw)))?;
-    if config.preference.is_some() && base.defaults.preference.is_none() {
-        let config = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
-        bail!(
-            "config.preference: given, and stapo {} learns texts\nhint: stapo prefer {config} learns from preferences",
-            base.command
-        );
-    }
+    refuse_other_commands(&config, args, base)?;
     let folder = run_folder::new_folder(args.out.as_deref(), &config.name)?;
     let identity = identity::of_pretraining(&config, PROGRAM)?;
     // The model and the texts are opened before the run folder is made, so that a bad config leaves no folder behind.
@@ -366,6 +392,21 @@ fn begin(args: &Args, base: &Base, start: &Path) -> Result<Opened> {
     Ok((config, run, pretrainer))
 }
 
+/// Refuses a config of `prefer` or `rm` in another command.
+fn refuse_other_commands(config: &PretrainConfig, args: &Args, base: &Base) -> Result<()> {
+    let PretrainConfig { preference, reward_model, .. } = &base.defaults;
+    let path = args.config.as_deref().unwrap_or(Path::new("CONFIG")).display();
+    let (key, command) = match config {
+        _ if config.preference.is_some() && preference.is_none() => ("preference", "prefer"),
+        _ if config.reward_model.is_some() && reward_model.is_none() => ("reward_model", "rm"),
+        _ => return Ok(()),
+    };
+    bail!(
+        "config.{key}: given, and this is stapo {}\nhint: stapo {command} {path} learns from it",
+        base.command
+    )
+}
+
 fn reopen(args: &Args, folder: &Path, start: &Path) -> Result<Opened> {
     let identity = |config: &PretrainConfig| identity::of_pretraining(config, PROGRAM);
     let set = settings(args, &[]);
@@ -374,92 +415,4 @@ fn reopen(args: &Args, folder: &Path, start: &Path) -> Result<Opened> {
     let device_name = interrupted.config.device();
     let device = run_folder::device(device_name, args.threads, Use::Training)?;
     Ok(interrupted.resume(&writer(device_name), start, &device, args.allow.of_run())?)
-}
-
-struct PretrainView {
-    json: bool,
-    steps: u64,
-    started: Instant,
-    n_seen: u32,
-    stop: Stop,
-    /// The first failed write of metrics to standard output.
-    output_error: Option<std::io::Error>,
-}
-
-impl PretrainView {
-    /// The line of a step that learned from preferences.
-    fn compared(
-        &self,
-        metrics: &PretrainMetrics,
-        preference: &PreferenceMetrics,
-        left: Duration,
-        held_out: &str,
-    ) {
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        let accuracy = preference.accuracy.map_or("none".to_string(), percent);
-        let eval = preference.eval_accuracy.map(percent);
-        let eval = eval.map_or(String::new(), |eval| format!("  held-out pairs in order {eval}"));
-        eprintln!(
-            "step {:>5}/{}  loss {:.4}  pairs in order {accuracy}  rewards {:+.3} {:+.3}  silenced {} of {}  grad {:.2}  {} left{held_out}{eval}",
-            metrics.step,
-            self.steps,
-            metrics.loss,
-            preference.reward_chosen,
-            preference.reward_rejected,
-            preference.n_silenced,
-            preference.n_chosen_tokens,
-            metrics.gradient_norm,
-            clock::span(left),
-        );
-    }
-}
-
-impl WatchPretrain for PretrainView {
-    fn stepped(&mut self, metrics: &PretrainMetrics) {
-        self.n_seen += 1;
-        if self.json {
-            // A failed write does not end the run; a full disk is told at its end, a reader that left is not.
-            let written = stdout().write_all(metrics.to_line().as_bytes());
-            let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
-            self.output_error = self.output_error.take().or(failed);
-            return;
-        }
-        let is_last = metrics.step == self.steps;
-        let is_shown = is_last
-            || metrics.step.is_multiple_of(10)
-            || metrics.eval_accuracy.is_some()
-            || metrics.eval_loss.is_some();
-        if !is_shown {
-            return;
-        }
-        let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
-        let accuracy = metrics.eval_accuracy.map(|accuracy| format!("  held-out {:.1} %", 100.0 * accuracy));
-        let loss = metrics.eval_loss.map(|loss| format!("  held-out loss {loss:.4} nats"));
-        let held_out: String = [accuracy, loss].into_iter().flatten().collect();
-        if let Some(preference) = &metrics.preference {
-            return self.compared(metrics, preference, left, &held_out);
-        }
-        eprintln!(
-            "step {:>5}/{}  loss {:.4} nats  entropy {:.3} nats  grad {:.2}  {:.0} tokens/s  {} left{held_out}",
-            metrics.step,
-            self.steps,
-            metrics.loss,
-            metrics.entropy_mean,
-            metrics.gradient_norm,
-            metrics.tokens_per_second,
-            clock::span(left),
-        );
-    }
-
-    fn warned(&mut self, text: &str) {
-        eprintln!("warning: {text}");
-    }
-
-    fn wants_stop(&mut self) -> bool {
-        self.stop.is_raised()
-    }
-
-    fn stop_reason(&self) -> String {
-        self.stop.name()
-    }
 }

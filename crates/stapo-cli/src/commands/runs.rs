@@ -187,6 +187,7 @@ fn supervised(folder: &Path) -> Option<(&'static str, RunProgress)> {
     let eval_accuracy = metrics.iter().rev().find_map(|m| m.eval_accuracy);
     let made_by = match plan.model {
         _ if plan.preference.is_some() => "prefer",
+        _ if plan.reward_model.is_some() => "rm",
         Start::Fresh(_) => "pretrain",
         _ => "sft",
     };

@@ -1,4 +1,6 @@
-//! `stapo score`: log-probs, entropies and collisions of given responses.
+//! `stapo score`: log-probs, entropies and collisions of given responses, or their scores under a reward model.
+
+mod whole;
 
 use crate::shared::model::ModelArgs;
 use crate::shared::option::temperature;
@@ -13,7 +15,7 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
-/// Log-probability, entropy and collision of every response token, as JSON lines.
+/// Log-probability, entropy and collision of every response token, as JSON lines; of a reward model, the score of every response.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -34,7 +36,10 @@ pub struct Args {
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = args.model.open()?;
+    let model = args.model.open_with_either_head()?;
+    if let Some(head) = model.policy.config().score {
+        return whole::run(&args.input, &model, head);
+    }
     let options = HeadOptions {
         temperature: args.temperature,
         n_alternatives: args.alternatives,

@@ -38,9 +38,22 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Opens the model, with or without a tokenizer.
+    /// Opens the model, with or without a tokenizer. A reward model is refused.
     pub fn open(&self) -> Result<LoadedModel> {
-        let mut found = self.fetch.find(&self.model)?;
+        self.open_found(self.fetch.find(&self.model)?)
+    }
+
+    /// As [`ModelArgs::open`], and opens a reward model as one.
+    pub fn open_with_either_head(&self) -> Result<LoadedModel> {
+        let found = self.fetch.find(&self.model)?;
+        if self.adapter.is_some() || found.shape()?.score.is_none() {
+            return self.open_found(found);
+        }
+        let device = run_folder::device(self.device, self.threads, Use::Reading)?;
+        Ok(LoadedModel::open_reward_model(&found, &device)?)
+    }
+
+    fn open_found(&self, mut found: FoundModel) -> Result<LoadedModel> {
         self.base.set(&mut found, self.device)?;
         let device = run_folder::device(self.device, self.threads, Use::Reading)?;
         Ok(LoadedModel::open_tokens_or_text(&found, self.adapter.as_deref(), &device)?)

@@ -205,6 +205,9 @@ catalogue! {
     RULE_ACCURACY: "judge.rule_accuracy", "Accuracy by the rule", "rule", Share, Linear, Higher,
         Some("judge/rule_accuracy"), "responses that the rule calls right, in runs with a judge",
         |m| Some(m.judge?.rule_accuracy);
+    SCORE_MEAN: "score_mean", "Score of the reward model", "score", Reward, Signed, Higher,
+        Some("reward/score_mean"), "mean score as the reward model gave it, in runs with a reward model",
+        |m| m.score_mean;
     ENTROPY_MEAN: "entropy_mean", "Entropy", "entropy", Nats, Linear, Neither,
         Some("entropy/mean"), "mean over all response tokens, when sampled", |m| Some(m.entropy_mean);
     ENTROPY_Q05: "entropy_quantiles.q05", "Entropy, 5 % quantile", "q05", Nats, Linear, Neither,

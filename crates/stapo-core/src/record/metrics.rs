@@ -49,6 +49,9 @@ pub struct Metrics {
     /// How a judge and a rule judged the same responses; absent for a run without a judge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<JudgeMetrics>,
+    /// The mean score of a reward model, as it gave it; absent for a run without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score_mean: Option<f64>,
     /// Nats, over all response tokens.
     pub entropy_mean: f64,
     pub entropy_quantiles: EntropyQuantiles,
@@ -336,11 +339,37 @@ pub struct PretrainMetrics {
     /// What was compared; absent where texts are learned. `loss` and `eval_loss` are then those of the preference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceMetrics>,
+    /// Of a reward model in training; absent for other runs. `loss` and `eval_loss` are then those of its pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_model: Option<RankingMetrics>,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_sha256: Option<String>,
     #[serde(flatten)]
     pub extra: Extra,
+}
+
+/// Means over the pairs of a step, before its update.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankingMetrics {
+    pub n_pairs: usize,
+    /// The share of pairs whose chosen response has the higher score.
+    pub accuracy: f64,
+    pub score_chosen: f64,
+    pub score_rejected: f64,
+    /// Of held-out pairs, in steps that evaluate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<HeldOutPairs>,
+}
+
+/// How often a reward model prefers the chosen response of held-out pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HeldOutPairs {
+    pub n_pairs: usize,
+    pub accuracy: f64,
+    /// The 95 % interval of `accuracy` (Wilson).
+    pub low: f64,
+    pub high: f64,
 }
 
 /// Means over the comparisons of a step, before its update.

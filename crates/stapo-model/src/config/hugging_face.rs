@@ -1,8 +1,9 @@
 //! `config.json`: the keys that all families have. `families` has those of each family.
 
 use super::families::Family;
-use super::reader::{ObjectReader, abbreviated};
+use super::reader::{ObjectReader, abbreviated, token_ids};
 use super::rope::{self, RopeContext};
+use super::score::ScoreHead;
 use super::{AttentionSpec, EmbeddingScale, Heads, LogitRule, ModelConfig, RopeScaling};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -39,6 +40,8 @@ impl ModelConfig {
             attention.rotary_dim = rotary_dim;
         }
         let token = |key: &str| token_ids(location, key, keys.get(key).or(outer.get(key)));
+        let score = ScoreHead::read(&outer, &keys, family)?;
+        let is_tied = keys.flag("tie_word_embeddings")?.unwrap_or(row.tied_embeddings);
         let mut config = Self {
             family,
             width,
@@ -46,7 +49,8 @@ impl ModelConfig {
             vocabulary: keys.whole("vocab_size")?,
             norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(row.norm_eps) as f32,
             max_positions,
-            tied_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(row.tied_embeddings),
+            tied_embeddings: is_tied && score.is_none(),
+            score,
             embedding_scale: EmbeddingScale::One,
             logits: LogitRule::default(),
             bos: token("bos_token_id")?.first().copied(),
@@ -105,6 +109,9 @@ impl ModelConfig {
         }
         keys.insert("rope_parameters".into(), Value::Object(scaling));
         (self.family.row().write)(self, &mut keys);
+        if let Some(score) = self.score {
+            score.write(self.family, &mut keys)?;
+        }
         if Self::from_hugging_face("config.json", &keys).ok().is_none_or(|read| !read.computes_as(self)) {
             let problem = format!("the layers of a {} differ", self.family.architecture());
             let hint = "expected layers that the keys of this family describe";
@@ -118,23 +125,6 @@ fn activation(gate: Gate) -> &'static str {
     match gate {
         Gate::Silu => "silu",
         Gate::GeluTanh => "gelu_pytorch_tanh",
-    }
-}
-
-/// The ids under `key`, which may hold one, several or none.
-pub(crate) fn token_ids(location: &str, key: &str, value: Option<&Value>) -> Result<Vec<u32>> {
-    let one = |value: &Value| {
-        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-            Error::malformed(
-                format!("{location}: {key}"),
-                format!("is {value}, expected a token id or a list of them"),
-            )
-        })
-    };
-    match value {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::Array(list)) => list.iter().map(one).collect(),
-        Some(value) => Ok(vec![one(value)?]),
     }
 }
 
@@ -192,6 +182,7 @@ fn family(keys: &ObjectReader) -> Result<Family> {
     if let Some(Value::Array(classes)) = keys.get("architectures")
         && !classes.is_empty()
         && !classes.iter().any(|class| class == family.architecture())
+        && !classes.iter().any(|class| class.as_str().map(str::to_owned) == family.classifier())
     {
         let problem =
             format!("{} is not a causal language model of the {name} family", Value::Array(classes.clone()));

@@ -87,3 +87,20 @@ impl<'a> ObjectReader<'a> {
         format!("{}: {}{dot}{key}", self.location, self.prefix)
     }
 }
+
+/// The ids under `key`, which may hold one, several or none.
+pub(crate) fn token_ids(location: &str, key: &str, value: Option<&Value>) -> Result<Vec<u32>> {
+    let one = |value: &Value| {
+        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+            Error::malformed(
+                format!("{location}: {key}"),
+                format!("is {value}, expected a token id or a list of them"),
+            )
+        })
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(one).collect(),
+        Some(value) => Ok(vec![one(value)?]),
+    }
+}

@@ -47,6 +47,15 @@ impl PackedBatch {
         self.push(tokens, &is_scored);
     }
 
+    /// Appends a sequence whose last row is scored as a whole, by a reward model.
+    ///
+    /// # Panics
+    /// If the sequence is empty.
+    pub fn push_whole(&mut self, tokens: &[u32]) {
+        // No token is predicted: the target is not read.
+        self.push_choices(tokens, &[0]);
+    }
+
     /// Appends a prompt and scores each of `choices` as the token after it, by one forward pass. Nothing may go back from
     /// such a batch.
     ///

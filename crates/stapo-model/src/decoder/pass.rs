@@ -9,6 +9,7 @@ use super::layout::{ArenaLayout, Purpose, Recompute};
 use super::lora::HiddenLayout;
 use super::policy::Policy;
 use super::rope_tables::RopeTables;
+use super::score;
 use super::stack::Stack;
 use super::workspace::Workspace;
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
@@ -26,7 +27,8 @@ struct Unfinished<T: Float> {
     n_updates: u64,
     layout: ArenaLayout,
     batch: DeviceBatch,
-    outputs: HeadOutputs<T>,
+    /// `None` of a reward model, whose backward reads the arena alone.
+    outputs: Option<HeadOutputs<T>>,
 }
 
 /// A [`PackedBatch`] on the device.
@@ -118,6 +120,33 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
         options: HeadOptions,
     ) -> Result<PendingScores<T>, OutOfMemory> {
+        let (layout, batch) = self.run_stack(purpose, (policy, adapters), batch)?;
+        let arena = &mut self.workspace.arena;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
+        self.keep(purpose, policy, (layout, batch), Some(outputs));
+        Ok(scores)
+    }
+
+    /// The scores of the batch's sequences under a reward model, for sequences that were added by [`PackedBatch::push_whole`].
+    /// The scores are the same bits whatever else is in the batch.
+    pub fn forward_scores(
+        &mut self,
+        policy: &Policy<T>,
+        batch: &PackedBatch,
+    ) -> Result<Vec<f64>, OutOfMemory> {
+        let (layout, batch) = self.run_stack(self.purpose, (policy, policy.hidden_layout()), batch)?;
+        let scores = score::forward(policy, &layout, &mut self.workspace.arena);
+        self.keep(self.purpose, policy, (layout, batch), None);
+        Ok(scores)
+    }
+
+    /// Runs the batch through all layers and the final norm.
+    fn run_stack(
+        &mut self,
+        purpose: Purpose,
+        (policy, adapters): (&Policy<T>, Option<&HiddenLayout>),
+        batch: &PackedBatch,
+    ) -> Result<(ArenaLayout, DeviceBatch), OutOfMemory> {
         let device = policy.device();
         let rows = (batch.n_tokens(), batch.n_scored());
         let layout = ArenaLayout::new(policy.config(), rows, purpose, adapters);
@@ -131,12 +160,20 @@ impl<T: Float> Pass<T> {
             let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
-        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
+        Ok((layout, batch))
+    }
+
+    /// Keeps what backward needs, where one may follow.
+    fn keep(
+        &mut self,
+        purpose: Purpose,
+        policy: &Policy<T>,
+        (layout, batch): (ArenaLayout, DeviceBatch),
+        outputs: Option<HeadOutputs<T>>,
+    ) {
         if purpose != Purpose::Inference {
-            let n_updates = policy.n_updates();
-            self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });
+            self.unfinished = Some(Unfinished { n_updates: policy.n_updates(), layout, batch, outputs });
         }
-        Ok(scores)
     }
 
     /// Adds the gradient of `sum d_logp * logp + d_entropy * entropy` over the last forward's scored tokens.
@@ -151,18 +188,54 @@ impl<T: Float> Pass<T> {
         d_entropy: &[T],
         gradients: &mut impl Accumulate<T>,
     ) -> Result<(), OutOfMemory> {
-        let unfinished = self.unfinished.take().expect("backward: no forward to go back from");
-        let Unfinished { n_updates, layout, batch, outputs } = unfinished;
-        assert_eq!(n_updates, policy.n_updates(), "backward: the policy was updated since forward");
+        let Unfinished { layout, batch, outputs, .. } = self.take_unfinished(policy);
+        let outputs = outputs.expect("backward: the last forward gave scores, not log-probs");
         if layout.n_scored == 0 {
             return Ok(());
         }
-        let Workspace { arena, tables, .. } = &mut self.workspace;
+        let arena = &mut self.workspace.arena;
         let token_gradients = TokenGradients { targets: batch.targets.view(), d_logp, d_entropy };
         outputs.backward(policy, &layout, arena, token_gradients, gradients)?;
-        let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
-        stack.backward(arena, batch.tokens.view(), batch.rows.view(), batch.packed(), gradients);
+        self.stack_backward(policy, &layout, &batch, gradients);
         Ok(())
+    }
+
+    /// Adds the gradient of `sum d_scores * score` over the sequences of the last [`Pass::forward_scores`].
+    ///
+    /// # Panics
+    /// As [`Pass::backward`].
+    pub fn backward_scores(
+        &mut self,
+        policy: &Policy<T>,
+        d_scores: &[T],
+        gradients: &mut impl Accumulate<T>,
+    ) {
+        let Unfinished { layout, batch, outputs, .. } = self.take_unfinished(policy);
+        assert!(outputs.is_none(), "backward: the last forward gave log-probs, not scores");
+        if layout.n_scored == 0 {
+            return;
+        }
+        score::backward(policy, &layout, &mut self.workspace.arena, d_scores, gradients);
+        self.stack_backward(policy, &layout, &batch, gradients);
+    }
+
+    fn take_unfinished(&mut self, policy: &Policy<T>) -> Unfinished<T> {
+        let unfinished = self.unfinished.take().expect("backward: no forward to go back from");
+        let n_updates = unfinished.n_updates;
+        assert_eq!(n_updates, policy.n_updates(), "backward: the policy was updated since forward");
+        unfinished
+    }
+
+    fn stack_backward(
+        &mut self,
+        policy: &Policy<T>,
+        layout: &ArenaLayout,
+        batch: &DeviceBatch,
+        gradients: &mut impl Accumulate<T>,
+    ) {
+        let Workspace { arena, tables, .. } = &mut self.workspace;
+        let stack = Stack::new(policy, layout, batch.rows(tables, layout.n_tokens));
+        stack.backward(arena, batch.tokens.view(), batch.rows.view(), batch.packed(), gradients);
     }
 }
 

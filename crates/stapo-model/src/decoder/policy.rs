@@ -3,7 +3,7 @@
 use super::lora::{HiddenColumns, HiddenLayout, LoraSpec, weight_of_first_factor};
 use super::parameter::Parameter;
 use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
-use crate::config::{ModelConfig, TensorSpec};
+use crate::config::{ModelConfig, SCORE, TensorSpec};
 use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
@@ -52,10 +52,10 @@ impl<'a> From<&'a ModelConfig> for PolicySpec<'a> {
 
 impl Policy<f32> {
     /// Reads every weight of the configuration; the files were checked against it when they were opened. Adapters are
-    /// zero.
+    /// zero, and so is the new head of a reward model that starts from a language model; see [`Policy::start_score`].
     pub fn load<'a>(device: &Device, spec: impl Into<PolicySpec<'a>>, weights: &Weights) -> Result<Self> {
         let mut policy = Self::zeros(device, spec).map_err(Error::OutOfMemory)?;
-        policy.try_fill(|spec, values| weights.read_f32(&spec.name, &spec.shape, values))?;
+        policy.try_fill(|spec, values| read_tensor(weights, spec, values))?;
         Ok(policy)
     }
 }
@@ -166,6 +166,18 @@ impl<T: Float> Policy<T> {
             }
             Ok::<_, std::convert::Infallible>(())
         });
+    }
+
+    /// Draws the head of a reward model, normal of standard deviation `deviation`.
+    ///
+    /// # Panics
+    /// If the policy is a language model.
+    pub fn start_score(&mut self, seed: u64, deviation: f64) {
+        assert!(self.config.score.is_some(), "start_score: the model has no score head");
+        let key = key_of(seed, SCORE);
+        let values: Vec<T> =
+            (0..self.config.width).map(|idx| T::from_f64(key.normal(idx as u64) * deviation)).collect();
+        self.weights.head_mut().update(&self.device, |mut weight| weight.write(&values));
     }
 
     /// Lets `write` set every tensor of the model without its adapters, one after another, in the Hugging Face layout;
@@ -377,6 +389,15 @@ fn hidden_layout<T: Float>(weights: &DecoderWeights<Parameter<T>>) -> HiddenLayo
         adapted.collect()
     };
     HiddenLayout::new(weights.layers.iter().map(layer).collect())
+}
+
+/// Reads a tensor. The score of a reward model that starts from a language model is left as it is: only a config that was given a
+/// new head gets past the check of the files without one.
+pub(super) fn read_tensor(weights: &Weights, spec: &TensorSpec, values: &mut [f32]) -> Result<()> {
+    if spec.name == SCORE && !weights.contains(SCORE) {
+        return Ok(());
+    }
+    weights.read_f32(&spec.name, &spec.shape, values)
 }
 
 /// The key of a tensor's random numbers.

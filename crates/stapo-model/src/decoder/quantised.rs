@@ -2,7 +2,7 @@
 
 use super::lora::LoraSpec;
 use super::parameter::Parameter;
-use super::policy::{Policy, PolicySpec};
+use super::policy::{Policy, PolicySpec, read_tensor};
 use super::weights::{DecoderWeights, ParameterKind, ParameterSpec};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -123,8 +123,7 @@ impl Policy<f32> {
                     parameter.matrix_mut().write_blocks(idx, &blocks);
                 }
             } else {
-                parameter
-                    .try_fill(device, |spec, values| weights.read_f32(&spec.name, &spec.shape, values))?;
+                parameter.try_fill(device, |spec, values| read_tensor(weights, spec, values))?;
             }
         }
         Ok(policy)

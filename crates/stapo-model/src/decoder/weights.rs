@@ -18,7 +18,7 @@ pub struct DecoderWeights<P> {
     pub layers: Vec<LayerWeights<P>>,
     /// `[D]`
     pub final_norm: P,
-    /// `[vocabulary, D]`; `None` where the embedding is the head too ("tied").
+    /// `[vocabulary, D]`, or `[1, D]` of a reward model; `None` where the embedding is the head too ("tied").
     pub head: Option<P>,
 }
 

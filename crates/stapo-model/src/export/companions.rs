@@ -62,7 +62,8 @@ impl Pretrained {
             let copies = TAKEN_OVER.into_iter().map(|name| (name, folder.join(name)));
             let present = copies.filter(|(_, path)| path.is_file());
             let copies = present.map(|(name, path)| Companion { name, content: Content::CopyOf(path) });
-            let parts = OtherParts::find(folder)?;
+            // A reward model is written without the other parts of a multimodal model, for which it has no class.
+            let parts = if self.config.score.is_some() { None } else { OtherParts::find(folder)? };
             let parts = parts.map(|parts| Companion { name: "", content: Content::OtherParts(parts) });
             return Ok(copies.chain(parts).collect());
         }

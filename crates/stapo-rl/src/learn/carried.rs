@@ -8,22 +8,27 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stapo_core::objective::Controls;
 use stapo_core::record::ReusedUpdate;
+use stapo_core::reward_model::{Normalise, ScoreMoments};
 use std::collections::VecDeque;
 
 /// The keys of the loop state.
 const CONTROLS: &str = "controls";
 const ENERGIES: &str = "energies";
+const SCORES: &str = "score_moments";
 
 /// Checkpoints are made between training steps, so which use of a rollout batch comes next is no part of the state.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Carried {
     pub controls: Controls,
     pub energies: EnergyWindow,
+    /// Of a reward model's scores, where rewards are measured against all scores of the run.
+    pub scores: ScoreMoments,
 }
 
 impl Carried {
     pub fn read(state: &LoopState) -> Result<Self> {
-        Ok(Carried { controls: value(state, CONTROLS)?, energies: value(state, ENERGIES)? })
+        let (controls, energies) = (value(state, CONTROLS)?, value(state, ENERGIES)?);
+        Ok(Carried { controls, energies, scores: value(state, SCORES)? })
     }
 
     /// Writes the values that the plan makes use of.
@@ -34,6 +39,9 @@ impl Carried {
         }
         if plan.config.update.reuse.is_some() {
             state.insert(ENERGIES.to_string(), text(serde_json::to_string(&self.energies)));
+        }
+        if plan.scored_reward().is_some_and(|(_, spec)| spec.normalise == Normalise::Running) {
+            state.insert(SCORES.to_string(), text(serde_json::to_string(&self.scores)));
         }
     }
 }

@@ -245,6 +245,15 @@ impl Learner {
         Ok(())
     }
 
+    /// Backward of the micro-batch of the last forward of `pass`, which gave scores of a reward model, from the derivatives by them.
+    pub(crate) fn backward_scores(&mut self, pass: &mut Pass, d_scores: &[f32]) {
+        let policy = &self.model.policy;
+        match &mut self.gradients {
+            Accumulated::InPlace(gradients) => pass.backward_scores(policy, d_scores, gradients),
+            Accumulated::ByOwner(_) => unreachable!("reward models are trained by one process"),
+        }
+    }
+
     /// Whether the gradient of the micro-batch of the last forward has finite numbers only. Forgets all gradients where
     /// they are summed in place.
     pub(crate) fn is_finite_backward(

@@ -6,6 +6,7 @@ mod file_texts;
 mod fresh;
 mod judged;
 mod preference;
+mod ranking;
 mod recorded;
 mod reference;
 mod rows;
@@ -38,7 +39,8 @@ use preference::{Reference, check_texts};
 use sequence::TextSequence;
 use stapo_core::batch::pack_in_order;
 use stapo_core::record::{
-    Best, EventKind, Extra, Identity, PreferenceMetrics, PretrainMetrics, SCHEMA, StopReason, Writer,
+    Best, EventKind, Extra, Identity, PreferenceMetrics, PretrainMetrics, RankingMetrics, SCHEMA, StopReason,
+    Writer,
 };
 use stapo_model::Device;
 use stapo_model::decoder::{HeadOptions, Pass};
@@ -82,6 +84,7 @@ struct LearnedBatch {
     /// What turns sums into means.
     scale: f64,
     preference: Option<PreferenceMetrics>,
+    reward_model: Option<RankingMetrics>,
 }
 
 impl Pretrainer {
@@ -95,7 +98,11 @@ impl Pretrainer {
                 LoadedModel::open_path(start, device)?
             }
             (_, Some(source)) => {
-                LoadedModel::open_to_train(&source.find()?, config.lora.as_ref(), config.seed, device)?
+                let open = match config.reward_model {
+                    Some(_) => LoadedModel::open_to_rank,
+                    None => LoadedModel::open_to_train,
+                };
+                open(&source.find()?, config.lora.as_ref(), config.seed, device)?
             }
             (_, None) => unreachable!("only a fresh model has no source"),
         };
@@ -106,9 +113,13 @@ impl Pretrainer {
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
-        let wanted = if config.preference.is_some() { RowKind::Judged } else { RowKind::Learned };
+        let wanted = match (&config.preference, &config.reward_model) {
+            (Some(_), _) => RowKind::Judged,
+            (None, Some(_)) => RowKind::Ranked,
+            (None, None) => RowKind::Learned,
+        };
         let texts = Texts::open(&config.data, wanted, &model, max_tokens)?;
-        check_texts(config.preference.as_ref(), texts.file())?;
+        check_texts(config, texts.file())?;
         warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;
         let pass = Pass::training(&learner.model.policy, config.update.recompute)?;
@@ -144,8 +155,16 @@ impl Pretrainer {
         self.texts.file()
     }
 
-    /// Fills in the loss of held-out rows, and the accuracy of a preference.
+    /// Fills in the loss of held-out rows, and the accuracy of a preference or of a reward model.
     fn evaluate_held_out(&mut self, config: &PretrainConfig, metrics: &mut PretrainMetrics) -> Result<()> {
+        if let Some(spec) = &config.reward_model {
+            let held_out = self.held_out_pairs(config, *spec)?;
+            metrics.eval_loss = held_out.map(|(loss, _)| loss);
+            if let Some(ranking) = &mut metrics.reward_model {
+                ranking.eval = held_out.map(|(_, pairs)| pairs);
+            }
+            return Ok(());
+        }
         let Some(spec) = &config.preference else {
             metrics.eval_loss = self.held_out_loss(config)?;
             return Ok(());
@@ -185,9 +204,10 @@ impl Pretrainer {
     /// One optimizer step over the next examples.
     pub fn step(&mut self, config: &PretrainConfig) -> Result<PretrainMetrics> {
         let start = Instant::now();
-        let batch = match &config.preference {
-            None => self.learn_texts(config)?,
-            Some(spec) => self.learn_preferences(config, spec)?,
+        let batch = match (&config.preference, &config.reward_model) {
+            (Some(spec), _) => self.learn_preferences(config, spec)?,
+            (None, Some(spec)) => self.learn_ranking(config, *spec)?,
+            (None, None) => self.learn_texts(config)?,
         };
         let learner = &mut self.learner;
         let step = learner.counters.step + 1;
@@ -214,6 +234,7 @@ impl Pretrainer {
             eval_loss: None,
             tokens_per_second: n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9),
             preference: batch.preference,
+            reward_model: batch.reward_model,
             state_sha256: None,
             extra: Extra::new(),
         })
@@ -242,7 +263,16 @@ impl Pretrainer {
         }
         let scale = 1.0 / n_scored.max(1) as f64;
         let (entropy_mean, n_tokens) = (entropy * scale, lengths.iter().sum());
-        Ok(LearnedBatch { loss, entropy_mean, n_tokens, n_scored, n_examples, scale, preference: None })
+        Ok(LearnedBatch {
+            loss,
+            entropy_mean,
+            n_tokens,
+            n_scored,
+            n_examples,
+            scale,
+            preference: None,
+            reward_model: None,
+        })
     }
 
     /// The sequences of the next examples, and the number of examples.

@@ -6,7 +6,7 @@ use crate::plan::config::{
 };
 use crate::plan::host::HostMemory;
 use crate::policy::found::FoundModel;
-use crate::reward::{JudgeReading, JudgeSpec};
+use crate::reward::{JUDGE, JudgeReading, JudgeSpec, REWARD_MODEL, RewardModelSpec};
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::{EngineSettings, MODEL_DRAFT_ROWS};
@@ -174,10 +174,10 @@ pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
     let reference = needs_copy.then(|| reference.clone());
     let teacher = plan.config.teacher.as_ref().and_then(TeacherSource::model);
-    let judge = plan.judge().map(|judge| ModelSource::named(&judge.model));
     let draft = plan.config.rollout.draft.as_deref().map(ModelSource::named);
-    let roles = [("reference", reference), ("teacher", teacher), (JUDGE, judge), (DRAFT, draft)];
+    let roles = [("reference", reference), ("teacher", teacher), (DRAFT, draft)];
     let named = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
+    let named = named.chain(plan.verifying_model());
     named.map(|(role, source)| Ok((role, source.find()?.shape()?))).collect()
 }
 
@@ -195,9 +195,7 @@ pub fn draft_kv_bytes(plan: &Plan, model: &ModelConfig, n_bytes: usize) -> u64 {
     (DRAFT_SEQUENCES * sequence).min(MAX_DRAFT_KV_BYTES).max(2 * sequence)
 }
 
-/// The role of the model that judges responses.
-pub const JUDGE: &str = "judge";
-/// Tokens of a forward pass of a judge that is read by log-probs; a longer prompt has a pass of its own.
+/// Tokens of a forward pass of a judge that is read by log-probs, or of a reward model; a longer prompt has a pass of its own.
 pub const JUDGE_BATCH_TOKENS: usize = 4096;
 /// Sequences of a judge that writes its verdicts for which a GPU has keys and values, and the most bytes of these.
 const JUDGE_SEQUENCES: u64 = 64;
@@ -213,6 +211,11 @@ fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_g
     let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens);
     let most = if is_gpu { (JUDGE_SEQUENCES * sequence).min(MAX_JUDGE_KV_BYTES) } else { CPU_KV_BYTES };
     most.max(sequence)
+}
+
+/// Whether a role is that of a model which verifies responses, in memory of its own.
+fn is_verifying(role: &str) -> bool {
+    role == JUDGE || role == REWARD_MODEL
 }
 
 /// The memory of a run's parts.
@@ -270,10 +273,12 @@ impl Needs<'_> {
             bytes: self.policy_bytes(model, Weights::Frozen),
         };
         parts.extend(frozen.iter().map(of_frozen));
-        let judge = frozen.iter().find(|(name, _)| *name == JUDGE);
-        parts.extend(judge.zip(self.plan.judge()).map(|((_, model), spec)| MemoryPart {
-            name: "judge's work",
-            bytes: self.judge_bytes(model, spec),
+        let verifying = frozen.iter().find(|(name, _)| is_verifying(name));
+        parts.extend(verifying.into_iter().flat_map(|(_, model)| {
+            let judge = self.plan.judge().map(|spec| ("judge's work", self.judge_bytes(model, spec)));
+            let scored = self.plan.scored_reward();
+            let scorer = scored.map(|(_, spec)| ("reward model's work", self.scorer_bytes(model, spec)));
+            judge.into_iter().chain(scorer).map(|(name, bytes)| MemoryPart { name, bytes })
         }));
         let draft = frozen.iter().find(|(name, _)| *name == DRAFT);
         parts.extend(
@@ -292,7 +297,7 @@ impl Needs<'_> {
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.microbatch_tokens();
-        let scoring = frozen.iter().filter(|(name, _)| ![JUDGE, DRAFT].contains(name));
+        let scoring = frozen.iter().filter(|(name, _)| !is_verifying(name) && *name != DRAFT);
         let scoring = scoring.map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
         let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
         vec![
@@ -320,6 +325,12 @@ impl Needs<'_> {
         let kv_bytes = draft_kv_bytes(self.plan, model, self.device.compute_bytes());
         let logits = if self.device == DeviceName::Cpu { 0 } else { 6 * rows * model.vocabulary };
         self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
+    }
+
+    /// What a reward model takes beside its weights.
+    fn scorer_bytes(&self, model: &ModelConfig, spec: &RewardModelSpec) -> u64 {
+        let rows = spec.max_tokens.max(JUDGE_BATCH_TOKENS);
+        self.arena(model, None, rows, Purpose::Inference) + self.slack()
     }
 
     /// Tokens of the largest micro-batch. A CPU takes memory for those that a mini-batch has, a GPU for all that the plan

@@ -246,9 +246,13 @@ impl Plan {
             *draft = find(&ModelSource::named(draft))?.pinned.to_string();
         }
         // The prompt is written out too, so that the plan has every word that the judge reads.
-        for judge in self.judges_mut() {
-            judge.model = find(&ModelSource::named(&judge.model))?.pinned.to_string();
-            judge.template = Some(judge.template().to_string());
+        for verifier in self.verifiers_mut() {
+            if let Some(model) = verifier.model_mut() {
+                *model = find(&ModelSource::named(model))?.pinned.to_string();
+            }
+            if let Some(judge) = verifier.judge_mut() {
+                judge.template = Some(judge.template().to_string());
+            }
         }
         Ok(self.pin_adapters()?)
     }

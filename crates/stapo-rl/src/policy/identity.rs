@@ -109,12 +109,12 @@ pub fn of_task(task: &TaskSpec) -> Result<Vec<FileHash>> {
     Ok(inputs)
 }
 
-/// The hashes of a verifier's program, or of the files of its judge; none for a rule.
+/// The hashes of a verifier's program, or of the files of its model; none for a rule.
 pub fn of_verifier(name: &str, verifier: &VerifierSpec) -> Result<Vec<FileHash>> {
-    if let Some(judge) = verifier.judge() {
-        let mut files = of_source(&ModelSource::named(&judge.model))?;
-        files.extend(of_adapter(judge.adapter.as_deref())?);
-        let named = |file: FileHash| FileHash { name: format!("judge {}", file.name), ..file };
+    if let Some((role, model)) = verifier.model() {
+        let mut files = of_source(&ModelSource::named(model))?;
+        files.extend(of_adapter(verifier.judge().and_then(|judge| judge.adapter.as_deref()))?);
+        let named = |file: FileHash| FileHash { name: format!("{role} {}", file.name), ..file };
         return Ok(files.into_iter().map(named).collect());
     }
     let program = verifier.program();

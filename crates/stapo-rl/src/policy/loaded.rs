@@ -12,7 +12,7 @@ use stapo_core::record::{Change, changed_inputs};
 use stapo_model::decoder::{LoraSpec, Policy, PolicySpec};
 use stapo_model::export::Companion;
 use stapo_model::generate::StopTexts;
-use stapo_model::{ChatTemplate, Device, Message, Pretrained, Tokenizer};
+use stapo_model::{ChatTemplate, Device, Message, Pretrained, SCORE, Tokenizer};
 use std::path::Path;
 
 /// A model that can sample, score and learn.
@@ -25,6 +25,45 @@ pub struct LoadedModel {
     pub stops: Vec<u32>,
     /// The tokenizer's files, which are exported with the weights; empty for a model without a tokenizer.
     pub companions: Vec<Companion>,
+}
+
+/// The head that a model is opened with.
+#[derive(Clone, Copy)]
+enum Head {
+    /// Of a language model.
+    Tokens,
+    /// Of a reward model.
+    Score,
+    /// Of a reward model in training: a language model is given a new one, drawn from the seed.
+    NewScore(u64),
+}
+
+impl Head {
+    /// Refuses a model with another head, or gives it the head that is wanted.
+    fn fit(self, found: Option<&FoundModel>, pretrained: &mut Pretrained) -> Result<()> {
+        let refuse = |problem: &str, remedy: &str| {
+            let name = found.map_or(String::new(), |found| found.pinned.to_string());
+            Err(Error::no_model(&name, problem.to_string(), remedy.to_string()))
+        };
+        let is_reward_model = pretrained.config.score.is_some();
+        let is_of_run = found.is_some_and(|found| found.checkpoint.is_some());
+        match self {
+            Head::Tokens if is_reward_model => {
+                refuse("is a reward model, which scores texts and writes none", "name a language model")
+            }
+            Head::Tokens => Ok(()),
+            Head::Score | Head::NewScore(_) if is_of_run => refuse(
+                "is a checkpoint of a run",
+                "a reward model is read from a folder: RUN/model of a finished stapo rm, or what stapo export writes",
+            ),
+            Head::Score if !is_reward_model => refuse(
+                &format!("is a language model: it has no {SCORE}"),
+                "stapo rm trains a reward model from it",
+            ),
+            Head::NewScore(_) if !is_reward_model => Ok(pretrained.add_score()?),
+            Head::Score | Head::NewScore(_) => Ok(()),
+        }
+    }
 }
 
 /// The standard deviation of random weights.
@@ -42,7 +81,23 @@ impl LoadedModel {
     /// Opens a model that was found, with the adapter of a folder in PEFT's format where one is given. A model without a
     /// tokenizer is refused.
     pub fn open_found(found: &FoundModel, adapter: Option<&Path>, device: &Device) -> Result<Self> {
-        Self::read(found, adapting(adapter)?, device, tokenizer_of)
+        Self::read(found, (Head::Tokens, adapting(adapter)?), device, tokenizer_of)
+    }
+
+    /// Opens a reward model that was found, which may be without a tokenizer. A language model is refused.
+    pub fn open_reward_model(found: &FoundModel, device: &Device) -> Result<Self> {
+        Self::read(found, (Head::Score, Adapting::AsFound), device, tokenizer_or_reason)
+    }
+
+    /// As [`LoadedModel::open_to_train`] to train a reward model, which a language model becomes by a new head.
+    pub fn open_to_rank(
+        found: &FoundModel,
+        lora: Option<&LoraConfig>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self> {
+        let opened = (Head::NewScore(seed), Adapting::Training(lora.cloned(), seed));
+        Self::read(found, opened, device, tokenizer_of)
     }
 
     /// Opens a model to train all of its weights, or the adapters of `lora`. A model without a tokenizer is refused.
@@ -52,22 +107,19 @@ impl LoadedModel {
         seed: u64,
         device: &Device,
     ) -> Result<Self> {
-        Self::read(found, Adapting::Training(lora.cloned(), seed), device, tokenizer_of)
+        Self::read(found, (Head::Tokens, Adapting::Training(lora.cloned(), seed)), device, tokenizer_of)
     }
 
     /// As [`LoadedModel::open_found`], of a model that may be without a tokenizer: such a model samples and scores tokens,
     /// but no text.
     pub fn open_tokens_or_text(found: &FoundModel, adapter: Option<&Path>, device: &Device) -> Result<Self> {
-        Self::read(found, adapting(adapter)?, device, |pretrained| match pretrained.tokenizer() {
-            Ok(tokenizer) => Ok(Ok(tokenizer)),
-            Err(missing @ stapo_model::Error::Missing { .. }) => Ok(Err(missing.to_string())),
-            Err(other) => Err(other.into()),
-        })
+        Self::read(found, (Head::Tokens, adapting(adapter)?), device, tokenizer_or_reason)
     }
 
     /// Opens a Hugging Face folder or a GGUF file. A model without a tokenizer is refused.
     pub fn open_path(path: &Path, device: &Device) -> Result<Self> {
-        let pretrained = Pretrained::open(path)?;
+        let mut pretrained = Pretrained::open(path)?;
+        Head::Tokens.fit(None, &mut pretrained)?;
         let tokenizer = pretrained.tokenizer()?;
         Self::load(&pretrained, Ok(tokenizer), (None, BaseStorage::default()), device)
     }
@@ -76,7 +128,7 @@ impl LoadedModel {
     /// tokenizer, config or chat template than the run had is refused, and adapters whose base has other weights.
     fn read(
         found: &FoundModel,
-        adapting: Adapting,
+        (head, adapting): (Head, Adapting),
         device: &Device,
         tokenizer: impl FnOnce(&Pretrained) -> Result<std::result::Result<Tokenizer, String>>,
     ) -> Result<Self> {
@@ -92,7 +144,9 @@ impl LoadedModel {
             found.quantised_base(lora)?;
         }
         let files = found.files()?;
-        let pretrained = Pretrained::open(&files.path)?;
+        let mut pretrained = Pretrained::open(&files.path)?;
+        let has_score = pretrained.config.score.is_some();
+        head.fit(Some(found), &mut pretrained)?;
         let mut model = match &found.base {
             // A checkpoint that holds all weights is written over the model's, which are not read.
             _ if found.checkpoint.is_some() && found.lora.is_none() => {
@@ -113,6 +167,9 @@ impl LoadedModel {
         };
         if files.are_temporary() {
             model.companions.iter_mut().try_for_each(Companion::load)?;
+        }
+        if let (Head::NewScore(seed), false) = (head, has_score) {
+            model.policy.start_score(seed, RANDOM_DEVIATION);
         }
         adapters.start(&mut model.policy)?;
         if let Some(frozen) = &found.frozen {
@@ -253,6 +310,15 @@ fn check_unchanged(found: &FoundModel) -> Result<()> {
 
 fn tokenizer_of(pretrained: &Pretrained) -> Result<std::result::Result<Tokenizer, String>> {
     Ok(Ok(pretrained.tokenizer()?))
+}
+
+/// The tokenizer, or the reason why the files hold none.
+fn tokenizer_or_reason(pretrained: &Pretrained) -> Result<std::result::Result<Tokenizer, String>> {
+    match pretrained.tokenizer() {
+        Ok(tokenizer) => Ok(Ok(tokenizer)),
+        Err(missing @ stapo_model::Error::Missing { .. }) => Ok(Err(missing.to_string())),
+        Err(other) => Err(other.into()),
+    }
 }
 
 fn adapting(adapter: Option<&Path>) -> Result<Adapting> {

@@ -1,12 +1,17 @@
 //! The keys of a verifier in a config.
 
 use super::judge::JudgeSpec;
+use super::reward_model::RewardModelSpec;
 pub use super::rule::RuleSpec;
 use crate::tasks::error::TaskError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_sandbox::{Clock, Language, Limits};
 use std::path::{Path, PathBuf};
+
+/// What the model of a verifier is.
+pub const JUDGE: &str = "judge";
+pub const REWARD_MODEL: &str = "reward model";
 
 /// How a response becomes a verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -24,6 +29,9 @@ pub enum VerifierSpec {
     Code(CodeSpec),
     /// A model judges, alone or beside the math grader.
     Judge(JudgeSpec),
+    /// A reward model scores, beside the math grader, which decides the verdict.
+    #[serde(rename = "reward-model")]
+    RewardModel(RewardModelSpec),
 }
 
 impl VerifierSpec {
@@ -31,6 +39,31 @@ impl VerifierSpec {
     pub fn judge(&self) -> Option<&JudgeSpec> {
         match self {
             Self::Judge(judge) => Some(judge),
+            _ => None,
+        }
+    }
+
+    /// The reward model, for a verifier that is one.
+    pub fn reward_model(&self) -> Option<&RewardModelSpec> {
+        match self {
+            Self::RewardModel(model) => Some(model),
+            _ => None,
+        }
+    }
+
+    /// The model of a judge or a reward model: what it is, and its name.
+    pub fn model(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Judge(judge) => Some((JUDGE, &judge.model)),
+            Self::RewardModel(model) => Some((REWARD_MODEL, &model.model)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn model_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Judge(judge) => Some(&mut judge.model),
+            Self::RewardModel(model) => Some(&mut model.model),
             _ => None,
         }
     }
@@ -45,7 +78,7 @@ impl VerifierSpec {
     /// The program that the verifier starts; `None` for a rule.
     pub fn program(&self) -> Option<CommandSpec> {
         match self {
-            Self::Rule(_) | Self::Countdown(_) | Self::Judge(_) => None,
+            Self::Rule(_) | Self::Countdown(_) | Self::Judge(_) | Self::RewardModel(_) => None,
             Self::Command(command) => Some(command.clone()),
             Self::Python(python) => Some(python.command()),
             // An interpreter on the PATH is the user's own, and all that it runs is jailed.

@@ -9,6 +9,7 @@ use super::code::CodeJudge;
 use super::judge::verifier::JudgeVerifier;
 use super::judged::Judged;
 use super::permission::{self, Programs};
+use super::reward_model::RewardModelVerifier;
 use super::rule::by_rule;
 use crate::reward::spec::CountdownRule;
 use crate::reward::spec::VerifierSpec;
@@ -28,6 +29,7 @@ pub(crate) enum Verifier {
     External(Box<External>),
     Code(Box<CodeJudge>),
     Judge(Box<JudgeVerifier>),
+    RewardModel(Box<RewardModelVerifier>),
     /// An external program that was not to be started.
     NotStarted,
 }
@@ -39,6 +41,9 @@ impl Verifier {
             VerifierSpec::Rule(rule) => Self::Rule((*rule).into()),
             VerifierSpec::Countdown(rule) => Self::Countdown(*rule),
             VerifierSpec::Judge(judge) => Self::Judge(Box::new(JudgeVerifier::open(judge)?)),
+            VerifierSpec::RewardModel(model) => {
+                Self::RewardModel(Box::new(RewardModelVerifier::open(model)?))
+            }
             VerifierSpec::Command(_) | VerifierSpec::Python(_) | VerifierSpec::Code(_)
                 if programs == Programs::Never =>
             {
@@ -63,7 +68,7 @@ impl Verifier {
 
     /// Whether answers are looked for in boxes.
     pub(crate) fn reads_boxes(&self) -> bool {
-        matches!(self, Self::Rule(_) | Self::Countdown(_) | Self::Judge(_))
+        matches!(self, Self::Rule(_) | Self::Countdown(_) | Self::Judge(_) | Self::RewardModel(_))
     }
 
     /// Whether judging needs the rows of a data file.
@@ -92,6 +97,7 @@ impl Verifier {
             Self::External(external) => external.judge(samples, row_of),
             Self::Code(code) => code.judge_samples(samples, row_of),
             Self::Judge(judge) => judge.judge(samples, row_of),
+            Self::RewardModel(model) => model.judge(samples),
             Self::NotStarted => Err(TaskError::setting(
                 "verifier",
                 "the program was not started, so nothing can be judged",
@@ -118,7 +124,9 @@ impl Verifier {
             Self::Countdown(_) => Puzzle::parse(reference)
                 .map(drop)
                 .ok_or_else(|| format!("reference {reference:?} does not read like 2,3,5,7:24")),
-            Self::External(_) | Self::Code(_) | Self::Judge(_) | Self::NotStarted => Ok(()),
+            Self::External(_) | Self::Code(_) | Self::Judge(_) | Self::RewardModel(_) | Self::NotStarted => {
+                Ok(())
+            }
         }
     }
 
@@ -126,6 +134,14 @@ impl Verifier {
     pub(crate) fn judge_mut(&mut self) -> Option<&mut JudgeVerifier> {
         match self {
             Self::Judge(judge) => Some(judge),
+            _ => None,
+        }
+    }
+
+    /// The reward model, for a verifier that is one.
+    pub(crate) fn reward_model_mut(&mut self) -> Option<&mut RewardModelVerifier> {
+        match self {
+            Self::RewardModel(model) => Some(model),
             _ => None,
         }
     }

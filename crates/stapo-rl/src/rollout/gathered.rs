@@ -106,7 +106,7 @@ mod tests {
         let mut second = judged(rollout(1, Finish::TurnLimit, None), Verdict::OverBudget);
         let margin = Some(0.1 + 0.2);
         second.judge =
-            Some(Box::new(JudgeOpinion { verdict: None, rule: Verdict::Wrong, margin, text: None }));
+            Some(Box::new(JudgeOpinion { margin, score: margin, ..JudgeOpinion::of_rule(Verdict::Wrong) }));
         second.episode = Some(Box::new(Episode::default()));
         second.program = Some(Box::new(ProgramRun {
             source: "x = 1".into(),

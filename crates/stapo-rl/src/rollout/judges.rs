@@ -1,11 +1,13 @@
 //! A judge with its model: prompts, forward passes, and the answers that are read from them.
 
-use crate::error::Result;
+use super::reward_models::ModelScorer;
+use super::segments::{marks, split};
+use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::ModelSource;
 use crate::plan::memory::{JUDGE_BATCH_TOKENS, judge_kv_bytes};
 use crate::policy::loaded::LoadedModel;
-use crate::reward::{AskJudge, JudgeAnswer, JudgeQuestion, JudgeReading, JudgeSpec};
+use crate::reward::{AskJudge, JudgeAnswer, JudgeQuestion, JudgeReading, JudgeSpec, ScoreResponses};
 use crate::tasks::template::Template;
 use crate::tasks::unseen::listed;
 use crate::tasks::{Task, TaskError};
@@ -42,9 +44,14 @@ enum Work {
 }
 
 impl Task {
-    /// Loads the models of the task's judges.
+    /// Loads the models of the task's judges and its reward models.
     pub fn load_model_judges(&mut self, device: &Device) -> Result<()> {
-        self.load_judges(|spec| Ok(Box::new(ModelJudge::open(spec, device)?) as Box<dyn AskJudge>))
+        self.load_judges(|spec| {
+            Ok::<_, Error>(Box::new(ModelJudge::open(spec, device)?) as Box<dyn AskJudge>)
+        })?;
+        self.load_reward_models(|spec| {
+            Ok(Box::new(ModelScorer::open(spec, device)?) as Box<dyn ScoreResponses>)
+        })
     }
 }
 
@@ -248,7 +255,7 @@ impl AskJudge for ModelJudge {
     fn ask(&self, questions: &[JudgeQuestion]) -> std::result::Result<Vec<JudgeAnswer>, TaskError> {
         let prompt = |question: &JudgeQuestion| {
             self.prompt(question).map_err(|error| match error {
-                crate::Error::Task(error) => error,
+                Error::Task(error) => error,
                 other => self.failure(&format!("problem {:?}", question.problem.id), &other.to_string()),
             })
         };
@@ -291,34 +298,6 @@ fn words(spec: &JudgeSpec, tokenizer: &Tokenizer) -> Result<[u32; 2]> {
         );
     }
     Ok(words)
-}
-
-/// Placeholders of problem, response and reference, of letters and digits alone, that stand in none of the texts.
-fn marks(texts: &[&str]) -> [String; 3] {
-    let mut salt = 0;
-    let stem = |salt: u64| format!("stapojudged{salt}x");
-    while texts.iter().any(|text| text.contains(&stem(salt))) {
-        salt += 1;
-    }
-    ["problem", "response", "reference"].map(|name| format!("{}{name}x", stem(salt)))
-}
-
-/// A text with the contents in place of their marks.
-fn split(text: &str, marks: &[String; 3], contents: [&str; 3]) -> Vec<Segment> {
-    let mut segments = Vec::new();
-    let mut rest = text;
-    let first = |rest: &str| {
-        let found = marks.iter().enumerate().filter_map(|(idx, mark)| Some((rest.find(mark.as_str())?, idx)));
-        found.min()
-    };
-    while let Some((at, idx)) = first(rest) {
-        segments.push(Segment::Template(rest[..at].to_string()));
-        segments.push(Segment::Observation(contents[idx].to_string()));
-        rest = &rest[at + marks[idx].len()..];
-    }
-    segments.push(Segment::Template(rest.to_string()));
-    segments.retain(|segment| !matches!(segment, Segment::Template(text) if text.is_empty()));
-    segments
 }
 
 #[cfg(test)]

@@ -53,7 +53,8 @@ pub fn metrics(plan: &Plan, step: u64, rolled: &RolledOut, learned: &[Learned]) 
         response_tokens: lengths(responses.iter().map(|s| s.rollout.n_sampled()).collect()),
         truncated_share: mean(&|s| f64::from(u8::from(s.rollout.finish == Finish::LengthLimit))),
         episodes: episodes(&responses),
-        judge: judge(&responses),
+        judge: plan.judge().and_then(|_| judge(&responses)),
+        score_mean: score_mean(&responses),
         entropy_mean: entropies.iter().sum::<f64>() / entropies.len().max(1) as f64,
         entropy_quantiles: quantiles(&entropies),
         n_tokens: count(&|u| u.tally.n_tokens),
@@ -122,6 +123,13 @@ fn judge(responses: &[&Scored]) -> Option<JudgeMetrics> {
         agreement: (!agree.is_empty()).then(|| share(&agree, |agrees| *agrees)),
         rule_accuracy: share(&opinions, |opinion| opinion.rule == Verdict::Right),
     })
+}
+
+/// The mean score of a reward model; `None` for responses that none scored.
+fn score_mean(responses: &[&Scored]) -> Option<f64> {
+    let opinions = responses.iter().filter_map(|scored| scored.judge.as_deref());
+    let scores: Vec<f64> = opinions.filter_map(|opinion| opinion.score).collect();
+    (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64)
 }
 
 /// A value for each of several rewards by its name; empty for a run with one.

@@ -237,7 +237,9 @@ impl RowsSpec {
     pub fn template(&self) -> &str {
         match (&self.template, &self.verifier) {
             (Some(template), _) => template,
-            (None, VerifierSpec::Rule(_) | VerifierSpec::Judge(_)) => BOXED_TEMPLATE,
+            (None, VerifierSpec::Rule(_) | VerifierSpec::Judge(_) | VerifierSpec::RewardModel(_)) => {
+                BOXED_TEMPLATE
+            }
             (None, _) => PLAIN_TEMPLATE,
         }
     }

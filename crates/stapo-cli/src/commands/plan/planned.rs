@@ -124,7 +124,6 @@ impl ModelShapes {
         let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
         let reference = needs_copy.then_some(reference);
         let teacher = config.teacher.as_ref().and_then(TeacherSource::model);
-        let judge = plan.judge().map(|judge| ModelSource::named(&judge.model));
         let mut has_weights = true;
         let mut shape = |source: &ModelSource| -> Result<ModelConfig> {
             let (shape, is_here) = shape(source)?;
@@ -139,12 +138,10 @@ impl ModelShapes {
         let is_quantised = storage(plan) == BaseStorage::Quantised;
         let mut frozen = Vec::new();
         let draft = config.rollout.draft.as_deref().map(ModelSource::named);
-        let roles =
-            [("reference", reference), ("teacher", teacher), (memory::JUDGE, judge), (memory::DRAFT, draft)];
-        for (role, source) in roles {
-            if let Some(source) = source {
-                frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
-            }
+        let roles = [("reference", reference), ("teacher", teacher), (memory::DRAFT, draft)];
+        let roles = roles.into_iter().filter_map(|(role, source)| Some((role, source?)));
+        for (role, source) in roles.chain(plan.verifying_model()) {
+            frozen.push((role, if source == trained { model.clone() } else { shape(&source)? }));
         }
         if is_quantised && !has_weights {
             assumed.push("layers in Q4_K, of a file that is not here (model.lora.base)".to_string());

@@ -42,6 +42,7 @@ fn full() -> Metrics {
             turn_limit_share: 0.125,
         }),
         judge: Some(JudgeMetrics { asked_share: 0.75, agreement: Some(0.875), rule_accuracy: 0.375 }),
+        score_mean: Some(-1.75),
         entropy_mean: 0.45,
         entropy_quantiles: EntropyQuantiles {
             q05: 0.01,

@@ -5,7 +5,7 @@ use super::{
     ParameterKind, ParameterSpec, QKV, Role, SwiGlu,
 };
 use crate::config::{
-    AttentionBiases, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelConfig, QkNorm, TensorSpec,
+    AttentionBiases, AttentionSpec, FeedForward, LayerSpec, Mixer, ModelConfig, QkNorm, SCORE, TensorSpec,
 };
 use crate::decoder::lora::LoraSpec;
 use stapo_ops::lora::joined_columns;
@@ -20,7 +20,11 @@ impl DecoderWeights<ParameterSpec> {
             embedding: tensors.take("model.embed_tokens.weight"),
             layers: (0..).zip(&config.layers).map(|(index, layer)| tensors.layer(layer, index)).collect(),
             final_norm: tensors.take("model.norm.weight"),
-            head: (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
+            head: match config.score {
+                // The head of a reward model is trained beside adapters, since nothing in the model's files is like it.
+                Some(_) => Some(ParameterSpec { role: Role::Trained, ..tensors.take(SCORE) }),
+                None => (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
+            },
         };
         debug_assert!(tensors.left.is_empty(), "tensors that are no part of a parameter: {:?}", tensors.left);
         specs

@@ -12,6 +12,7 @@ use crate::tasks::TaskSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::preference::PreferenceSpec;
+use stapo_core::reward_model::RankingSpec;
 use stapo_core::settings::{self, Override, RawConfig, SettingsError};
 use stapo_model::DeviceName;
 use stapo_model::optimizer::AdamWSettings;
@@ -44,6 +45,9 @@ pub struct PretrainConfig {
     /// What is learned from chosen and rejected responses, for `stapo prefer`; absent where texts are learned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSpec>,
+    /// How a reward model is trained from chosen and rejected responses, for `stapo rm`; absent for other runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_model: Option<RankingSpec>,
     /// How the model is updated.
     pub update: PretrainUpdate,
     /// Held-out evaluation on the task of the texts.
@@ -152,6 +156,7 @@ impl Default for PretrainConfig {
             data: TextsSpec::default(),
             loss_on: LossOn::Response,
             preference: None,
+            reward_model: None,
             update: PretrainUpdate::default(),
             evaluation: PretrainEvaluation::default(),
             record: PretrainRecord::default(),
@@ -226,6 +231,17 @@ impl PretrainConfig {
             name: "prefer".to_string(),
             preference: Some(PreferenceSpec::default()),
             update: PretrainUpdate { batch_rows: Some(64), learning_rate: 1e-6, ..tuning.update },
+            ..tuning
+        }
+    }
+
+    /// The defaults of training a reward model.
+    pub fn ranking() -> Self {
+        let tuning = Self::fine_tuning();
+        PretrainConfig {
+            name: "rm".to_string(),
+            reward_model: Some(RankingSpec::default()),
+            update: PretrainUpdate { batch_rows: Some(64), ..tuning.update },
             ..tuning
         }
     }
@@ -305,13 +321,33 @@ impl PretrainConfig {
         }
         if let Some(preference) = &self.preference {
             preference.check()?;
-            if self.loss_on == LossOn::Everything {
-                let problem = "everything, but a preference compares responses".to_string();
-                let remedy = "loss_on = \"response\"";
-                return Err(PlanError::Refused { key: "loss_on", problem, remedy });
-            }
         }
+        self.check_compared()?;
         update.schedule.check()
+    }
+
+    /// Checks what learning from compared responses excludes.
+    fn check_compared(&self) -> Result<(), PlanError> {
+        let refuse = |key, problem: &str, remedy| {
+            Err(PlanError::Refused { key, problem: problem.to_string(), remedy })
+        };
+        if self.preference.is_none() && self.reward_model.is_none() {
+            return Ok(());
+        }
+        if self.loss_on == LossOn::Everything {
+            return refuse("loss_on", "everything, but responses are compared", "loss_on = \"response\"");
+        }
+        let Some(ranking) = self.reward_model else { return Ok(()) };
+        let key = "reward_model.center_coefficient";
+        let value = ranking.center_coefficient;
+        require(ranking.is_possible(), key, value, "expected at least 0", "0 leaves scores where they are")?;
+        if self.preference.is_some() {
+            return refuse("preference", "given together with reward_model", "leave one of the two out");
+        }
+        match self.model {
+            Start::Fresh(_) => refuse("model", "a fresh model knows no text to rank", "name a trained model"),
+            _ => Ok(()),
+        }
     }
 
     pub fn device(&self) -> DeviceName {
@@ -328,8 +364,12 @@ impl PretrainConfig {
         }
     }
 
-    /// The task on which progress is measured; `None` where the texts are not from a task.
+    /// The task on which progress is measured; `None` where the texts are not from a task, and for a reward model, which answers
+    /// no problem.
     pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
+        if self.reward_model.is_some() {
+            return Ok(None);
+        }
         self.data.task().map(|task| Ok(TaskSpec::read("data.task", task.clone())?)).transpose()
     }
 

@@ -196,6 +196,8 @@ pub(super) enum RowKind {
     Learned,
     /// Responses that are compared or judged.
     Judged,
+    /// The same, with a margin where rows have one.
+    Ranked,
 }
 
 /// Where a row is.
@@ -216,6 +218,7 @@ impl Layout {
         Ok(match wanted {
             RowKind::Learned => Layout::Learned(TextLayout::recognise(spec, row)?),
             RowKind::Judged => Layout::Judged(JudgedLayout::recognise(spec, row)?),
+            RowKind::Ranked => Layout::Judged(JudgedLayout::recognise(spec, row)?.with_margin(spec, row)?),
         })
     }
 
@@ -238,7 +241,7 @@ fn read(spec: &FileTexts, wanted: RowKind) -> Result<(Vec<Place>, Vec<TextRow>)>
                 RowKind::Learned => {
                     "name the fields with data.messages_field, or data.prompt_field and data.response_field"
                 }
-                RowKind::Judged => {
+                RowKind::Judged | RowKind::Ranked => {
                     "name the fields with data.prompt_field, data.chosen_field and data.rejected_field; for kto also with data.response_field and data.label_field"
                 }
             };
@@ -255,7 +258,9 @@ fn read(spec: &FileTexts, wanted: RowKind) -> Result<(Vec<Place>, Vec<TextRow>)>
         Ok(())
     })?;
     let is_plain = |row: &TextRow| match row {
-        TextRow::Judged(sides) => !sides.iter().any(|(_, row)| matches!(row, TextRow::Conversation(_))),
+        TextRow::Judged { sides, .. } => {
+            !sides.iter().any(|(_, row)| matches!(row, TextRow::Conversation(_)))
+        }
         row => !matches!(row, TextRow::Conversation(_)),
     };
     if rows.is_empty() {

@@ -36,6 +36,9 @@ pub struct FileTexts {
     /// The field of the worse response, for `stapo prefer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_field: Option<String>,
+    /// The field that says by how much the better response is better, a number, for `stapo rm`; `margin` where rows have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin_field: Option<String>,
     /// The field that says whether a single response is good, for `stapo prefer` with the loss `kto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_field: Option<String>,
@@ -67,6 +70,7 @@ impl FileTexts {
             chosen_field: None,
             rejected_field: None,
             label_field: None,
+            margin_field: None,
             chat: false,
             chat_arguments: Table::new(),
             system: None,

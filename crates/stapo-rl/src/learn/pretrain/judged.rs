@@ -13,6 +13,8 @@ pub(super) struct JudgedLayout {
     /// Absent where every response is a whole conversation.
     prompt: Option<FieldPath>,
     responses: Responses,
+    /// By how much the better response is better.
+    margin: Option<FieldPath>,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,14 @@ impl JudgedLayout {
                 );
             }
         };
-        Ok(Self { prompt, responses })
+        Ok(Self { prompt, responses, margin: None })
+    }
+
+    /// Reads a margin from the field that the spec names, or from `margin` where the first row has it.
+    pub(super) fn with_margin(self, spec: &FileTexts, row: &Value) -> Result<Self, String> {
+        let found = row.get("margin").map(|_| "margin");
+        let margin = spec.margin_field.as_deref().or(found).map(FieldPath::parse).transpose()?;
+        Ok(Self { margin, ..self })
     }
 
     pub(super) fn read(&self, spec: &FileTexts, row: &Value) -> Result<TextRow, String> {
@@ -69,7 +78,16 @@ impl JudgedLayout {
             }
         };
         let read = |(side, field): (Side, &FieldPath)| Ok((side, self.response(spec, row, field)?));
-        Ok(TextRow::Judged(sides.into_iter().map(read).collect::<Result<_, String>>()?))
+        let sides = sides.into_iter().map(read).collect::<Result<_, String>>()?;
+        let margin = match &self.margin {
+            None => 0.0,
+            Some(field) => {
+                let value = field.get(row)?;
+                let number = value.as_f64().filter(|number| number.is_finite());
+                number.ok_or_else(|| format!("{:?} is {value}, expected a number", field.written()))?
+            }
+        };
+        Ok(TextRow::Judged { sides, margin })
     }
 
     /// The response in a field, with its prompt. A list of messages that begins with another role than the assistant is the

@@ -196,6 +196,7 @@ impl Pretrainer {
             n_examples: rows.len() as u64,
             scale: 1.0 / sums.n_terms.max(1) as f64,
             preference: Some(preference),
+            reward_model: None,
         })
     }
 
@@ -272,7 +273,7 @@ impl Pretrainer {
     }
 
     /// The indexes of the rows of the next optimizer step.
-    fn next_rows(&self, config: &PretrainConfig) -> Result<Vec<usize>> {
+    pub(super) fn next_rows(&self, config: &PretrainConfig) -> Result<Vec<usize>> {
         let file = judged_file(self.texts.file())?;
         let position = self.learner.counters.position;
         let (mut rows, mut n_tokens) = (Vec::new(), 0);
@@ -286,26 +287,41 @@ impl Pretrainer {
 }
 
 /// Refuses texts that do not fit to what the run learns.
-pub(super) fn check_texts(spec: Option<&PreferenceSpec>, file: Option<&FileRows>) -> Result<()> {
-    let Some(spec) = spec else {
-        let is_judged = |file: &FileRows| file.all().0.any(|row| matches!(row, TextRow::Judged(_)));
-        let (problem, remedy) = ("has chosen and rejected responses".into(), "stapo prefer learns from them");
-        let refused = Err(Error::Misfit { key: "data", problem, remedy });
-        return if file.is_some_and(is_judged) { refused } else { Ok(()) };
-    };
-    let is_pair = |row: &TextRow| matches!(row, TextRow::Judged(sides) if sides.len() == 2);
-    let n_single = judged_file(file)?.all().0.filter(|row| !is_pair(row)).count();
-    if n_single > 0 && !spec.loss.judges_alone() {
-        return Err(Error::Misfit {
-            key: "preference.loss.kind",
-            problem: format!("compares pairs, and {n_single} rows have a single response with a label"),
-            remedy: "preference.loss.kind = \"kto\" learns from single responses",
-        });
+pub(super) fn check_texts(config: &PretrainConfig, file: Option<&FileRows>) -> Result<()> {
+    let refuse = |key, problem: String, remedy| Err(Error::Misfit { key, problem, remedy });
+    let has_margin_field = file.is_some_and(|file| file.spec.margin_field.is_some());
+    if has_margin_field && config.reward_model.is_none() {
+        return refuse("data.margin_field", "given, and no margin is read".into(), "stapo rm reads margins");
     }
-    Ok(())
+    let n_single = || -> Result<usize> {
+        let is_pair = |row: &TextRow| matches!(row, TextRow::Judged { sides, .. } if sides.len() == 2);
+        Ok(judged_file(file)?.all().0.filter(|row| !is_pair(row)).count())
+    };
+    let compares = |n| format!("compares pairs, and {n} rows have a single response with a label");
+    match (&config.preference, &config.reward_model) {
+        (Some(spec), _) if spec.loss.judges_alone() => judged_file(file).map(drop),
+        (Some(_), _) => match n_single()? {
+            0 => Ok(()),
+            n => refuse(
+                "preference.loss.kind",
+                compares(n),
+                "preference.loss.kind = \"kto\" learns from single responses",
+            ),
+        },
+        (None, Some(_)) => match n_single()? {
+            0 => Ok(()),
+            n => refuse("reward_model", compares(n), "give rows with chosen and rejected"),
+        },
+        (None, None) => {
+            let is_judged = |file: &FileRows| file.all().0.any(|row| matches!(row, TextRow::Judged { .. }));
+            let problem = "has chosen and rejected responses".into();
+            let remedy = "stapo prefer and stapo rm learn from them";
+            if file.is_some_and(is_judged) { refuse("data", problem, remedy) } else { Ok(()) }
+        }
+    }
 }
 
-fn judged_file(file: Option<&FileRows>) -> Result<&FileRows> {
+pub(super) fn judged_file(file: Option<&FileRows>) -> Result<&FileRows> {
     file.ok_or(Error::Misfit {
         key: "data",
         problem: "a mixture or worked solutions, but preferences come from one source of judged responses"
@@ -315,7 +331,11 @@ fn judged_file(file: Option<&FileRows>) -> Result<&FileRows> {
 }
 
 /// The sequences of a row. Nothing predicts the first token of a sequence.
-fn row_sequences(file: &FileRows, model: &LoadedModel, row_idx: usize) -> Result<Vec<TextSequence>> {
+pub(super) fn row_sequences(
+    file: &FileRows,
+    model: &LoadedModel,
+    row_idx: usize,
+) -> Result<Vec<TextSequence>> {
     let row = file.row_at(row_idx);
     let mut sequences = encoder(model)?.with_arguments(&file.spec).sequences(&[row])?.concat();
     for sequence in &mut sequences {

@@ -7,7 +7,7 @@ use stapo_core::Turn;
 use stapo_core::preference::Side;
 
 /// One row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum TextRow {
     /// Rendered with the chat template. Holds at least one turn of the assistant, and none before the first of another
     /// role.
@@ -18,15 +18,16 @@ pub enum TextRow {
     Text(String),
     /// A response as it was sampled.
     Recorded { prompt: String, tokens: Vec<u32>, is_learned: Vec<bool> },
-    /// Responses to one prompt that are compared or judged, each a pair or a conversation that ends with the response.
-    Judged(Vec<(Side, TextRow)>),
+    /// Responses to one prompt that are compared or judged, each a pair or a conversation that ends with the response; and by how
+    /// much the chosen one is better, 0 where no field says so.
+    Judged { sides: Vec<(Side, TextRow)>, margin: f64 },
 }
 
 impl TextRow {
     /// The texts of a row.
     pub(super) fn parts(&self) -> Vec<&str> {
         match self {
-            TextRow::Judged(sides) => sides.iter().flat_map(|(_, row)| row.parts()).collect(),
+            TextRow::Judged { sides, .. } => sides.iter().flat_map(|(_, row)| row.parts()).collect(),
             TextRow::Conversation(turns) => turns.iter().map(|turn| turn.content.as_str()).collect(),
             TextRow::Pair { prompt, response } => vec![prompt, response],
             TextRow::Text(text) => vec![text],

@@ -106,7 +106,7 @@ impl TextEncoder<'_> {
                 let texts: Vec<String> = rendered.take(renderings(row).len()).collect();
                 self.conversation(&texts)
             }
-            TextRow::Judged(sides) => {
+            TextRow::Judged { sides, .. } => {
                 let mut sequences = Vec::new();
                 for (side, row) in sides {
                     let texts: Vec<String> = rendered.take(last_answer(row).len()).collect();
@@ -166,7 +166,7 @@ impl TextEncoder<'_> {
 fn renderings(row: &TextRow) -> Vec<Rendering> {
     let turns = match row {
         TextRow::Conversation(turns) => turns,
-        TextRow::Judged(sides) => return sides.iter().flat_map(|(_, row)| last_answer(row)).collect(),
+        TextRow::Judged { sides, .. } => return sides.iter().flat_map(|(_, row)| last_answer(row)).collect(),
         TextRow::Pair { .. } | TextRow::Text(_) | TextRow::Recorded { .. } => return Vec::new(),
     };
     let messages: Vec<Message> =

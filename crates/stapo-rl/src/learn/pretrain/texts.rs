@@ -223,7 +223,7 @@ fn solution_pair(task: &Task, number: u64, chosen: &Mistakes, rejected: &Mistake
         let response = task.solution(&problem, &Mistakes { seed, ..**mistakes })?;
         Ok((*side, TextRow::Pair { prompt: problem.prompt.clone(), response }))
     });
-    Ok(TextRow::Judged(solved.collect::<Result<_>>()?))
+    Ok(TextRow::Judged { sides: solved.collect::<Result<_>>()?, margin: 0.0 })
 }
 
 pub(super) fn encoder(model: &LoadedModel) -> Result<TextEncoder<'_>> {

@@ -18,7 +18,7 @@ impl FileKind {
     fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::Training => &["task", "objective", "rollout", "reward", "rewards", "teacher", "canaries"],
-            Self::Supervised => &["data", "texts", "loss_on", "epochs", "preference"],
+            Self::Supervised => &["data", "texts", "loss_on", "epochs", "preference", "reward_model"],
             Self::Experiment => &["arms", "seeds", "matrix", "config"],
         }
     }
@@ -26,7 +26,7 @@ impl FileKind {
     fn commands(self) -> &'static str {
         match self {
             Self::Training => "stapo train",
-            Self::Supervised => "stapo sft, stapo prefer and stapo pretrain",
+            Self::Supervised => "stapo sft, stapo prefer, stapo rm and stapo pretrain",
             Self::Experiment => "stapo experiment",
         }
     }

@@ -5,9 +5,10 @@ use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require,
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
 use super::{
-    Behavior, Config, GradientSum, HELD_OUT, KvMemory, RolloutSourceSpec, Speculate, States, TeacherSource,
+    Behavior, Config, GradientSum, HELD_OUT, KvMemory, ModelSource, RolloutSourceSpec, Speculate, States,
+    TeacherSource,
 };
-use crate::reward::{JudgeSpec, VerifierSpec};
+use crate::reward::{JudgeSpec, RewardModelSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -92,12 +93,24 @@ impl Plan {
         self.rewards.iter().find_map(|reward| reward.verifier.judge())
     }
 
-    /// Every copy of the judge's settings.
-    pub(crate) fn judges_mut(&mut self) -> impl Iterator<Item = &mut JudgeSpec> {
+    /// The model of a judge or a reward model: what it is, and the model; `None` where no reward has one.
+    pub fn verifying_model(&self) -> Option<(&'static str, ModelSource)> {
+        let (role, name) = self.rewards.iter().find_map(|reward| reward.verifier.model())?;
+        Some((role, ModelSource::named(name)))
+    }
+
+    /// The reward that is a reward model's score, by its index.
+    pub fn scored_reward(&self) -> Option<(usize, &RewardModelSpec)> {
+        let mut rewards = self.rewards.iter().enumerate();
+        rewards.find_map(|(idx, reward)| Some((idx, reward.verifier.reward_model()?)))
+    }
+
+    /// Every copy of the settings of verifiers.
+    pub(crate) fn verifiers_mut(&mut self) -> impl Iterator<Item = &mut VerifierSpec> {
         let written = self.config.rewards.iter_mut().filter_map(|reward| reward.verifier.as_mut());
         let tasks = [self.config.task.verifier_mut(), self.task.verifier_mut()];
         let resolved = self.rewards.iter_mut().map(|reward| &mut reward.verifier);
-        written.chain(tasks).chain(resolved).filter_map(VerifierSpec::judge_mut)
+        written.chain(tasks).chain(resolved)
     }
 
     /// Tokens of the longest prompt and the longest response together; of an episode, the given tokens count too.

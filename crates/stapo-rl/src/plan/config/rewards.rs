@@ -81,19 +81,19 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
 
 /// Checks the values of every reward.
 pub(super) fn check(config: &Config, rewards: &[Reward]) -> Result<(), PlanError> {
-    let n_judges = rewards.iter().filter(|reward| reward.verifier.judge().is_some()).count();
+    let n_judges = rewards.iter().filter(|reward| reward.verifier.model().is_some()).count();
     require(
         n_judges <= 1,
         "rewards.verifier",
-        "several judges:",
+        "several judges or reward models:",
         "a run has one at most",
         "leave all but one out",
     )?;
     require(
         n_judges == 0 || config.environment.is_none(),
         "environment",
-        "given together with a judge:",
-        "judges read responses of one turn",
+        "given together with a judge or a reward model:",
+        "these read responses of one turn",
         "leave the environment out, or judge by a rule",
     )?;
     for reward in rewards {

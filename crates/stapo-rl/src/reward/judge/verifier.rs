@@ -62,9 +62,9 @@ impl JudgeVerifier {
 fn joined(by_rule: Judged, answer: Option<JudgeAnswer>) -> Judged {
     let rule = by_rule.verdict;
     let Some(JudgeAnswer { verdict, margin, text, reason }) = answer else {
-        let opinion = JudgeOpinion { verdict: None, rule, margin: None, text: None };
+        let opinion = JudgeOpinion::of_rule(rule);
         return Judged { judge: Some(Box::new(opinion)), ..by_rule };
     };
-    let opinion = JudgeOpinion { verdict: Some(verdict), rule, margin, text };
+    let opinion = JudgeOpinion { verdict: Some(verdict), margin, text, ..JudgeOpinion::of_rule(rule) };
     Judged { verdict, reason, judge: Some(Box::new(opinion)), ..by_rule }
 }

@@ -126,7 +126,10 @@ fn rows_of_the_usual_shapes_are_recognised() {
     let read = |row: &Value| JudgedLayout::recognise(&spec, row).and_then(|layout| layout.read(&spec, row));
     let pair = |response: &str| TextRow::Pair { prompt: "1+1=".into(), response: response.into() };
     let talk = |answer: &str| conversation(&[("user", "1+1"), ("assistant", answer)]);
-    let judged = |chosen, rejected| TextRow::Judged(vec![(Side::Chosen, chosen), (Side::Rejected, rejected)]);
+    let judged = |chosen, rejected| TextRow::Judged {
+        sides: vec![(Side::Chosen, chosen), (Side::Rejected, rejected)],
+        margin: 0.0,
+    };
     let user = json!({"role": "user", "content": "1+1"});
     let said = |text: &str| json!({"role": "assistant", "content": text});
     for (row, expected) in [
@@ -148,11 +151,11 @@ fn rows_of_the_usual_shapes_are_recognised() {
         ),
         (
             json!({"prompt": "1+1=", "completion": "3", "label": false}),
-            TextRow::Judged(vec![(Side::Rejected, pair("3"))]),
+            TextRow::Judged { sides: vec![(Side::Rejected, pair("3"))], margin: 0.0 },
         ),
         (
             json!({"prompt": [user], "completion": [said("2")], "label": 1}),
-            TextRow::Judged(vec![(Side::Chosen, talk("2"))]),
+            TextRow::Judged { sides: vec![(Side::Chosen, talk("2"))], margin: 0.0 },
         ),
     ] {
         assert_eq!(read(&row).unwrap(), expected, "{row}");

@@ -1,0 +1,118 @@
+//! A reward model as a reward: its score of a response, beside the verdict of the grader's rule. What stands here knows no model:
+//! the room that loads one gives it in as [`ScoreResponses`].
+
+use super::judged::Judged;
+use super::rule::{RuleSpec, by_rule};
+use crate::tasks::error::TaskError;
+use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use stapo_core::reward_model::Normalise;
+use stapo_core::{JudgeOpinion, Problem};
+
+/// A model that gives a response a score.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RewardModelSpec {
+    /// The model: a Hugging Face folder of a `*ForSequenceClassification` with one label, the folder of a finished `stapo rm`, or a
+    /// name on the hub.
+    pub model: String,
+    /// The system message in front of the problem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// Renders problem and response with the model's chat template; by default where the model has one. As in the training of the
+    /// reward model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<bool>,
+    /// Further variables of the chat template.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub chat_arguments: Map<String, Value>,
+    /// The longest problem with its response, in tokens of the reward model. A longer one has the lowest reward, `-clip`.
+    #[serde(default = "max_tokens")]
+    pub max_tokens: usize,
+    /// What scores are measured against.
+    #[serde(default)]
+    pub normalise: Normalise,
+    /// Rewards are cut to the range from `-clip` to `clip`.
+    #[serde(default = "clip")]
+    pub clip: f64,
+    /// The rule that decides the verdict, and so accuracy.
+    #[serde(default)]
+    pub rule: RuleSpec,
+}
+
+fn max_tokens() -> usize {
+    4096
+}
+fn clip() -> f64 {
+    10.0
+}
+
+impl RewardModelSpec {
+    /// Refuses values with which no reward model can work.
+    pub(crate) fn check(&self) -> Result<(), TaskError> {
+        let refuse = |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy));
+        if self.model.is_empty() {
+            return refuse("verifier.model", "is empty".into(), "name the reward model");
+        }
+        if !(1..=1 << 20).contains(&self.max_tokens) {
+            let remedy = "a number of tokens from 1 to 1048576";
+            return refuse("verifier.max_tokens", self.max_tokens.to_string(), remedy);
+        }
+        if !(self.clip.is_finite() && self.clip > 0.0) {
+            return refuse("verifier.clip", self.clip.to_string(), "a number above 0");
+        }
+        Ok(())
+    }
+}
+
+/// A model that can be asked for scores. A score depends on problem and response alone, whatever else is scored with it; `None` for
+/// a response that is too long.
+pub trait ScoreResponses: Send + Sync {
+    fn score(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Option<f64>>, TaskError>;
+}
+
+/// The verifier of a reward model.
+pub(crate) struct RewardModelVerifier {
+    spec: RewardModelSpec,
+    /// The model; `None` until it is loaded.
+    model: Option<Box<dyn ScoreResponses>>,
+}
+
+impl RewardModelVerifier {
+    pub fn open(spec: &RewardModelSpec) -> Result<Self, TaskError> {
+        spec.check()?;
+        Ok(Self { spec: spec.clone(), model: None })
+    }
+
+    /// Gives the verifier its model, which `load` loads, unless it has one.
+    pub fn load<E>(
+        &mut self,
+        load: &mut impl FnMut(&RewardModelSpec) -> Result<Box<dyn ScoreResponses>, E>,
+    ) -> Result<(), E> {
+        if self.model.is_none() {
+            self.model = Some(load(&self.spec)?);
+        }
+        Ok(())
+    }
+
+    /// The verdicts of the rule, with the scores as rewards. The caller normalises them once it has the scores of all groups.
+    pub fn judge(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Judged>, TaskError> {
+        let Some(model) = &self.model else {
+            let problem =
+                format!("the reward model {} was not loaded, so it scores nothing", self.spec.model);
+            let remedy = "stapo train loads reward models; other commands need a rule";
+            return Err(TaskError::setting("verifier", problem, remedy));
+        };
+        let rules = self.spec.rule.into();
+        let scores = model.score(samples)?;
+        let judged = samples.par_iter().zip(scores).map(|(&(problem, text), score)| {
+            let by_rule = by_rule(problem, text, rules);
+            let opinion = JudgeOpinion { score, ..JudgeOpinion::of_rule(by_rule.verdict) };
+            let reward = Some(score.unwrap_or(-self.spec.clip));
+            Judged { reward, judge: Some(Box::new(opinion)), ..by_rule }
+        });
+        Ok(judged.collect())
+    }
+}

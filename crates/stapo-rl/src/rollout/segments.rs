@@ -1,0 +1,31 @@
+//! Texts that a template shows, kept apart from the template's text: special tokens have their meaning in the latter alone.
+
+use stapo_model::Segment;
+
+/// Placeholders of problem, response and reference, of letters and digits alone, that stand in none of the texts.
+pub(super) fn marks(texts: &[&str]) -> [String; 3] {
+    let mut salt = 0;
+    let stem = |salt: u64| format!("stapojudged{salt}x");
+    while texts.iter().any(|text| text.contains(&stem(salt))) {
+        salt += 1;
+    }
+    ["problem", "response", "reference"].map(|name| format!("{}{name}x", stem(salt)))
+}
+
+/// A text with the contents in place of their marks.
+pub(super) fn split(text: &str, marks: &[String; 3], contents: [&str; 3]) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    let mut rest = text;
+    let first = |rest: &str| {
+        let found = marks.iter().enumerate().filter_map(|(idx, mark)| Some((rest.find(mark.as_str())?, idx)));
+        found.min()
+    };
+    while let Some((at, idx)) = first(rest) {
+        segments.push(Segment::Template(rest[..at].to_string()));
+        segments.push(Segment::Observation(contents[idx].to_string()));
+        rest = &rest[at + marks[idx].len()..];
+    }
+    segments.push(Segment::Template(rest.to_string()));
+    segments.retain(|segment| !matches!(segment, Segment::Template(text) if text.is_empty()));
+    segments
+}
