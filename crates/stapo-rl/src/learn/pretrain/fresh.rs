@@ -98,6 +98,7 @@ pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result
         ..ModelConfig::empty(shape.family())
     };
     config.validate("config.start")?;
+    config.check_device(device)?;
     let policy: Policy = Policy::random(device, &config, seed, shape.deviation)?;
     let options =
         ExportOptions { precision: Precision::F32, existing: Existing::Replace, ..ExportOptions::default() };
