@@ -238,9 +238,14 @@ impl ModelConfig {
         self.layers.iter().map(|layer| layer.kv_numbers_per_token() as u64).sum()
     }
 
-    /// Numbers that a running sequence of `n_tokens` keeps: keys, values and states.
+    /// Numbers within which an engine can run a sequence of `n_tokens`. Where layers keep states, these take half of the memory at most,
+    /// and so do keys and values.
     pub fn sequence_numbers(&self, n_tokens: usize) -> u64 {
-        n_tokens as u64 * self.kv_numbers_per_token() + self.state_numbers()
+        let keys_and_values = n_tokens as u64 * self.kv_numbers_per_token();
+        match self.state_numbers() {
+            0 => keys_and_values,
+            states => 2 * keys_and_values.max(states),
+        }
     }
 
     /// Trainable numbers; tied embeddings count once.

@@ -168,10 +168,7 @@ impl Keys {
             };
             targets.push(target);
         }
-        targets.sort();
-        targets.dedup();
-        // All modules of layers with attention are all modules of most models.
-        Ok(if targets == LoraTarget::OF_ATTENTION_LAYERS { LoraTarget::ALL.to_vec() } else { targets })
+        Ok(LoraTarget::normalised(targets))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {

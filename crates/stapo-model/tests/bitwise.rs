@@ -222,8 +222,6 @@ fn chunked_prefill_equals_whole() {
 #[test]
 fn sequences_with_states_do_not_depend_on_the_memory_for_states() {
     let policy = policy(Family::Qwen35);
-    let config = policy.config();
-    let state_bytes = 4 * config.state_numbers() as usize;
     let long = |(i, n_prompt)| Request {
         problem: i,
         prompt: prompt(n_prompt),
@@ -235,9 +233,9 @@ fn sequences_with_states_do_not_depend_on_the_memory_for_states() {
     let (undisturbed, n_preemptions) = generate(&policy, settings(), &requests);
     assert_eq!(n_preemptions, 0);
     let mut n_preempted = 0;
-    let sequence_bytes = 4 * config.sequence_numbers(160) as usize;
-    // From one state on; with few blocks, sequences are preempted too.
-    for kv_bytes in [sequence_bytes, 2 * sequence_bytes, 5 * sequence_bytes, 24 * state_bytes + 400_000] {
+    // Values are padded to 16 columns, which makes keys and values nearly twice as wide.
+    let sequence_bytes = 2 * 4 * policy.config().sequence_numbers(144) as usize;
+    for kv_bytes in [sequence_bytes, 2 * sequence_bytes, 5 * sequence_bytes] {
         for (max_rows, max_sequences) in [(1024, 1024), (7, 1024), (1024, 3), (9, 2)] {
             let settings = EngineSettings { kv_bytes, max_rows, max_sequences, ..settings() };
             let (found, n_preemptions) = generate(&policy, settings, &requests);

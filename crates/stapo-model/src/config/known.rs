@@ -32,9 +32,10 @@ const KNOWN_MODELS: [KnownModel; 10] = [
 
 /// Published models of families whose layers differ, by the keys of their `config.json`.
 #[rustfmt::skip]
-const KNOWN_CONFIGS: [(&str, &str); 5] = [
+const KNOWN_CONFIGS: [(&str, &str); 6] = [
     ("gemma-3-270m", r#"{"model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 2048, "vocab_size": 262144, "sliding_window": 512, "max_position_embeddings": 32768}"#),
     ("gemma-3-4b", r#"{"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240, "vocab_size": 262208, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}"#),
+    ("qwen3.5-9b", r#"{"model_type": "qwen3_5_text", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 12288, "vocab_size": 248320}"#),
     ("smollm3-3b", r#"{"model_type": "smollm3", "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 11008, "vocab_size": 128256, "rope_theta": 5000000.0, "max_position_embeddings": 65536}"#),
     ("olmo-3-7b", r#"{"model_type": "olmo3", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 100278, "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_position_embeddings": 65536, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836}}"#),
     ("mistral-7b", r#"{"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": null, "max_position_embeddings": 32768}"#),
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     /// Parameters as the model cards count them; tied embeddings once.
-    const PARAMETERS: [(&str, u64); 15] = [
+    const PARAMETERS: [(&str, u64); 16] = [
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
@@ -97,6 +98,7 @@ mod tests {
         ("qwen2.5-7b", 7_615_616_512),
         ("gemma-3-270m", 268_098_176),
         ("gemma-3-4b", 3_880_263_168),
+        ("qwen3.5-9b", 8_953_803_264),
         ("smollm3-3b", 3_075_098_624),
         ("olmo-3-7b", 7_298_011_136),
         ("mistral-7b", 7_248_023_552),

@@ -63,7 +63,7 @@ impl LoraTarget {
         LoraTarget::DeltaNetOutput,
     ];
     /// Those of layers with attention.
-    pub(crate) const OF_ATTENTION_LAYERS: &[LoraTarget] = Self::ALL.split_at(7).0;
+    const OF_ATTENTION_LAYERS: &[LoraTarget] = Self::ALL.split_at(7).0;
 
     pub fn name(self) -> &'static str {
         match self {
@@ -96,6 +96,14 @@ impl LoraTarget {
             Self::DeltaNetOutput => (LinearRole::AttentionOutput, has_delta_net),
         };
         is_part.then_some(role)
+    }
+
+    /// Targets in their order, each once. A list of all modules of layers with attention means all modules, as most models have no
+    /// others.
+    pub fn normalised(mut targets: Vec<Self>) -> Vec<Self> {
+        targets.sort();
+        targets.dedup();
+        if targets == Self::OF_ATTENTION_LAYERS { Self::ALL.to_vec() } else { targets }
     }
 
     /// The module of that name.

@@ -146,15 +146,10 @@ __device__ __forceinline__ void solve(Shared& s, float (*sides)[4], int row, int
     }
 }
 
-// Rows `first` to `n` of a chunk, one block of threads for each value head. Shapes: q, k [64, key heads, DIM]; v, corrected, out
-// [64, value heads, DIM]; log_decay, beta [64, value heads]; state, next [value heads, DIM, DIM] in f32. Rows from n on are taken as
-// 0, rows of `corrected` below `first` are read, the others written. `next` is written if the chunk is full.
-KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* log_decay, const float* beta,
-                     const float* state, bf16* corrected, bf16* out, float* next, int key_heads, int first, int n) {
-    extern __shared__ __align__(16) char memory[];
-    Shared& s = *(Shared*)memory;
+// Rows of keys, queries, gates and kept corrected values, and the state, into shared memory. Rows from `n` on are 0.
+__device__ __forceinline__ void load(Shared& s, const bf16* q, const bf16* k, const bf16* corrected, const float* state,
+                                     int key_heads, int first, int n) {
     int head = blockIdx.x, heads = gridDim.x, key_head = head / (heads / key_heads);
-    int row = threadIdx.x / 32 * BLOCK;
     for (int i = threadIdx.x; i < CHUNK * DIM; i += THREADS) {
         int r = i / DIM, column = i % DIM;
         size_t from = ((size_t)r * key_heads + key_head) * DIM + column;
@@ -163,38 +158,19 @@ KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* l
         s.k[r * STRIDE + column] = r < n ? k[from] : zero;
         s.d[r * STRIDE + column] = r < first ? corrected[((size_t)r * heads + head) * DIM + column] : zero;
     }
-    state += (size_t)head * DIM * DIM;
-    next += (size_t)head * DIM * DIM;
     for (int i = threadIdx.x; i < DIM * DIM; i += THREADS)
         s.state[i / DIM * STRIDE + i % DIM] = round_to<bf16>(state[i]);
-    if (threadIdx.x < CHUNK) {
-        bool is_there = threadIdx.x < n;
-        s.decay[threadIdx.x] = is_there ? log_decay[threadIdx.x * heads + head] : 0.0f;
-        s.beta[threadIdx.x] = is_there ? beta[threadIdx.x * heads + head] : 0.0f;
-    }
-    __syncthreads();
-    cumulate(s.decay);
-    __syncthreads();
+}
 
-    float scores[CHUNK / 8][4], rows[DIM / 8][4];
-    score(scores, s.k, s.k, row);
-    write_system(s, scores, row);
-    // The right-hand sides beta (v - exp(c) k S).
+__device__ __forceinline__ void clear(float (*rows)[4]) {
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) rows[i][e] = 0.0f;
-    multiply(rows, s.k, STRIDE, row, 0, s.state, 0, DIM);
-#pragma unroll
-    for (int i = 0; i < DIM / 8; ++i)
-        for_elements([&](int e, int r, int column) {
-            int at = row + r;
-            float value = at < n ? widen(v[((size_t)at * heads + head) * DIM + i * 8 + column]) : 0.0f;
-            rows[i][e] = s.beta[at] * fmaf(-expf(s.decay[at]), rows[i][e], value);
-        });
-    __syncthreads();
-    solve(s, rows, row, first);
+}
 
+// rows [16, DIM] = exp(c) q S + the weighted sum of D over the keys that each row sees.
+__device__ __forceinline__ void attend(Shared& s, float (*scores)[4], float (*rows)[4], int row) {
     score(scores, s.q, s.k, row);
 #pragma unroll
     for (int i = 0; i < CHUNK / 8; ++i)
@@ -204,25 +180,15 @@ KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* l
             s.weights[at * SQUARE + j] = round_to<bf16>(decay_between(s, at, j, j <= at) * scores[i][e]);
         });
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < DIM / 8; ++i)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rows[i][e] = 0.0f;
+    clear(rows);
     multiply(rows, s.q, STRIDE, row, 0, s.state, 0, DIM);
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i) for_elements([&](int e, int r, int) { rows[i][e] *= expf(s.decay[row + r]); });
     multiply(rows, s.weights, SQUARE, row, 0, s.d, 0, row + BLOCK);
-#pragma unroll
-    for (int i = 0; i < DIM / 8; ++i)
-        for_elements([&](int e, int r, int column) {
-            int at = row + r;
-            size_t to = ((size_t)at * heads + head) * DIM + i * 8 + column;
-            if (at < first || at >= n) return;
-            out[to] = round_to<bf16>(rows[i][e]);
-            corrected[to] = s.d[at * STRIDE + i * 8 + column];
-        });
-    if (n < CHUNK) return;
+}
 
+// The state behind a full chunk. Overwrites D with its decayed form.
+__device__ __forceinline__ void advance(Shared& s, float (*rows)[4], int row, const float* state, float* next) {
     __syncthreads();
     for (int i = threadIdx.x; i < CHUNK * DIM; i += THREADS) {
         bf16* d = s.d + i / DIM * STRIDE + i % DIM;
@@ -251,4 +217,52 @@ KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* l
         for (int i = 0; i < DIM / 8; ++i)
             for_elements([&](int e, int r, int column) { next[(part + r) * DIM + i * 8 + column] = rows[i][e]; });
     }
+}
+
+// Rows `first` to `n` of a chunk, one block of threads for each value head. Shapes: q, k [64, key heads, DIM]; v, corrected, out
+// [64, value heads, DIM]; log_decay, beta [64, value heads]; state, next [value heads, DIM, DIM] in f32. Rows from n on are taken as
+// 0, rows of `corrected` below `first` are read, the others written. `next` is written if the chunk is full.
+KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* log_decay, const float* beta,
+                     const float* state, bf16* corrected, bf16* out, float* next, int key_heads, int first, int n) {
+    extern __shared__ __align__(16) char memory[];
+    Shared& s = *(Shared*)memory;
+    int head = blockIdx.x, heads = gridDim.x, row = threadIdx.x / 32 * BLOCK;
+    state += (size_t)head * DIM * DIM;
+    next += (size_t)head * DIM * DIM;
+    load(s, q, k, corrected, state, key_heads, first, n);
+    if (threadIdx.x < CHUNK) {
+        bool is_there = threadIdx.x < n;
+        s.decay[threadIdx.x] = is_there ? log_decay[threadIdx.x * heads + head] : 0.0f;
+        s.beta[threadIdx.x] = is_there ? beta[threadIdx.x * heads + head] : 0.0f;
+    }
+    __syncthreads();
+    cumulate(s.decay);
+    __syncthreads();
+
+    float scores[CHUNK / 8][4], rows[DIM / 8][4];
+    score(scores, s.k, s.k, row);
+    write_system(s, scores, row);
+    // The right-hand sides beta (v - exp(c) k S).
+    clear(rows);
+    multiply(rows, s.k, STRIDE, row, 0, s.state, 0, DIM);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+        for_elements([&](int e, int r, int column) {
+            int at = row + r;
+            float value = at < n ? widen(v[((size_t)at * heads + head) * DIM + i * 8 + column]) : 0.0f;
+            rows[i][e] = s.beta[at] * fmaf(-expf(s.decay[at]), rows[i][e], value);
+        });
+    __syncthreads();
+    solve(s, rows, row, first);
+    attend(s, scores, rows, row);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i)
+        for_elements([&](int e, int r, int column) {
+            int at = row + r;
+            size_t to = ((size_t)at * heads + head) * DIM + i * 8 + column;
+            if (at < first || at >= n) return;
+            out[to] = round_to<bf16>(rows[i][e]);
+            corrected[to] = s.d[at * STRIDE + i * 8 + column];
+        });
+    if (n == CHUNK) advance(s, rows, row, state, next);
 }

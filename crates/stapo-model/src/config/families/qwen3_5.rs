@@ -67,6 +67,14 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
 
 fn write(config: &ModelConfig, keys: &mut Map<String, Value>) {
     write_biases(config, keys);
+    // Without the key, a quarter is read.
+    if let Some(attention) = config.attentions().next() {
+        let factor = json!(attention.rotary_dim as f64 / attention.heads.dim as f64);
+        if let Some(Value::Object(rope)) = keys.get_mut("rope_parameters") {
+            rope.insert("partial_rotary_factor".into(), factor.clone());
+        }
+        keys.insert("partial_rotary_factor".into(), factor);
+    }
     let kind = |layer: &LayerSpec| if layer.delta_net().is_some() { LINEAR } else { FULL };
     keys.insert("layer_types".into(), json!(config.layers.iter().map(kind).collect::<Vec<_>>()));
     if let Some(DeltaNetSpec { heads, kernel }) = config.layers.iter().find_map(LayerSpec::delta_net) {

@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use stapo_model::decoder::Policy;
 use stapo_model::export::{Existing, ExportOptions, Precision, export};
-use stapo_model::{Device, Family, Heads, ModelConfig, Rope, RopeScaling};
+use stapo_model::{
+    DeltaNetHeads, DeltaNetSpec, Device, Family, Heads, LayerSpec, Mixer, ModelConfig, Rope, RopeScaling,
+};
 use std::path::Path;
 
-/// The shape of a Qwen3-like model.
+/// The shape of a Qwen3-like model, or of a Qwen3.5-like hybrid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shape {
@@ -31,6 +33,9 @@ pub struct Shape {
     pub max_positions: usize,
     /// Standard deviation of the random weights.
     pub deviation: f64,
+    /// A hybrid: gated DeltaNet in three of four layers, with as many value heads as query heads.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_hybrid: bool,
 }
 
 impl Default for Shape {
@@ -44,7 +49,36 @@ impl Default for Shape {
             ffn_width: 384,
             max_positions: 256,
             deviation: 0.02,
+            is_hybrid: false,
         }
+    }
+}
+
+impl Shape {
+    fn family(&self) -> Family {
+        if self.is_hybrid { Family::Qwen35 } else { Family::Qwen3 }
+    }
+
+    fn layers(&self) -> Result<Vec<LayerSpec>> {
+        let heads = Heads { query: self.n_heads, kv: self.n_kv_heads, dim: self.head_dim };
+        let rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
+        let mut layer = self.family().layer(heads, rope, self.ffn_width);
+        if let Some(attention) = layer.attention_mut().filter(|_| self.is_hybrid) {
+            // Of an even number of dimensions.
+            attention.rotary_dim = (self.head_dim / 8 * 2).max(2);
+        }
+        let mut layers = ModelConfig::repeat_layer("config.start", layer, self.n_layers)?;
+        let heads = DeltaNetHeads {
+            key: self.n_kv_heads,
+            value: self.n_heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+        };
+        let is_recurrent = |index: usize| self.is_hybrid && !(index + 1).is_multiple_of(4);
+        for (_, layer) in layers.iter_mut().enumerate().filter(|(index, _)| is_recurrent(*index)) {
+            layer.mixer = Mixer::DeltaNet(DeltaNetSpec { heads, kernel: 4 });
+        }
+        Ok(layers)
     }
 }
 
@@ -53,20 +87,18 @@ const END: &str = "<|end|>";
 /// Writes the folder of a new model.
 pub fn write(folder: &Path, shape: &Shape, seed: u64, device: &Device) -> Result<()> {
     let n_characters = ALPHABET.chars().count();
-    let heads = Heads { query: shape.n_heads, kv: shape.n_kv_heads, dim: shape.head_dim };
-    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
-    let layer = Family::Qwen3.layer(heads, rope, shape.ffn_width);
     let config = ModelConfig {
         width: shape.width,
-        layers: ModelConfig::repeat_layer("config.start", layer, shape.n_layers)?,
+        layers: shape.layers()?,
         vocabulary: (n_characters + 1).next_multiple_of(16),
         norm_eps: 1e-6,
         max_positions: shape.max_positions,
         tied_embeddings: true,
         stops: vec![n_characters as u32],
-        ..ModelConfig::empty(Family::Qwen3)
+        ..ModelConfig::empty(shape.family())
     };
     config.validate("config.start")?;
+    config.check_device(device)?;
     let policy: Policy = Policy::random(device, &config, seed, shape.deviation)?;
     let options =
         ExportOptions { precision: Precision::F32, existing: Existing::Replace, ..ExportOptions::default() };

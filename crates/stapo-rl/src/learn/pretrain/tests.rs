@@ -263,6 +263,27 @@ fn the_config_of_the_built_in_model_keeps_its_values() {
 }
 
 #[test]
+fn hybrids_differ_from_base_models_in_their_layers_alone() {
+    let read = |text: &str| PretrainConfig::from_toml(text, []).unwrap();
+    let pairs = [
+        (
+            include_str!("../../../../../configs/base.toml"),
+            include_str!("../../../../../configs/hybrid-base.toml"),
+        ),
+        (
+            include_str!("../../../../../configs/base-14m.toml"),
+            include_str!("../../../../../configs/hybrid-14m.toml"),
+        ),
+    ];
+    for (dense, hybrid) in pairs.map(|(dense, hybrid)| (read(dense), read(hybrid))) {
+        hybrid.check().unwrap();
+        let Start::Fresh(shape) = dense.model.clone() else { panic!("not fresh") };
+        let model = Start::Fresh(fresh::Shape { is_hybrid: true, ..shape });
+        assert_eq!(hybrid, PretrainConfig { name: hybrid.name.clone(), model, ..dense });
+    }
+}
+
+#[test]
 fn larger_base_models_differ_from_the_small_one_in_shape_and_rate_alone() {
     let read = |text: &str| PretrainConfig::from_toml(text, []).unwrap();
     let base = read(include_str!("../../../../../configs/base.toml"));

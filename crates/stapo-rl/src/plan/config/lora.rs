@@ -77,9 +77,7 @@ impl TryFrom<TargetNames> for Targets {
             let unknown = || format!("{name:?} is no module of a layer, expected some of {}", known());
             LoraTarget::named(name).ok_or_else(unknown)
         };
-        let mut targets = list.iter().map(named).collect::<Result<Vec<_>, _>>()?;
-        targets.sort();
-        targets.dedup();
+        let targets = LoraTarget::normalised(list.iter().map(named).collect::<Result<Vec<_>, _>>()?);
         if targets.is_empty() {
             return Err(format!("an empty list, expected some of {}", known()));
         }
