@@ -20,6 +20,7 @@ mod real_model;
 mod speculation;
 #[path = "../src/testing.rs"]
 mod testing;
+mod truncated;
 mod turns;
 
 use stapo_model::{EmbeddingScale, Family, Heads, LayerSpec, LogitRule, ModelConfig, Rope, RopeScaling};

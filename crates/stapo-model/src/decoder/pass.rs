@@ -11,6 +11,7 @@ use super::policy::Policy;
 use super::rope_tables::RopeTables;
 use super::stack::Stack;
 use super::workspace::Workspace;
+use stapo_ops::lm_head::{Kept, Targets};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
 
 /// Runs a policy over batches, one at a time. The memory of a pass is kept from batch to batch.
@@ -38,6 +39,8 @@ struct DeviceBatch {
     offsets: Buffer<u32>,
     rows: Buffer<u32>,
     targets: Buffer<u32>,
+    /// As in [`PackedBatch::kept`].
+    kept: Option<(usize, Buffer<u32>)>,
 }
 
 impl<T: Float> Pass<T> {
@@ -131,7 +134,7 @@ impl<T: Float> Pass<T> {
             let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
             stack.forward(arena, batch.tokens.view(), batch.rows.view(), &mut context);
         }
-        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets(), options)?;
         if purpose != Purpose::Inference {
             let n_updates = policy.n_updates();
             self.unfinished = Some(Unfinished { n_updates, layout, batch, outputs });
@@ -158,7 +161,7 @@ impl<T: Float> Pass<T> {
             return Ok(());
         }
         let Workspace { arena, tables, .. } = &mut self.workspace;
-        let token_gradients = TokenGradients { targets: batch.targets.view(), d_logp, d_entropy };
+        let token_gradients = TokenGradients { targets: batch.targets(), d_logp, d_entropy };
         outputs.backward(policy, &layout, arena, token_gradients, gradients)?;
         let stack = Stack::new(policy, &layout, batch.rows(tables, layout.n_tokens));
         stack.backward(arena, batch.tokens.view(), batch.rows.view(), batch.packed(), gradients);
@@ -178,7 +181,13 @@ impl DeviceBatch {
             offsets: device.upload(&offsets)?,
             rows: device.upload(batch.rows())?,
             targets: device.upload(batch.targets())?,
+            kept: batch.kept().map(|(n, ids)| device.upload(&ids).map(|ids| (n, ids))).transpose()?,
         })
+    }
+
+    fn targets(&self) -> Targets<'_> {
+        let kept = self.kept.as_ref().map(|(n, ids)| Kept { n: *n, ids: ids.view() });
+        Targets { ids: self.targets.view(), kept }
     }
 
     fn packed(&self) -> Packed<'_> {

@@ -37,6 +37,7 @@ pub fn rollout(policy: &Policy, options: &Options) -> Result<(), Failure> {
     let n: usize = responses.iter().map(|response| response.tokens.len()).sum();
     assert_eq!(n, lengths.iter().sum::<usize>(), "the lengths were forced");
     let gib = used_gib(policy.device());
+    drop(engine);
     drop(memory);
     let bandwidth = copy_rate(policy.device())?;
     let ideal = Ideal::new(policy.config(), settings.kv_bytes, n_prompt as f64 / n_samples as f64, bandwidth);
