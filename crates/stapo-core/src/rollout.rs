@@ -69,6 +69,10 @@ pub struct Rollout {
     pub logp: Vec<f32>,
     /// Entropy in nats over the whole vocabulary, at the sampling temperature.
     pub entropy: Vec<f32>,
+    /// The tokens that each sampled one was drawn from, in ascending order, where sampling was truncated: `logp` and
+    /// `entropy` are then those of the distribution over these. Empty otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<Vec<u32>>,
     pub finish: Finish,
     /// Optimizer steps that the behavior policy had made in this run; `None` for a policy of another run or engine.
     pub policy_version: Option<u64>,

@@ -62,7 +62,8 @@ pub enum FinishReason {
 }
 
 /// One sampled token. `logp` and `entropy` are those of the full distribution at the sampling temperature, before any
-/// top-k, top-p or min-p cut: what a training forward pass gives, bit for bit.
+/// top-k, top-p or min-p cut, or where the kept tokens are listed, those of the distribution over these: what a training
+/// forward pass gives, bit for bit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {
     pub token: u32,
@@ -70,6 +71,8 @@ pub struct SampledToken {
     pub entropy: f32,
     /// The likeliest tokens in the token's place, likeliest first; as many as the settings ask for.
     pub alternatives: Vec<Alternative>,
+    /// The tokens that could have been drawn, in ascending order; empty where the settings do not ask for them.
+    pub kept: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -21,6 +21,7 @@ mod reward_models;
 mod speculation;
 #[path = "../src/testing.rs"]
 mod testing;
+mod truncated;
 mod turns;
 
 use stapo_model::{

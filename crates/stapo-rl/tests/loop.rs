@@ -215,6 +215,23 @@ fn drafts_change_no_bit_of_a_run() {
 }
 
 #[test]
+fn truncated_sampling_is_trained_exactly() {
+    let settings = ["steps=2", "rollout.top_k=5", "rollout.top_p=0.9", "rollout.min_p=0.01"];
+    let (hash, metrics) = whole_run(&plan(&settings));
+    let (full, _) = whole_run(&plan(&["steps=2"]));
+    assert_ne!(hash, full);
+    for m in &metrics {
+        assert_eq!((m.exactness_max_abs, m.extra["distribution"].as_str()), (0.0, Some("kept")));
+        assert!(m.entropy_mean <= 5_f64.ln() && m.gradient_norm > 0.0, "{m:?}");
+        // The second mini-batch reads the tokens that were kept when its responses were sampled.
+        assert!(m.ratio_min < 1.0 && m.ratio_max > 1.0 && m.ratio_max < 2.0, "{m:?}");
+    }
+    // Responses of the whole distribution are its truncation to all tokens.
+    let kl = [&settings[..], &["objective=grpo"]].concat();
+    assert!(whole_run(&plan(&kl)).1.iter().all(|m| m.exactness_max_abs == 0.0));
+}
+
+#[test]
 fn a_model_that_drafts_changes_no_bit_of_a_run() {
     let drafting = plan(&["steps=2", "rollout.draft=\"builtin\""]);
     let (hash, with) = whole_run(&drafting);

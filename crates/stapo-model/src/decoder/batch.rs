@@ -10,11 +10,13 @@ pub struct PackedBatch {
     /// `[R]`: the rows that predict a scored token, and the token each predicts.
     rows: Vec<u32>,
     targets: Vec<u32>,
+    /// `[R]`: the tokens that each token was drawn from, in ascending order; empty where it was drawn from all.
+    kept: Vec<Vec<u32>>,
 }
 
 impl Default for PackedBatch {
     fn default() -> Self {
-        Self { tokens: Vec::new(), starts: vec![0], rows: Vec::new(), targets: Vec::new() }
+        Self { tokens: Vec::new(), starts: vec![0], rows: Vec::new(), targets: Vec::new(), kept: Vec::new() }
     }
 }
 
@@ -39,6 +41,30 @@ impl PackedBatch {
         }
         self.tokens.extend_from_slice(tokens);
         self.starts.push(self.tokens.len());
+    }
+
+    /// As [`PackedBatch::push`], with the tokens that each scored one was drawn from, if not from all: its numbers are those of
+    /// the distribution over these. Either all sequences of a batch have such tokens or none.
+    pub fn push_kept(&mut self, tokens: &[u32], is_scored: &[bool], kept: &[Vec<u32>]) {
+        self.push(tokens, is_scored);
+        self.kept.extend_from_slice(kept);
+        let (n_kept, n_scored) = (self.kept.len(), self.n_scored());
+        assert!(
+            n_kept == 0 || n_kept == n_scored,
+            "batch: kept tokens of {n_kept} of {n_scored} scored ones"
+        );
+    }
+
+    /// The most tokens that a scored one was drawn from, and the tokens `[R, n]`, padded with `u32::MAX`; `None` where all
+    /// were possible.
+    pub fn kept(&self) -> Option<(usize, Vec<u32>)> {
+        let n = self.kept.iter().map(Vec::len).max()?;
+        let mut ids = Vec::with_capacity(n * self.kept.len());
+        for (row, kept) in self.kept.iter().enumerate() {
+            ids.extend_from_slice(kept);
+            ids.resize((row + 1) * n, u32::MAX);
+        }
+        Some((n, ids))
     }
 
     /// As [`PackedBatch::push`] of a prompt of `n_prompt` tokens and a response whose tokens are all scored.

@@ -4,8 +4,8 @@ use super::accumulate::Accumulate;
 use super::arena::Arena;
 use super::layout::ArenaLayout;
 use super::policy::Policy;
-use stapo_ops::lm_head::{self, LastLogits};
-use stapo_ops::{Buffer, Device, Float, OutOfMemory, PendingDownload, View};
+use stapo_ops::lm_head::{self, LastLogits, Targets};
+use stapo_ops::{Buffer, Device, Float, OutOfMemory, PendingDownload};
 
 /// How the head is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,12 +105,12 @@ enum Left {
 }
 
 impl<T: Float> HeadOutputs<T> {
-    /// Queues the head for the rows that the stack left in the arena. Shape: targets `[R]`.
+    /// Queues the head for the rows that the stack left in the arena. The targets are `[R]`.
     pub fn start(
         policy: &Policy<T>,
         layout: &ArenaLayout,
         arena: &mut Arena<T>,
-        targets: View<'_, u32>,
+        targets: Targets<'_>,
         options: HeadOptions,
     ) -> Result<(Self, PendingScores<T>), OutOfMemory> {
         let device = policy.device();
@@ -184,7 +184,7 @@ impl<T: Float> HeadOutputs<T> {
         };
         let d_entropy = device.upload(token_gradients.d_entropy)?;
         let grads = lm_head::ScoreGrads {
-            targets: token_gradients.targets.into(),
+            targets: token_gradients.targets,
             lse: self.lse.view(),
             entropy: self.entropy.view(),
             d_logp: d_logp.view(),
@@ -201,7 +201,7 @@ impl<T: Float> HeadOutputs<T> {
 /// What backward starts from, `[R]` each.
 #[derive(Clone, Copy)]
 pub struct TokenGradients<'a, T: Float> {
-    pub targets: View<'a, u32>,
+    pub targets: Targets<'a>,
     pub d_logp: &'a [T],
     pub d_entropy: &'a [T],
 }

@@ -12,6 +12,7 @@ use super::rope_tables::RopeTables;
 use super::score;
 use super::stack::Stack;
 use super::workspace::Workspace;
+use stapo_ops::lm_head::{Kept, Targets};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
 
 /// Runs a policy over batches, one at a time. The memory of a pass is kept from batch to batch.
@@ -40,6 +41,8 @@ struct DeviceBatch {
     offsets: Buffer<u32>,
     rows: Buffer<u32>,
     targets: Buffer<u32>,
+    /// As in [`PackedBatch::kept`].
+    kept: Option<(usize, Buffer<u32>)>,
 }
 
 impl<T: Float> Pass<T> {
@@ -122,7 +125,7 @@ impl<T: Float> Pass<T> {
     ) -> Result<PendingScores<T>, OutOfMemory> {
         let (layout, batch) = self.run_stack(purpose, (policy, adapters), batch)?;
         let arena = &mut self.workspace.arena;
-        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets.view(), options)?;
+        let (outputs, scores) = HeadOutputs::start(policy, &layout, arena, batch.targets(), options)?;
         self.keep(purpose, policy, (layout, batch), Some(outputs));
         Ok(scores)
     }
@@ -194,7 +197,7 @@ impl<T: Float> Pass<T> {
             return Ok(());
         }
         let arena = &mut self.workspace.arena;
-        let token_gradients = TokenGradients { targets: batch.targets.view(), d_logp, d_entropy };
+        let token_gradients = TokenGradients { targets: batch.targets(), d_logp, d_entropy };
         outputs.backward(policy, &layout, arena, token_gradients, gradients)?;
         self.stack_backward(policy, &layout, &batch, gradients);
         Ok(())
@@ -251,7 +254,13 @@ impl DeviceBatch {
             offsets: device.upload(&offsets)?,
             rows: device.upload(batch.rows())?,
             targets: device.upload(batch.targets())?,
+            kept: batch.kept().map(|(n, ids)| device.upload(&ids).map(|ids| (n, ids))).transpose()?,
         })
+    }
+
+    fn targets(&self) -> Targets<'_> {
+        let kept = self.kept.as_ref().map(|(n, ids)| Kept { n: *n, ids: ids.view() });
+        Targets { ids: self.targets.view(), kept }
     }
 
     fn packed(&self) -> Packed<'_> {

@@ -6,7 +6,8 @@ use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, states_wit
 use super::sequence::{Sequence, UnreadToken};
 use super::speculation::{Speculation, Speculator, StepCost, StepCounts};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
-use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
+use super::stop_texts::finish_reason;
+use super::{Completion, Event, Request, RequestError, SamplingRule, StopTexts, Ticket};
 use crate::config::{Heads, ModelConfig};
 use crate::decoder::context::{Context, Paged};
 use crate::decoder::layer::Rows;
@@ -24,6 +25,9 @@ pub struct EngineSettings {
     pub rule: SamplingRule,
     /// Likeliest tokens to list with each sampled one.
     pub n_alternatives: usize,
+    /// Where above 0, the most tokens that the filter keeps: they are listed with each sampled one, whose numbers are then
+    /// those of the distribution over these. On a CPU only.
+    pub n_kept: usize,
     /// Bytes for keys and values.
     pub kv_bytes: usize,
     /// Rows in one step; longer prompts are cut into chunks.
@@ -39,6 +43,7 @@ impl Default for EngineSettings {
             seed: 0,
             rule: SamplingRule::Draw { temperature: 1.0, filter: sampling::Filter::NONE },
             n_alternatives: 0,
+            n_kept: 0,
             kv_bytes: 1 << 30,
             max_rows: 1024,
             max_sequences: 1024,
@@ -76,6 +81,7 @@ impl<'a> Engine<'a> {
         let device = policy.device();
         let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
+        settings.n_kept = settings.n_kept.min(config.vocabulary);
         let (n_blocks, n_states) = divide_memory(device, config, &settings);
         // A state that rejected drafts have moved cannot be moved back, so a model with states samples without drafts.
         if n_states.is_some() {
@@ -101,6 +107,7 @@ impl<'a> Engine<'a> {
             max_rows,
             max_drawn,
             n_alternatives: settings.n_alternatives,
+            n_kept: settings.n_kept,
         };
         Ok(Self {
             policy,
@@ -275,7 +282,7 @@ impl<'a> Engine<'a> {
     /// Waits for a step's tokens and hands them out.
     fn deliver(&mut self, step: QueuedStep, on_event: &mut impl FnMut(Event<'_>)) {
         let mut finished = Vec::new();
-        let sampled = step.tokens.wait(self.settings.n_alternatives);
+        let sampled = step.tokens.wait(self.settings.n_alternatives, self.settings.n_kept);
         let mut outcomes = Vec::with_capacity(step.drawn.len());
         for (unread, sampled) in step.drawn.into_iter().zip(sampled) {
             let UnreadToken { ticket, sample, draft, .. } = unread;
@@ -350,7 +357,8 @@ impl<'a> Engine<'a> {
             self.launch_step(rows.shape());
         }
         let drawn = self.scheduler.advance(&step.rows);
-        let tokens = self.memory.buffers.fetch(drawn.len(), self.settings.n_alternatives);
+        let tokens =
+            self.memory.buffers.fetch(drawn.len(), (self.settings.n_alternatives, self.settings.n_kept));
         Ok(Some(QueuedStep { drawn, tokens }))
     }
 
@@ -447,9 +455,9 @@ impl<'a> Engine<'a> {
 
     fn draw(&mut self, layout: &ArenaLayout) {
         let n_drawn = layout.n_scored;
-        let n = self.settings.n_alternatives;
+        let EngineSettings { n_alternatives: n, n_kept, .. } = self.settings;
         let Allocated { workspace, buffers, logits, .. } = &mut *self.memory;
-        let StepBuffers { uniforms, ids, logp, entropy, best_ids, best_logp, .. } = buffers;
+        let StepBuffers { uniforms, ids, logp, entropy, best_ids, best_logp, kept, .. } = buffers;
         let best = lm_head::Alternatives {
             n,
             ids: best_ids.range_mut(0..n_drawn * n),
@@ -466,7 +474,8 @@ impl<'a> Engine<'a> {
             logp: logp.range_mut(0..n_drawn),
             entropy: entropy.range_mut(0..n_drawn),
             alternatives: (n > 0).then_some(best),
-            kept: None,
+            kept: (n_kept > 0)
+                .then(|| sampling::KeptTokens { n: n_kept, ids: kept.range_mut(0..n_drawn * n_kept) }),
         };
         sampling::forward(self.policy.device(), self.settings.rule, from, drawn, logits);
     }
@@ -488,20 +497,6 @@ fn padded_rows(n_rows: usize) -> usize {
         return n_rows.next_power_of_two();
     }
     n_rows.next_multiple_of((n_rows.next_power_of_two() / 16).clamp(8, 64))
-}
-
-fn finish_reason(
-    sequence: &Sequence,
-    request: &Request,
-    stop_texts: Option<&StopTexts>,
-) -> Option<FinishReason> {
-    let last = sequence.sampled.last()?.token;
-    let is_complete = |texts: &StopTexts| texts.is_complete(sequence.sampled.iter().map(|s| s.token));
-    if request.stops.contains(&last) || stop_texts.is_some_and(is_complete) {
-        Some(FinishReason::Stop(last))
-    } else {
-        (sequence.sampled.len() >= sequence.max_tokens).then_some(FinishReason::LengthLimit)
-    }
 }
 
 /// Blocks, and states where layers keep them, that fit into the memory of the settings.

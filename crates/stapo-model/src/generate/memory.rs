@@ -63,6 +63,7 @@ pub struct MemorySize {
     pub max_rows: usize,
     pub max_drawn: usize,
     pub n_alternatives: usize,
+    pub n_kept: usize,
 }
 
 /// Caches hold what earlier engines left there; a sequence attends only to the keys and values that it stored itself.
@@ -91,7 +92,8 @@ impl Allocated {
     ) -> Result<Self, OutOfMemory> {
         let device = policy.device();
         let config = policy.config();
-        let MemorySize { n_blocks, block_tokens, n_states, max_rows, max_drawn, n_alternatives } = size;
+        let MemorySize { n_blocks, block_tokens, n_states, max_rows, max_drawn, n_alternatives, n_kept } =
+            size;
         let mut workspace = Workspace::new(device, memory, config)?;
         let rows = (max_rows, max_drawn);
         let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
@@ -107,7 +109,7 @@ impl Allocated {
             caches: config.layers.iter().map(cache).collect::<Result<_, _>>()?,
             states: config.layers.iter().map(states).collect::<Result<_, _>>()?,
             workspace,
-            buffers: StepBuffers::new(device, config, max_rows, max_drawn, n_alternatives)?,
+            buffers: StepBuffers::new(device, config, rows, (n_alternatives, n_kept))?,
             logits: sampling::Logits::new(memory, config.vocabulary, max_drawn)?,
             recordings: BTreeMap::new(),
             rule,

@@ -228,6 +228,8 @@ pub struct StepBuffers {
     /// `[R, n_alternatives]` each
     pub best_ids: Buffer<u32>,
     pub best_logp: Buffer<f32>,
+    /// `[R, n_kept]`
+    pub kept: Buffer<u32>,
 }
 
 /// The tokens that a step draws and their numbers, on their way to the host.
@@ -238,20 +240,26 @@ pub struct PendingTokens {
     entropy: PendingDownload<f32>,
     best_ids: PendingDownload<u32>,
     best_logp: PendingDownload<f32>,
+    kept: PendingDownload<u32>,
 }
 
 impl PendingTokens {
     /// Waits for the tokens.
-    pub fn wait(self, n_alternatives: usize) -> impl Iterator<Item = SampledToken> {
+    pub fn wait(self, n_alternatives: usize, n_kept: usize) -> impl Iterator<Item = SampledToken> {
+        let kept = self.kept.wait();
+        let kept_of = move |row: usize| {
+            let ids = kept[row * n_kept..(row + 1) * n_kept].iter();
+            ids.copied().take_while(|id| *id != u32::MAX).collect()
+        };
         let ids = self.ids.wait();
         let logp = self.logp.wait();
         let entropy = self.entropy.wait();
         let mut best =
             alternatives(n_alternatives, &self.best_ids.wait(), &self.best_logp.wait()).into_iter();
-        ids.into_iter().zip(logp).zip(entropy).map(move |((token, logp), entropy)| {
+        ids.into_iter().zip(logp).zip(entropy).enumerate().map(move |(row, ((token, logp), entropy))| {
             let alternatives = best.next().unwrap_or_default().into_iter();
             let alternatives = alternatives.map(|(token, logp)| Alternative { token, logp }).collect();
-            SampledToken { token, logp, entropy, alternatives }
+            SampledToken { token, logp, entropy, alternatives, kept: kept_of(row) }
         })
     }
 }
@@ -295,9 +303,8 @@ impl StepBuffers {
     pub fn new(
         device: &Device,
         config: &ModelConfig,
-        max_rows: usize,
-        max_drawn: usize,
-        n_alternatives: usize,
+        (max_rows, max_drawn): (usize, usize),
+        (n_alternatives, n_kept): (usize, usize),
     ) -> Result<Self, OutOfMemory> {
         Ok(Self {
             inputs: device.zeros(0)?,
@@ -309,6 +316,7 @@ impl StepBuffers {
             entropy: device.zeros(max_drawn)?,
             best_ids: device.zeros(max_drawn * n_alternatives)?,
             best_logp: device.zeros(max_drawn * n_alternatives)?,
+            kept: device.zeros(max_drawn * n_kept)?,
         })
     }
 
@@ -336,7 +344,7 @@ impl StepBuffers {
     }
 
     /// Starts the download of the first `n` tokens drawn.
-    pub fn fetch(&self, n: usize, n_alternatives: usize) -> PendingTokens {
+    pub fn fetch(&self, n: usize, (n_alternatives, n_kept): (usize, usize)) -> PendingTokens {
         let n_best = n * n_alternatives;
         PendingTokens {
             ids: self.ids.range(0..n).fetch(),
@@ -344,6 +352,7 @@ impl StepBuffers {
             entropy: self.entropy.range(0..n).fetch(),
             best_ids: self.best_ids.range(0..n_best).fetch(),
             best_logp: self.best_logp.range(0..n_best).fetch(),
+            kept: self.kept.range(0..n * n_kept).fetch(),
         }
     }
 }

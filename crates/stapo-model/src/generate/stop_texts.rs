@@ -1,5 +1,7 @@
 //! Texts that end a response.
 
+use super::sequence::Sequence;
+use super::{FinishReason, Request};
 use crate::Tokenizer;
 
 /// Tokens beside those of the longest text that are decoded, for decoders whose result depends on earlier tokens.
@@ -30,5 +32,20 @@ impl<'a> StopTexts<'a> {
         window.reverse();
         let decoded = self.tokenizer.decode(&window);
         decoded.is_ok_and(|decoded| self.texts.iter().any(|text| decoded.contains(text.as_str())))
+    }
+}
+
+/// Why the response of a sequence ends with the token that was read last; `None` if it goes on.
+pub fn finish_reason(
+    sequence: &Sequence,
+    request: &Request,
+    stop_texts: Option<&StopTexts>,
+) -> Option<FinishReason> {
+    let last = sequence.sampled.last()?.token;
+    let is_complete = |texts: &StopTexts| texts.is_complete(sequence.sampled.iter().map(|s| s.token));
+    if request.stops.contains(&last) || stop_texts.is_some_and(is_complete) {
+        Some(FinishReason::Stop(last))
+    } else {
+        (sequence.sampled.len() >= sequence.max_tokens).then_some(FinishReason::LengthLimit)
     }
 }

@@ -211,7 +211,7 @@ fn simulate(
             if unread_token.draft.is_some_and(|draft| !scheduler.confirm(unread_token, draft)) {
                 continue;
             }
-            let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![] };
+            let sampled = SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![], kept: vec![] };
             if let Some(turn) = scheduler.receive(unread_token, sampled, finish) {
                 let response = turn.tokens.iter().map(|t| t.token).collect();
                 outcome.responses.push(((turn.ticket.0, turn.sample), response));

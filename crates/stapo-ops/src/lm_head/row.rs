@@ -72,7 +72,7 @@ pub(crate) fn best<E: Real>(
     // `logp` holds logits until the last loop.
     let mut filled = 0;
     for (id, x) in logits.iter().enumerate() {
-        if filled == n && x.partial_cmp(&logp[n - 1]) != Some(Ordering::Greater) {
+        if *x == E::NEG_INFINITY || filled == n && x.partial_cmp(&logp[n - 1]) != Some(Ordering::Greater) {
             continue;
         }
         let rank = logp[..filled].partition_point(|y| *y >= *x);

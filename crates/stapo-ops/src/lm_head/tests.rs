@@ -1,5 +1,7 @@
 use super::*;
+use crate::Buffer;
 use crate::testing::*;
+use std::collections::BTreeSet;
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -8,18 +10,23 @@ struct Case {
     vocab: usize,
     temperature: f64,
     rule: LogitRule,
+    /// Tokens that are kept for each row; 0 for all.
+    n_kept: usize,
 }
 
 const PLAIN: LogitRule = LogitRule { divisor: 1.0, softcap: None };
 const CAPPED: LogitRule = LogitRule { divisor: 1.4, softcap: Some(0.9) };
 
-const CASES: [Case; 5] = [
-    Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0, rule: PLAIN },
-    Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7, rule: PLAIN },
-    Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3, rule: PLAIN },
-    Case { tokens: 6, width: 19, vocab: 65, temperature: 0.8, rule: CAPPED },
+const CASES: [Case; 8] = [
+    Case { tokens: 1, width: 1, vocab: 1, temperature: 1.0, rule: PLAIN, n_kept: 0 },
+    Case { tokens: 5, width: 33, vocab: 257, temperature: 0.7, rule: PLAIN, n_kept: 0 },
+    Case { tokens: 31, width: 16, vocab: 31, temperature: 1.3, rule: PLAIN, n_kept: 0 },
+    Case { tokens: 6, width: 19, vocab: 65, temperature: 0.8, rule: CAPPED, n_kept: 0 },
+    Case { tokens: 5, width: 19, vocab: 65, temperature: 0.8, rule: PLAIN, n_kept: 7 },
+    Case { tokens: 4, width: 6, vocab: 40, temperature: 1.3, rule: CAPPED, n_kept: 40 },
+    Case { tokens: 6, width: 19, vocab: 65, temperature: 0.8, rule: CAPPED, n_kept: 3 },
     // More tokens than a chunk holds.
-    Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0, rule: PLAIN },
+    Case { tokens: 600, width: 7, vocab: 33, temperature: 1.0, rule: PLAIN, n_kept: 0 },
 ];
 
 impl Case {
@@ -30,6 +37,31 @@ impl Case {
     fn inputs<T: Float>(self) -> (Vec<T>, Vec<T>, Vec<u32>) {
         let (hidden, weight) = (values(1, self.tokens * self.width), values(2, self.vocab * self.width));
         (hidden, weight, ids(3, self.tokens, self.vocab))
+    }
+
+    /// The kept tokens of each row, in ascending order: the target and others.
+    fn kept(self) -> Vec<Vec<u32>> {
+        let targets = ids(3, self.tokens, self.vocab);
+        let row = |(t, target): (usize, &u32)| {
+            let others = (1..=t % 3 + 1).map(|i| (target + i as u32 * 17) % self.vocab as u32);
+            let all: BTreeSet<u32> = others.chain([*target]).collect();
+            let rest = (0..self.vocab as u32).filter(|id| !all.contains(id));
+            let n_rest = self.n_kept.saturating_sub(all.len() + t % 2);
+            let row: BTreeSet<u32> = all.iter().copied().chain(rest.take(n_rest)).collect();
+            row.into_iter().collect()
+        };
+        targets.iter().enumerate().map(row).collect()
+    }
+
+    /// [`Case::kept`] as the op takes it.
+    fn kept_ids(self, device: &Device) -> (usize, Buffer<u32>) {
+        let kept = self.kept();
+        let n = kept.iter().map(Vec::len).max().unwrap_or(0);
+        let padded = kept.into_iter().flat_map(|mut row| {
+            row.resize(n, u32::MAX);
+            row
+        });
+        (n, upload(device, &padded.collect::<Vec<u32>>()))
     }
 
     /// logp, entropy, collision, lse.
@@ -47,7 +79,9 @@ impl Case {
             slopes: None,
         };
         let dims = Dims { tokens, ..self.dims() };
-        forward(device, dims, hidden.view(), &w, targets.view(), scores, None);
+        let (n, ids) = self.kept_ids(device);
+        let kept = (self.n_kept > 0).then(|| Kept { n, ids: ids.range(0..tokens * n) });
+        forward(device, dims, hidden.view(), &w, Targets { ids: targets.view(), kept }, scores, None);
         [logp, entropy, collision, lse].map(|x| x.view().to_vec()).to_vec()
     }
 
@@ -68,8 +102,10 @@ impl Case {
         let w = weight(device, self.vocab, self.width, w);
         let mut d_hidden = device.zeros(hidden.len()).unwrap();
         let mut d_weight = upload(device, before);
+        let (n, ids) = self.kept_ids(device);
+        let kept = (self.n_kept > 0).then(|| Kept { n, ids: ids.view() });
         let grads = ScoreGrads {
-            targets: targets.view().into(),
+            targets: Targets { ids: targets.view(), kept },
             lse: lse.view(),
             entropy: entropy.view(),
             d_logp: d_logp.view(),
@@ -96,7 +132,9 @@ impl Case {
             lse: lse.view_mut(),
             slopes: Some(slopes.view_mut()),
         };
-        forward(device, self.dims(), hidden.view(), &w, targets.view(), scores, None);
+        let (n, ids) = self.kept_ids(device);
+        let kept = (self.n_kept > 0).then(|| Kept { n, ids: ids.view() });
+        forward(device, self.dims(), hidden.view(), &w, Targets { ids: targets.view(), kept }, scores, None);
         backward_frozen(device, d_logp.view(), slopes.view_mut());
         [logp, entropy, collision, lse, slopes].map(|x| x.view().to_vec()).to_vec()
     }
@@ -122,10 +160,12 @@ fn numbers_are_those_of_the_softmax() {
                 let divided = product / case.rule.divisor;
                 case.rule.softcap.map_or(divided, |cap| cap * (divided / cap).tanh()) / case.temperature
             });
-            let e: Vec<f64> = logits.map(f64::exp).collect();
+            let is_kept = |id: usize| case.n_kept == 0 || case.kept()[t].contains(&(id as u32));
+            let e: Vec<f64> =
+                logits.enumerate().map(|(id, x)| if is_kept(id) { x.exp() } else { 0.0 }).collect();
             let sum: f64 = e.iter().sum();
             let logp = (e[targets[t] as usize] / sum).ln();
-            let entropy: f64 = e.iter().map(|e| -e / sum * (e / sum).ln()).sum();
+            let entropy: f64 = e.iter().filter(|e| **e > 0.0).map(|e| -e / sum * (e / sum).ln()).sum();
             let collision: f64 = e.iter().map(|e| (e / sum).powi(2)).sum();
             for (got, expected) in got.iter().zip([logp, entropy, collision, sum.ln()]) {
                 assert!((got[t] - expected).abs() < 1e-9, "token {t}: {} {expected}", got[t]);
@@ -228,4 +268,71 @@ fn alternatives_beyond_the_vocabulary_are_marked_empty() {
     row::best(&[1.0, 2.0, 2.0], &stats, 1.0, &mut ids, &mut logp);
     assert_eq!(ids, [1, 2, 0, u32::MAX]);
     assert_eq!(logp, [-0.5, -0.5, -1.5, f64::NEG_INFINITY]);
+}
+
+/// Numbers of PyTorch 2.15: `log_softmax` of logits that are minus infinity outside the kept tokens, `Categorical.entropy` of
+/// the kept ones, and autograd, in f64.
+#[test]
+fn numbers_and_gradients_over_kept_tokens_are_those_of_pytorch() {
+    let device = device();
+    let hidden: Vec<f64> = vec![0.5, -1.25, 2.0, 1.5, 0.25, -0.75];
+    #[rustfmt::skip]
+    let w: Vec<f64> = vec![
+        0.5, -0.25, 1.0, -1.0, 0.75, 0.5, 0.25, 1.5, -0.5, 1.25, -0.5, 0.25, -0.75, 0.5, 1.5,
+    ];
+    let dims = Dims { tokens: 2, temperature: 0.8, rule: PLAIN };
+    let [targets, ids] = [&[4, 1][..], &[0, 3, 4, 1, 2, u32::MAX]].map(|x| upload(&device, x));
+    let targets = Targets { ids: targets.view(), kept: Some(Kept { n: 3, ids: ids.view() }) };
+    let [hidden, d_logp, d_entropy] =
+        [hidden, vec![1.5, -0.5], vec![-0.25, 0.75]].map(|x: Vec<f64>| upload(&device, &x));
+    let w = weight(&device, 5, 3, &w);
+    let [mut logp, mut entropy, mut collision, mut lse] = [(); 4].map(|()| device.zeros::<f64>(2).unwrap());
+    let scores = HeadScores {
+        logp: logp.view_mut(),
+        entropy: entropy.view_mut(),
+        collision: collision.view_mut(),
+        lse: lse.view_mut(),
+        slopes: None,
+    };
+    forward(&device, dims, hidden.view(), &w, targets, scores, None);
+    let [mut d_hidden, mut d_weight] = [6, 15].map(|n| device.zeros::<f64>(n).unwrap());
+    let (lse, entropy_of) = (lse.view(), entropy.view());
+    let (d_logp, d_entropy) = (d_logp.view(), d_entropy.view());
+    let grads = ScoreGrads { targets, lse, entropy: entropy_of, d_logp, d_entropy };
+    let to = HeadGrads { d_hidden: d_hidden.view_mut(), d_weight: Some((d_weight.view_mut(), Write::Set)) };
+    backward(&device, dims, hidden.view(), &w, grads, LastLogits::default(), to);
+    let golden: [&[f64]; 4] = [
+        &[-1.322201382488272, -3.5449208709656785],
+        &[1.004550498625416, 0.13079515319872195],
+        &[
+            -1.9889895878807347,
+            1.1125843979375858,
+            0.977416883431718,
+            0.6431841673459724,
+            0.3859105004075834,
+            -0.5145473338767779,
+        ],
+        &[
+            -0.47235841598887385,
+            1.1808960399721846,
+            -1.8894336639554954,
+            -0.7718210008151668,
+            -0.12863683346919447,
+            0.3859105004075834,
+            0.7718210008151668,
+            0.12863683346919447,
+            -0.3859105004075834,
+            -0.20202338697713743,
+            0.5050584674428436,
+            -0.8080935479085497,
+            0.6743818029660115,
+            -1.6859545074150286,
+            2.697527211864046,
+        ],
+    ];
+    for (got, expected) in [logp, entropy, d_hidden, d_weight].iter().zip(golden) {
+        let got = got.view().to_vec();
+        assert_eq!(got.len(), expected.len());
+        assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{got:?} {expected:?}");
+    }
 }

@@ -251,6 +251,7 @@ mod tests {
             is_sampled: vec![false, true],
             logp: vec![-0.5],
             entropy: vec![0.5],
+            kept: vec![],
             finish,
             policy_version: None,
         };

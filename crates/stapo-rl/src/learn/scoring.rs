@@ -16,6 +16,8 @@ pub struct Sequence<'a> {
     pub tokens: &'a [u32],
     /// One entry per token; the first is false.
     pub is_scored: &'a [bool],
+    /// The tokens that each scored one was drawn from; empty where it was drawn from all.
+    pub kept: &'a [Vec<u32>],
 }
 
 /// The tokens of a [`Sequence`], and which of them are scored.
@@ -23,13 +25,13 @@ pub type MarkedTokens = (Vec<u32>, Vec<bool>);
 
 impl<'a> From<&'a MarkedTokens> for Sequence<'a> {
     fn from((tokens, is_scored): &'a MarkedTokens) -> Self {
-        Sequence { tokens, is_scored }
+        Sequence { tokens, is_scored, kept: &[] }
     }
 }
 
 impl<'a> From<&'a Rollout> for Sequence<'a> {
     fn from(rollout: &'a Rollout) -> Self {
-        Sequence { tokens: &rollout.tokens, is_scored: &rollout.is_sampled }
+        Sequence { tokens: &rollout.tokens, is_scored: &rollout.is_sampled, kept: &rollout.kept }
     }
 }
 
@@ -184,8 +186,8 @@ pub fn head_options(plan: &Plan) -> HeadOptions {
 /// Sequences as the model takes them.
 pub fn packed(sequences: &[Sequence]) -> PackedBatch {
     let mut batch = PackedBatch::new();
-    for Sequence { tokens, is_scored } in sequences {
-        batch.push(tokens, is_scored);
+    for Sequence { tokens, is_scored, kept } in sequences {
+        batch.push_kept(tokens, is_scored, kept);
     }
     batch
 }

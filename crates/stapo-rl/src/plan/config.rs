@@ -16,6 +16,7 @@ mod schema;
 mod sized;
 mod sources;
 mod style;
+mod truncation;
 
 pub use auto::{KvMemory, RecomputeChoice, Speculate};
 pub use canaries::CanaryConfig;
@@ -113,6 +114,15 @@ pub struct RolloutConfig {
     pub group_size: usize,
     /// The sampling temperature; 1 samples from the model as it is.
     pub temperature: f64,
+    /// Samples from the likeliest tokens alone, at most 128, and learns from probabilities among these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
+    /// Of those, the fewest of the likeliest that hold this share of their probability.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    /// Of those, the ones at least this share as probable as the likeliest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
     /// The longest prompt, in tokens.
     pub max_prompt_tokens: usize,
     /// What happens to problems whose prompt is longer.
@@ -369,6 +379,9 @@ impl Default for RolloutConfig {
             problems_per_step: 32,
             group_size: 8,
             temperature: 1.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
             max_prompt_tokens: 64,
             long_prompts: LongPrompts::Refuse,
             max_response_tokens: 96,

@@ -145,6 +145,7 @@ fn rollout(is_stop: impl Fn(u32, &[u32]) -> bool, response: &ForeignResponse, pr
         is_sampled,
         logp: Vec::new(),
         entropy: Vec::new(),
+        kept: Vec::new(),
         finish: last.map_or(Finish::LengthLimit, |token| Finish::Stop { token }),
         policy_version: None,
     }

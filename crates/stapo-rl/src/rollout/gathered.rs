@@ -38,6 +38,8 @@ fn pack(packer: &mut Packer, scored: &Scored) {
     packer.bytes(&rollout.is_sampled.iter().map(|&is_sampled| u8::from(is_sampled)).collect::<Vec<_>>());
     packer.singles(&rollout.logp);
     packer.singles(&rollout.entropy);
+    packer.number(rollout.kept.len());
+    rollout.kept.iter().for_each(|kept| packer.tokens(kept));
     packer.text(&serde_json::to_string(&rollout.finish).expect("names and numbers are JSON"));
     packer.byte(u8::from(rollout.policy_version.is_some()));
     packer.number(rollout.policy_version.unwrap_or(0) as usize);
@@ -57,6 +59,10 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
         is_sampled: read.bytes()?.iter().map(|&byte| byte != 0).collect(),
         logp: read.singles()?,
         entropy: read.singles()?,
+        kept: {
+            let n_kept = read.number()?;
+            (0..n_kept).map(|_| read.tokens()).collect::<Result<_, _>>()?
+        },
         finish: serde_json::from_str(&read.text()?).map_err(|_| Malformed)?,
         policy_version: {
             let is_known = read.byte()? != 0;
@@ -67,7 +73,8 @@ fn unpack(read: &mut Unpacker) -> Result<Scored, Malformed> {
     let is_whole = rollout.is_sampled.len() == rollout.tokens.len()
         && rollout.is_sampled.first() == Some(&false)
         && rollout.logp.len() == n_sampled
-        && rollout.entropy.len() == n_sampled;
+        && rollout.entropy.len() == n_sampled
+        && (rollout.kept.is_empty() || rollout.kept.len() == n_sampled);
     let verdict = *VERDICTS.get(read.number()?).filter(|_| is_whole).ok_or(Malformed)?;
     let (reward, rewards) = (read.float()?, read.floats()?);
     let program = serde_json::from_str(&read.text()?).map_err(|_| Malformed)?;
@@ -91,6 +98,7 @@ mod tests {
             is_sampled: vec![false, true, false, true],
             logp: vec![-0.0, -1.25],
             entropy: vec![0.5, 1e-30],
+            kept: if problem_idx == 0 { vec![vec![1, 4], vec![0, 2, 9]] } else { vec![] },
             finish,
             policy_version,
         };

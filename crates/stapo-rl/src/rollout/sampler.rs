@@ -18,7 +18,8 @@ use stapo_core::random::Key;
 use stapo_core::record::{self, EpisodeRecord, Record};
 use stapo_core::{Batch, Episode, Finish, Group, Problem, Rollout, Scored, Verdict};
 use stapo_model::generate::{
-    Completion, Engine, EngineSettings, Event, Filter, FinishReason, ForcedLengths, Request, SamplingRule,
+    Completion, Engine, EngineSettings, Event, Filter, FinishReason, ForcedLengths, Request, SampledToken,
+    SamplingRule,
 };
 
 /// The policy in training as the source of its rollouts.
@@ -215,9 +216,13 @@ impl Sampler<'_> {
     /// An engine with a request for each problem.
     fn start(&mut self, asked: &[Asked], sampling: GroupSampling, max_tokens: usize) -> Result<Engine<'_>> {
         let Self { model, plan, .. } = *self;
+        // Evaluations sample from the whole distribution.
+        let is_training = sampling.phase == Phase::Rollout;
+        let (filter, n_kept) = if is_training { plan.config.rollout.truncation() } else { (Filter::NONE, 0) };
         let settings = EngineSettings {
             seed: sampling.key.bits(),
-            rule: SamplingRule::Draw { temperature: sampling.temperature, filter: Filter::NONE },
+            rule: SamplingRule::Draw { temperature: sampling.temperature, filter },
+            n_kept,
             kv_bytes: self.memory.kv_bytes,
             speculation: plan.config.rollout.speculate.into(),
             ..EngineSettings::default()
@@ -273,6 +278,7 @@ impl Sampler<'_> {
                 is_sampled,
                 logp: response.tokens.iter().map(|t| t.logp).collect(),
                 entropy: response.tokens.iter().map(|t| t.entropy).collect(),
+                kept: kept(response.tokens),
                 finish: finish(response.finish),
                 policy_version: Some(counters.n_updates),
             }
@@ -310,6 +316,7 @@ impl Sampler<'_> {
                 is_sampled: ended.is_sampled,
                 logp: ended.logp,
                 entropy: ended.entropy,
+                kept: Vec::new(),
                 finish: ended.finish,
                 policy_version: Some(counters.n_updates),
             },
@@ -428,6 +435,11 @@ pub(super) fn generate(engine: &mut Engine, meter: &Meter, abandon: &Abandon) ->
     })?;
     responses.sort_by_key(|response| (response.ticket, response.sample));
     Ok(responses)
+}
+
+/// The tokens that each sampled one was drawn from; nothing where these were not asked for.
+fn kept(tokens: Vec<SampledToken>) -> Vec<Vec<u32>> {
+    tokens.into_iter().map(|sampled| sampled.kept).filter(|kept| !kept.is_empty()).collect()
 }
 
 /// The engine's reason for the end of a response, as records name the reason.

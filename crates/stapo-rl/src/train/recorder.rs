@@ -61,6 +61,9 @@ impl Recorder {
         metrics.tokens_total = Some(self.tokens_total);
         metrics.n_updates = Some(learner.counters.n_updates);
         metrics.decoding = trainer.meter.take_decoding();
+        if plan.config.rollout.top_k.is_some() {
+            metrics.extra.insert("distribution".to_string(), "kept".into());
+        }
         if let Some(chosen) = trainer.memory().chosen() {
             metrics.extra.insert("memory".to_string(), serde_json::json!(chosen));
         }

@@ -296,6 +296,7 @@ fn dynamic_sampling_and_advantages_agree_on_what_is_unanimous() {
                     is_sampled: vec![],
                     logp: vec![],
                     entropy: vec![],
+                    kept: vec![],
                     finish: Finish::LengthLimit,
                     policy_version: None,
                 },

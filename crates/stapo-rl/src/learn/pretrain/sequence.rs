@@ -19,7 +19,7 @@ pub struct TextSequence {
 
 impl<'a> From<&'a TextSequence> for Sequence<'a> {
     fn from(text: &'a TextSequence) -> Self {
-        Sequence { tokens: &text.tokens, is_scored: &text.is_learned }
+        Sequence { tokens: &text.tokens, is_scored: &text.is_learned, kept: &[] }
     }
 }
 

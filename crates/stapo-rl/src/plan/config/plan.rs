@@ -4,6 +4,7 @@ use super::episode::{self, EpisodeConfig};
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
+use super::truncation;
 use super::{
     Behavior, Config, GradientSum, HELD_OUT, KvMemory, ModelSource, RolloutSourceSpec, Speculate, States,
     TeacherSource,
@@ -352,6 +353,7 @@ impl Plan {
             count("rollout.kv_mib", mib, MAX_KV_MIB)?;
         }
         style::check(rollout, &self.task)?;
+        truncation::check(&self.config, self.device())?;
         let held_out = self.task.held_out_share();
         require(
             held_out < 1.0,

@@ -81,7 +81,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 32] = [
+    let cases: [(&[&str], &str); 36] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0, expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf, expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1, expected at least 2"),
@@ -91,6 +91,10 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (&[solution], "config.teacher: given, but the objective has no distillation"),
         (&[dasd, solution, file], "hint: name the field of the solution with task.solution_field"),
         (&[rollouts, "rollout.max_redraws=2"], "config.rollout.max_redraws: 2 cannot redraw"),
+        (&["rollout.top_p=0.9"], "config.rollout.top_p: 0.9 needs rollout.top_k"),
+        (&["rollout.top_k=129"], "config.rollout.top_k: 129, expected a number from 1 to 128"),
+        (&["rollout.top_k=20", "rollout.min_p=1.5"], "config.rollout.min_p: 1.5, expected a share"),
+        (&["rollout.top_k=20", "device=cuda"], "config.rollout.top_k: 20 cannot be trained exactly on a GPU"),
         (
             &["rollout.speculate=off", "rollout.draft=builtin"],
             "config.rollout.draft: builtin has nothing to draft",

@@ -93,7 +93,8 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
             Request { problem: 0, prompt: vec![0; prompt], n_samples, max_tokens: limit, stops: Vec::new() };
         scheduler.submit(Ticket(number as u64), request, |_| limit);
     }
-    let token = SampledToken { token: 0, logp: 0.0, entropy: 0.0, alternatives: Vec::new() };
+    let token =
+        SampledToken { token: 0, logp: 0.0, entropy: 0.0, alternatives: Vec::new(), kept: Vec::new() };
     let mut n_filled = 0;
     let mut done = Scheduled { seconds: 0.0, most_running: 0 };
     while !scheduler.is_idle() {
