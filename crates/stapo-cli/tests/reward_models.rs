@@ -182,6 +182,8 @@ fn a_run_rewarded_by_a_reward_model_resumes_to_the_same_bits_and_refuses_a_chang
     let names: Vec<&str> =
         manifest["inputs"].as_array().unwrap().iter().map(|input| input["name"].as_str().unwrap()).collect();
     assert!(names.contains(&"reward model weights"), "{names:?}");
+    let shown = ok(&stapo(at, &["inspect", "whole", "--terminal"]));
+    assert!(shown.contains("reward model: score "), "{shown}");
     let replayed = ok(&stapo(at, &["verify", "whole", "--replay"]));
     assert!(replayed.contains("step 3: the same"), "{replayed}");
     // The moments of the scores are part of the checkpoint, on any number of ranks.
