@@ -247,3 +247,19 @@ fn a_reward_model_of_generated_pairs_is_measured_by_pairs_alone() {
     assert!(metrics[0]["reward_model"]["eval"]["n_pairs"].as_u64() > Some(0), "{}", metrics[0]);
     assert!(metrics[0].get("eval_accuracy").is_none(), "{}", metrics[0]);
 }
+
+#[test]
+fn several_ranks_have_the_rewards_and_the_bits_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_reward_model(at, ", normalise = \"running\"");
+    let sum = ["--set", "update.sum=microbatches"];
+    ok(&stapo(at, &train("one", &sum)));
+    ok(&stapo(at, &[&["launch", "--ranks", "2"][..], &train("two", &sum)].concat()));
+    let hashes = |run: &str| json_file(&at.join(run).join("manifest.json"))["steps"].clone();
+    assert_eq!(hashes("two"), hashes("one"));
+    let scores = |run: &str| -> Vec<Value> {
+        lines(&at.join(run).join("metrics.jsonl")).iter().map(|step| step["score_mean"].clone()).collect()
+    };
+    assert_eq!(scores("two"), scores("one"));
+}
