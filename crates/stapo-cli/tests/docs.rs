@@ -33,7 +33,7 @@ fn install(folder: &Path) {
          train*--resume*) ;;\n\
          train*) short='--set steps=2 --set rollout.problems_per_step=4 --set update.problems_per_minibatch=2 \
          --set evaluation.problems=4' ;;\n\
-         sft*|prefer*|pretrain*) short='--set steps=3' ;;\n\
+         sft*|prefer*|rm*|pretrain*) short='--set steps=3' ;;\n\
          esac\n\
          exec {:?} \"$@\" $short\n",
         env!("CARGO_BIN_EXE_stapo")

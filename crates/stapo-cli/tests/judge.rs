@@ -70,6 +70,8 @@ fn a_run_rewarded_by_a_judge_resumes_to_the_same_bits_and_refuses_a_changed_judg
     ok(&stapo(at, &["report", "whole", "--csv", "tables"]));
     let table = fs::read_to_string(at.join("tables/judge.csv")).unwrap();
     assert!(table.lines().count() == 2 && table.contains("100.0"), "{table}");
+    let shown = ok(&stapo(at, &["inspect", "whole", "--terminal"]));
+    assert!(shown.contains("judge: ") && shown.contains(" nats; rule: "), "{shown}");
     let replayed = ok(&stapo(at, &["verify", "whole", "--replay"]));
     assert!(replayed.contains("step 3: the same"), "{replayed}");
 

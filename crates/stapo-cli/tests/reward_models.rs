@@ -182,6 +182,8 @@ fn a_run_rewarded_by_a_reward_model_resumes_to_the_same_bits_and_refuses_a_chang
     let names: Vec<&str> =
         manifest["inputs"].as_array().unwrap().iter().map(|input| input["name"].as_str().unwrap()).collect();
     assert!(names.contains(&"reward model weights"), "{names:?}");
+    let shown = ok(&stapo(at, &["inspect", "whole", "--terminal"]));
+    assert!(shown.contains("reward model: score "), "{shown}");
     let replayed = ok(&stapo(at, &["verify", "whole", "--replay"]));
     assert!(replayed.contains("step 3: the same"), "{replayed}");
     // The moments of the scores are part of the checkpoint, on any number of ranks.
@@ -244,4 +246,20 @@ fn a_reward_model_of_generated_pairs_is_measured_by_pairs_alone() {
     let metrics = lines(&at.join("run/metrics.jsonl"));
     assert!(metrics[0]["reward_model"]["eval"]["n_pairs"].as_u64() > Some(0), "{}", metrics[0]);
     assert!(metrics[0].get("eval_accuracy").is_none(), "{}", metrics[0]);
+}
+
+#[test]
+fn several_ranks_have_the_rewards_and_the_bits_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_reward_model(at, ", normalise = \"running\"");
+    let sum = ["--set", "update.sum=microbatches"];
+    ok(&stapo(at, &train("one", &sum)));
+    ok(&stapo(at, &[&["launch", "--ranks", "2"][..], &train("two", &sum)].concat()));
+    let hashes = |run: &str| json_file(&at.join(run).join("manifest.json"))["steps"].clone();
+    assert_eq!(hashes("two"), hashes("one"));
+    let scores = |run: &str| -> Vec<Value> {
+        lines(&at.join(run).join("metrics.jsonl")).iter().map(|step| step["score_mean"].clone()).collect()
+    };
+    assert_eq!(scores("two"), scores("one"));
 }

@@ -69,6 +69,20 @@ fn a_run_on_preferences_goes_on_from_every_fault() {
 }
 
 #[test]
+fn a_reward_model_in_training_goes_on_from_every_fault() {
+    let work = Work::new();
+    let writer = Writer {
+        name: "rm",
+        start: words(
+            "rm --model base/model --data pairs.jsonl --out out --json --set steps=4 --set update.batch_rows=4 --set record.checkpoint_every_steps=2",
+        ),
+        resume: words("rm --resume out --json"),
+        stride: 6,
+    };
+    work.sweep(&writer);
+}
+
+#[test]
 fn an_evaluation_goes_on_from_every_fault() {
     let work = Work::new();
     let writer = Writer {

@@ -159,7 +159,7 @@ fn as_json(found: &FoundModel, model: &Pretrained) -> serde_json::Value {
         "step": found.step(),
         "format": model.format(),
         "family": config.family.name(),
-        "architecture": config.family.architecture(),
+        "architecture": config.architecture(),
         "parameters": n,
         "layers": config.layers.len(),
         "width": config.width,
@@ -199,7 +199,11 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
     let kv = config.kv_numbers_per_token();
     let files: Vec<_> =
         stored(model).iter().map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
-    let embeddings = if config.tied_embeddings { "head tied to embedding" } else { "head of its own" };
+    let embeddings = match config.score {
+        Some(_) => "head of a reward model",
+        None if config.tied_embeddings => "head tied to embedding",
+        None => "head of its own",
+    };
     let format = match found.step() {
         Some(step) => format!("checkpoint of step {step}, trained from {}", model.format()),
         None => model.format().to_string(),
@@ -208,7 +212,7 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
     let parts: Vec<String> = config.parts().iter().map(ToString::to_string).collect();
     let mut lines = vec![
         ("model", format!("{} ({format})", found.pinned)),
-        ("family", format!("{} ({})", config.family.name(), config.family.architecture())),
+        ("family", format!("{} ({})", config.family.name(), config.architecture())),
         ("parameters", format!("{} ({})", grouped(n), short(n))),
         ("layers", layers(config)),
         ("attention", attention(config)),

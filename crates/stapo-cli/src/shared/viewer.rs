@@ -11,7 +11,7 @@ use stapo_core::objective::{
 };
 use stapo_core::record::{Metrics, ResponseRecord};
 use stapo_core::rollout::{Finish, Verdict};
-use stapo_core::{EpisodeTurn, ProgramRun, ToolCall};
+use stapo_core::{EpisodeTurn, JudgeOpinion, ProgramRun, ToolCall};
 use stapo_rl::Plan;
 use stapo_rl::run::{Run, part_files, responses_of_file, step_of};
 use std::path::Path;
@@ -128,6 +128,8 @@ struct Shown<'a> {
     alternatives: Vec<Vec<(&'a str, f64)>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<&'a ProgramRun>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    judge: Option<String>,
     /// The turns of an episode. What follows a turn, but the last, is the entry of `given` of the same index.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     turns: Vec<ShownTurn<'a>>,
@@ -244,8 +246,23 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
             .map(|list| list.iter().map(|a| (a.text.as_str(), a.logp)).collect())
             .collect(),
         program: response.program.as_deref(),
+        judge: response.judge.as_deref().map(opinion),
         turns: response.episode.iter().flat_map(|episode| &episode.turns).map(shown_turn).collect(),
     }
+}
+
+/// What a judge or a reward model said of a response, beside the rule.
+pub fn opinion(opinion: &JudgeOpinion) -> String {
+    let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap_or_default();
+    let word = |verdict| word(verdict).as_str().unwrap_or("?").replace('_', " ");
+    let said = match (opinion.score, opinion.verdict, opinion.margin) {
+        (Some(score), ..) => format!("reward model: score {score:+.3}"),
+        (None, Some(verdict), Some(margin)) => format!("judge: {} by {margin:+.3} nats", word(verdict)),
+        (None, Some(verdict), None) => format!("judge: {}", word(verdict)),
+        (None, None, _) => "judge or reward model: not asked".to_string(),
+    };
+    let text = opinion.text.as_ref().map_or(String::new(), |text| format!("; it wrote {text:?}"));
+    format!("{said}; rule: {}{text}", word(opinion.rule))
 }
 
 fn shown_turn(turn: &EpisodeTurn) -> ShownTurn<'_> {

@@ -91,6 +91,12 @@ impl Family {
 }
 
 impl ModelConfig {
+    /// The class in `transformers`.
+    pub fn architecture(&self) -> String {
+        let classifier = self.score.and_then(|_| self.family.classifier());
+        classifier.unwrap_or_else(|| self.family.architecture().to_string())
+    }
+
     /// The same decoder with the head of a reward model. Without a padding token of its own, the first token that ends responses
     /// pads, since `transformers` scores batches of models with a padding token only.
     #[must_use]

@@ -196,7 +196,7 @@ fn other_architectures_are_refused_with_the_supported_ones() {
     check_refused(&with_experts, &["num_local_experts", "experts are not built"]);
     check_refused(&json!({"model_type": null}), &["model_type"]);
     check_refused(
-        &json!({"architectures": ["Qwen3ForSequenceClassification"]}),
+        &json!({"architectures": ["Qwen3ForTokenClassification"]}),
         &["architectures", "Qwen3ForCausalLM"],
     );
 }

@@ -3,7 +3,7 @@
 use super::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
-use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling, TensorSpec};
+use crate::config::{Family, Heads, ModelConfig, Rope, RopeScaling, SCORE, TensorSpec};
 use crate::testing::tiny_config;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{CpuOptions, Device};
@@ -84,7 +84,26 @@ fn coefficients(n: usize) -> (Vec<f64>, Vec<f64>) {
     ((0..n).map(noise(901)).collect(), (0..n).map(noise(902)).collect())
 }
 
+/// Whole sequences, for a reward model.
+fn whole_batch() -> PackedBatch {
+    let mut whole = PackedBatch::new();
+    let packed = batch();
+    for ends in packed.starts().windows(2) {
+        whole.push_whole(&packed.tokens()[ends[0]..ends[1]]);
+    }
+    whole
+}
+
 fn loss(policy: &Policy<f64>) -> f64 {
+    if policy.config().score.is_some() {
+        let scores = Pass::scoring(policy).unwrap().forward_scores(policy, &whole_batch()).unwrap();
+        return coefficients(scores.len())
+            .0
+            .iter()
+            .zip(&scores)
+            .map(|(d_score, score)| d_score * score)
+            .sum();
+    }
     let scores = Pass::scoring(policy).unwrap().forward(policy, &batch(), OPTIONS).unwrap();
     let (d_logp, d_entropy) = coefficients(scores.logp.len());
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -99,6 +118,10 @@ fn gradients(policy: &Policy<f64>) -> Gradients<f64> {
 
 fn add_gradients(policy: &Policy<f64>, gradients: &mut Gradients<f64>) {
     let mut pass = Pass::training(policy, Recompute::Nothing).unwrap();
+    if policy.config().score.is_some() {
+        let n_scores = pass.forward_scores(policy, &whole_batch()).unwrap().len();
+        return pass.backward_scores(policy, &coefficients(n_scores).0, gradients);
+    }
     let n_scored = pass.forward(policy, &batch(), OPTIONS).unwrap().logp.len();
     let (d_logp, d_entropy) = coefficients(n_scored);
     pass.backward(policy, &d_logp, &d_entropy, gradients).unwrap();
@@ -166,6 +189,18 @@ fn every_gradient_equals_finite_differences() {
         let tied = family != Family::Qwen2;
         for mut policy in [policy(family, tied), adapted(family, tied)] {
             check_gradients(&format!("{family:?}"), &mut policy);
+        }
+    }
+}
+
+/// The head of a reward model is trained beside adapters too.
+#[test]
+fn a_reward_model_has_the_gradients_of_finite_differences() {
+    for family in [Family::Qwen3, Family::Gemma2] {
+        let config = tiny_config(family).with_score(None);
+        for mut policy in [filled(&config), with_adapters(&config, LoraTarget::ALL.to_vec())] {
+            assert!(policy.trained_tensors().any(|(spec, _)| spec.name == SCORE));
+            check_gradients(&format!("reward model {family:?}"), &mut policy);
         }
     }
 }

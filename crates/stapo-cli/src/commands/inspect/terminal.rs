@@ -3,7 +3,7 @@
 use super::{Fate, fate};
 use crate::shared::chart::number;
 use crate::shared::terminal::has_color;
-use crate::shared::viewer::{Inspected, gradient_norm};
+use crate::shared::viewer::{Inspected, gradient_norm, opinion};
 use anyhow::Result;
 use stapo_core::record::ResponseRecord;
 use stapo_core::{EpisodeTurn, ProgramRun};
@@ -61,6 +61,7 @@ fn rendered(inspected: &Inspected, by: By, colored: bool) -> String {
         }
         out.push('\n');
         out.extend(response.program.as_deref().map(program));
+        out.extend(response.judge.as_deref().map(|judge| format!("  {}\n", plain(&opinion(judge)))));
         for t in (0..response.tokens.id.len()).filter(|&t| fate(response, t) != Fate::Kept) {
             out.push_str(&token_line(response, t));
         }
@@ -194,7 +195,20 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stapo_core::ProgramEnd;
+    use stapo_core::{JudgeOpinion, ProgramEnd, Verdict};
+
+    #[test]
+    fn an_opinion_says_who_said_what() {
+        let rule = JudgeOpinion::of_rule(Verdict::NoAnswer);
+        let right = JudgeOpinion { verdict: Some(Verdict::Right), ..rule.clone() };
+        let by_margin = JudgeOpinion { margin: Some(1.25), ..right.clone() };
+        assert_eq!(opinion(&by_margin), "judge: right by +1.250 nats; rule: no answer");
+        let written = JudgeOpinion { text: Some("A\u{1b}".into()), ..right };
+        assert_eq!(opinion(&written), "judge: right; rule: no answer; it wrote \"A\\u{1b}\"");
+        let scored = JudgeOpinion { score: Some(-0.5), ..rule.clone() };
+        assert_eq!(opinion(&scored), "reward model: score -0.500; rule: no answer");
+        assert_eq!(opinion(&rule), "judge or reward model: not asked; rule: no answer");
+    }
 
     #[test]
     fn a_response_cannot_steer_the_terminal() {

@@ -3,7 +3,7 @@
 use super::http::{Refusal, Response};
 use super::question::unreadable;
 use crate::shared::units::size;
-use crate::shared::viewer::{Inspected, recorded};
+use crate::shared::viewer::{Inspected, opinion, recorded};
 use serde_json::{Value, json};
 use stapo_core::record::ResponseRecord;
 use std::path::Path;
@@ -57,6 +57,7 @@ pub(super) fn summary(response: &ResponseRecord) -> Value {
         "n_clipped": tokens.clipped.iter().filter(|clipped| **clipped).count(),
         "n_candidates": tokens.is_candidate.iter().filter(|is| **is).count(),
         "program": response.program,
+        "judge": response.judge.as_deref().map(opinion),
         "n_turns": turns.map(Vec::len),
         "n_calls": turns.map(|turns| turns.iter().map(|turn| turn.calls.len()).sum::<usize>()),
     })

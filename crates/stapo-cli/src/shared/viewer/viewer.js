@@ -210,7 +210,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
       if (text.includes("\n")) line.append("\n");
     });
     appendGiven(r.text.length);
-    box.append(line, ...stapo.program(r.program));
+    box.append(line, ...stapo.program(r.program), ...stapo.opinion(r.judge));
     return box;
   };
 
@@ -317,6 +317,9 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
   root.addEventListener("pointerdown", describeHovered, true);
   reset();
 };
+
+// What a judge or a reward model said of a response; nothing for a run without one.
+stapo.opinion = (judge) => (judge ? [stapo.element("p", "note", judge)] : []);
 
 // What the tests of a response's program showed; nothing for a response that is not a program.
 stapo.program = (program) => {

@@ -190,7 +190,8 @@
       const label = element("label", "", "");
       label.append(box2, " compare");
       tools.append(anchor("tokens", "tokens", { run, step: state.step, problem: r.problem, sample: r.sample }), label);
-      box.append(title, marked(r.text, state.find.toLowerCase()), ...stapo.program(r.program), tools);
+      const shown = [...stapo.program(r.program), ...stapo.opinion(r.judge)];
+      box.append(title, marked(r.text, state.find.toLowerCase()), ...shown, tools);
       return box;
     };
     const compared = (members) => {
