@@ -312,6 +312,8 @@ fn every_key_stands_in_the_documentation() {
     let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
+    config.rollout.draft = Some("x".to_string());
+    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.evaluation = full_evaluation();
     config.lora = Some(full_lora());
     for (key, value) in settings::to_table(&config) {
