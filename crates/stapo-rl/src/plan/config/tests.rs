@@ -313,6 +313,8 @@ fn every_key_stands_in_the_documentation() {
     let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
+    config.rollout.draft = Some("x".to_string());
+    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.evaluation = full_evaluation();
     config.lora = Some(full_lora());
     for (key, value) in settings::to_table(&config) {
@@ -373,6 +375,8 @@ fn every_config_key_that_a_message_names_exists() {
     };
     config.rollout.source = Some(RolloutSourceSpec::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
+    config.rollout.draft = Some("x".to_string());
+    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.update.reuse = Some(Reuse::default());
     config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));
