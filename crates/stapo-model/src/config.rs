@@ -4,6 +4,7 @@ mod families;
 mod hugging_face;
 mod known;
 mod layer;
+mod layer_sets;
 mod parts;
 mod reader;
 mod rope;
@@ -15,6 +16,7 @@ pub(crate) use hugging_face::{is_multimodal, token_ids};
 pub use layer::{
     AttentionBiases, AttentionSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement, QkNorm,
 };
+pub use layer_sets::{KEPT_BEFORE_WINDOW, LayerSets};
 pub use parts::Part;
 pub use rope::Rope;
 pub use stapo_ops::attention::{Heads, ScoreRule};

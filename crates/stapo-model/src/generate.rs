@@ -16,13 +16,14 @@ mod scheduler;
 mod sequence;
 mod step;
 mod stop_texts;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
-pub use scheduler::{Capacity, Scheduler};
+pub use scheduler::{Capacity, Scheduler, Windows};
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;
 

@@ -12,7 +12,7 @@ use super::layer::{Exit, LayerPass};
 use super::linear::{NextRows, OutputGradient, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::LayerWeights;
-use crate::config::{AttentionSpec, QkNorm};
+use crate::config::{AttentionSpec, LayerSets, QkNorm};
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums, NormExtent};
@@ -37,11 +37,18 @@ pub struct Paged<'a, T: Float> {
     pub n_sequences: usize,
     /// Blocks that the table of a sequence has room for.
     pub table_width: usize,
-    /// `[T]`: where the new tokens' keys and values are stored.
+    pub layer_sets: &'a LayerSets,
+    /// One for each set of layers.
+    pub sets: Vec<PagedSet<'a>>,
+    pub caches: &'a mut [Cache<T>],
+}
+
+/// Where the keys and values of one set of layers lie.
+#[derive(Clone, Copy)]
+pub struct PagedSet<'a> {
+    /// `[T]`: where those of the new tokens are stored.
     pub slots: View<'a, u32>,
     pub sequences: paged::Sequences<'a>,
-    /// One for each layer.
-    pub caches: &'a mut [Cache<T>],
 }
 
 /// From the normed stream at the entry to the stream and its norm at the exit; where halves are joined, to `attended`.
@@ -72,9 +79,10 @@ pub fn forward<T: Float>(
                 inv_rms: views.head_inv_rms,
             };
             let dims = paged.dims(layer);
-            let cache = &mut paged.caches[layer.index];
+            let PagedSet { slots, sequences } = paged.sets[paged.layer_sets.set_of_layer(layer.index)];
+            let cache = &mut paged.caches[paged.layer_sets.cache_of_layer(layer.index)];
             let out = views.attended.reborrow();
-            rope_paged_attention::forward(device, dims, unrotated, paged.slots, cache, paged.sequences, out);
+            rope_paged_attention::forward(device, dims, unrotated, slots, cache, sequences, out);
         }
     }
     if layer.joins_halves {

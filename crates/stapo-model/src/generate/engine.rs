@@ -2,11 +2,11 @@
 
 use super::block::Block;
 use super::memory::{Allocated, EngineMemory, MemorySize, cache_dims};
-use super::scheduler::{Capacity, Scheduler};
+use super::scheduler::{Capacity, Scheduler, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::{Completion, Event, FinishReason, Request, RequestError, SamplingRule, StopTexts, Ticket};
-use crate::config::{Heads, ModelConfig};
+use crate::config::{Heads, KEPT_BEFORE_WINDOW, LayerSets, ModelConfig};
 use crate::decoder::attention::{Context, Paged};
 use crate::decoder::layer::Rows;
 use crate::decoder::stack::Stack;
@@ -82,6 +82,7 @@ impl<'a> Engine<'a> {
             max_sequences: settings.max_sequences,
             max_draws: settings.max_rows.min(settings.max_sequences).max(1),
         };
+        let windows = Windows { of_sets: LayerSets::new(config).windows, n_before: KEPT_BEFORE_WINDOW };
         let max_drawn = padded_rows(capacity.max_draws);
         let max_rows = settings.max_rows.max(max_drawn);
         let size = MemorySize {
@@ -96,7 +97,7 @@ impl<'a> Engine<'a> {
             policy,
             settings,
             key: RngKey::new(settings.seed),
-            scheduler: Scheduler::new(capacity),
+            scheduler: Scheduler::new(capacity, windows),
             memory: memory.fit(policy, size, settings.rule)?,
             plans_ahead: device.is_async(),
             stop_texts: None,
@@ -367,15 +368,15 @@ impl<'a> Engine<'a> {
         let policy = self.policy;
         let device = policy.device();
         let layout = self.layout(shape);
-        let Allocated { caches, workspace, buffers, .. } = &mut *self.memory;
+        let Allocated { layer_sets, caches, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, tables, .. } = workspace;
-        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape);
+        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape, layer_sets.windows.len());
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
             n_sequences: shape.sequences,
             table_width: shape.table_width,
-            slots: inputs.slots,
-            sequences: inputs.sequences,
+            layer_sets,
+            sets: inputs.sets,
             caches,
         });
         let rows = Rows { n_tokens: shape.rows, positions: inputs.positions, tables };
@@ -461,9 +462,10 @@ fn finish_reason(
     }
 }
 
-/// Bytes of one block in all layers' caches.
+/// Bytes of one block, in all caches of a set of layers.
 fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
     let block_tokens = CacheDims::best_block_size(device);
-    let caches = config.layers.iter().map(|layer| cache_dims(layer, 1, block_tokens));
+    let sets = LayerSets::new(config);
+    let caches = sets.cache_layers.iter().map(|index| cache_dims(&config.layers[*index], 1, block_tokens));
     caches.map(|dims| dims.keys_len() + dims.values_len()).sum::<usize>() * device.compute_bytes()
 }

@@ -1,8 +1,9 @@
 //! The samples of one request and the prompt they share.
 
 use super::Request;
-use super::block::{Block, BlockPool};
+use super::block::BlockPool;
 use super::sequence::Sequence;
+use super::table::BlockTable;
 use std::collections::VecDeque;
 
 /// The samples of one request.
@@ -24,7 +25,7 @@ pub enum Prefix {
     /// The sample of this number computes the prompt; the other samples wait for it.
     Filling(u32),
     /// The prompt's blocks, held for the samples that wait.
-    Ready(Vec<Block>),
+    Ready(Vec<BlockTable>),
 }
 
 impl RequestGroup {
@@ -36,7 +37,7 @@ impl RequestGroup {
     /// has kept its blocks may.
     pub fn can_admit(&self) -> bool {
         let is_filling = matches!(self.prefix, Prefix::Filling(_));
-        self.waiting.front().is_some_and(|next| !is_filling || !next.blocks.is_empty())
+        self.waiting.front().is_some_and(|next| !is_filling || next.holds_blocks())
     }
 
     pub fn is_over(&self) -> bool {
@@ -44,8 +45,10 @@ impl RequestGroup {
     }
 
     pub fn drop_prefix(&mut self, pool: &mut BlockPool) {
-        if let Prefix::Ready(blocks) = std::mem::replace(&mut self.prefix, Prefix::Absent) {
-            pool.release(blocks);
+        if let Prefix::Ready(tables) = std::mem::replace(&mut self.prefix, Prefix::Absent) {
+            for mut table in tables {
+                table.release(pool);
+            }
         }
     }
 

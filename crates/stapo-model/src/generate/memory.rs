@@ -2,7 +2,7 @@
 
 use super::SamplingRule;
 use super::step::{StepBuffers, StepShape};
-use crate::config::LayerSpec;
+use crate::config::{LayerSets, LayerSpec};
 use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
@@ -54,7 +54,7 @@ impl EngineMemory {
 /// How much memory an engine needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySize {
-    /// Blocks of each layer's cache, and positions in a block.
+    /// Blocks of each cache, and positions in a block.
     pub n_blocks: usize,
     pub block_tokens: usize,
     pub max_rows: usize,
@@ -66,7 +66,8 @@ pub struct MemorySize {
 pub struct Allocated {
     policy: PolicyId,
     size: MemorySize,
-    /// One for each layer.
+    pub layer_sets: LayerSets,
+    /// As many as a set of layers has, see [`LayerSets`].
     pub caches: Vec<Cache<f32>>,
     pub workspace: Workspace<f32>,
     pub buffers: StepBuffers,
@@ -91,11 +92,15 @@ impl Allocated {
         let rows = (max_rows, max_drawn);
         let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
         workspace.reserve(device, &layout, 0)?;
-        let cache = |layer| Cache::zeros(memory, cache_dims(layer, n_blocks, block_tokens));
+        let layer_sets = LayerSets::new(config);
+        let cache =
+            |index: &usize| Cache::zeros(memory, cache_dims(&config.layers[*index], n_blocks, block_tokens));
+        let caches = layer_sets.cache_layers.iter().map(cache).collect::<Result<_, _>>()?;
         Ok(Self {
             policy: policy.id(),
             size,
-            caches: config.layers.iter().map(cache).collect::<Result<_, _>>()?,
+            layer_sets,
+            caches,
             workspace,
             buffers: StepBuffers::new(device, config, max_rows, max_drawn, n_alternatives)?,
             logits: sampling::Logits::new(memory, config.vocabulary, max_drawn)?,

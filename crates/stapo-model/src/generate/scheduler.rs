@@ -7,6 +7,7 @@ use super::block::{Block, BlockPool};
 use super::group::{Prefix, RequestGroup};
 use super::running::RunningSequences;
 use super::sequence::{Sequence, UnreadToken};
+use super::table::BlockTable;
 use super::{Completion, FinishReason, Request, SampledToken, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -53,9 +54,19 @@ pub struct Capacity {
     pub max_draws: usize,
 }
 
+/// The windows of the sets of layers, each of which has its own blocks; see `LayerSets`.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    /// `None`: all keys.
+    pub of_sets: Vec<Option<usize>>,
+    /// Positions in front of a window whose keys and values are kept.
+    pub n_before: usize,
+}
+
 #[derive(Debug)]
 pub struct Scheduler {
     capacity: Capacity,
+    windows: Windows,
     pool: BlockPool,
     groups: BTreeMap<Ticket, RequestGroup>,
     /// In the order of admission: the sequence admitted last is the first to be preempted.
@@ -80,9 +91,10 @@ const ASSUMED_RESPONSES: usize = 8;
 const RESERVED_GROWTH: usize = 8;
 
 impl Scheduler {
-    pub fn new(capacity: Capacity) -> Self {
+    pub fn new(capacity: Capacity, windows: Windows) -> Self {
         Self {
             capacity,
+            windows,
             pool: BlockPool::new(capacity.n_blocks),
             groups: BTreeMap::new(),
             running: RunningSequences::default(),
@@ -97,7 +109,28 @@ impl Scheduler {
 
     /// The most tokens one sequence can ever hold in the cache.
     pub fn max_sequence_tokens(&self) -> usize {
-        self.capacity.n_blocks * self.capacity.block_tokens
+        let Capacity { n_blocks, block_tokens, .. } = self.capacity;
+        let fits = |n_tokens: usize| self.n_needed(n_tokens).sum::<usize>() <= n_blocks;
+        let (mut low, mut high) = (0, usize::MAX / 2);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            (low, high) = if fits(middle) { (middle, high) } else { (low, middle - 1) };
+        }
+        low / block_tokens * block_tokens
+    }
+
+    /// The most blocks that a sequence of `n_tokens` holds in each set of layers.
+    fn n_needed(&self, n_tokens: usize) -> impl Iterator<Item = usize> {
+        self.windows.of_sets.iter().map(move |window| self.n_needed_in(*window, n_tokens))
+    }
+
+    fn n_needed_in(&self, window: Option<usize>, n_tokens: usize) -> usize {
+        let Capacity { block_tokens, max_rows, .. } = self.capacity;
+        let all = n_tokens.div_ceil(block_tokens);
+        // A window may begin and end within a block.
+        let in_window =
+            |window: usize| (window + self.windows.n_before + max_rows).div_ceil(block_tokens) + 1;
+        window.map_or(all, |window| all.min(in_window(window)))
     }
 
     /// Takes a request; `max_tokens` gives the longest response of each of its samples.
@@ -224,8 +257,9 @@ impl Scheduler {
         let group = self.groups.get_mut(&sequence.ticket).expect("a running sequence has its group");
         if group.is_filled_by(sequence) && sequence.n_cached >= sequence.n_prompt {
             let n_blocks = sequence.n_prompt.div_ceil(self.capacity.block_tokens);
-            let blocks = sequence.blocks[..n_blocks].iter().map(|&block| self.pool.share(block)).collect();
-            group.prefix = Prefix::Ready(blocks);
+            let pool = &mut self.pool;
+            let tables = sequence.tables.iter().map(|table| table.share(n_blocks, pool)).collect();
+            group.prefix = Prefix::Ready(tables);
         }
     }
 
@@ -300,24 +334,19 @@ impl Scheduler {
     /// Admits the next sequence, of the oldest request that has one. False: no sequence may be admitted.
     fn admit(&mut self) -> bool {
         let n_reserved = self.reserved_blocks();
+        let Some(n_missing) = self.n_missing() else { return false };
         let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
-        let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
-        let block_tokens = self.capacity.block_tokens;
-        let n_kept_blocks = match &group.prefix {
-            _ if !next.blocks.is_empty() => next.blocks.len(),
-            Prefix::Ready(_) => next.n_found() / block_tokens,
-            Prefix::Absent | Prefix::Filling(_) => 0,
-        };
-        let n_needed = next.tokens.len().div_ceil(block_tokens).saturating_sub(n_kept_blocks) + n_reserved;
+        let n_needed = n_missing + n_reserved;
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
         if is_full && !self.running.is_empty() {
             return false;
         }
         let mut sequence = group.waiting.pop_front().expect("a group that can admit has a waiting sequence");
         match &group.prefix {
-            _ if !sequence.blocks.is_empty() => (),
-            Prefix::Ready(blocks) => {
-                sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
+            _ if sequence.holds_blocks() => (),
+            Prefix::Ready(tables) => {
+                let pool = &mut self.pool;
+                sequence.tables = tables.iter().map(|table| table.share(table.len(), pool)).collect();
                 sequence.n_cached = sequence.n_found();
             }
             Prefix::Absent | Prefix::Filling(_) => group.prefix = Prefix::Filling(sequence.sample),
@@ -328,6 +357,20 @@ impl Scheduler {
         true
     }
 
+    /// Blocks that the sequence to be admitted next lacks; `None` where there is no such sequence.
+    fn n_missing(&self) -> Option<usize> {
+        let group = self.groups.values().find(|group| group.can_admit())?;
+        let next = group.waiting.front()?;
+        let n_found = next.n_found() / self.capacity.block_tokens;
+        let n_kept = |set: usize| match &group.prefix {
+            _ if next.holds_blocks() => next.tables[set].n_held(),
+            Prefix::Ready(tables) => n_found.min(tables[set].n_held()),
+            Prefix::Absent | Prefix::Filling(_) => 0,
+        };
+        let missing = |(set, needed): (usize, usize)| needed.saturating_sub(n_kept(set));
+        Some(self.n_needed(next.tokens.len()).enumerate().map(missing).sum())
+    }
+
     /// Free blocks that running sequences are expected to grow into, at least one each: without them a newcomer would soon
     /// be preempted. A response is expected to become as long as the mean of those that have ended, and to grow by
     /// half of that mean at least.
@@ -336,7 +379,15 @@ impl Scheduler {
             let assumed = ASSUMED_RESPONSES * sequence.max_tokens / 4;
             let mean = (self.n_finished_tokens + assumed) / (self.n_finished + ASSUMED_RESPONSES);
             let left = mean.saturating_sub(sequence.n_drawn).max(mean / 2);
-            (left / RESERVED_GROWTH).div_ceil(self.capacity.block_tokens).max(1)
+            let growth = (left / RESERVED_GROWTH).div_ceil(self.capacity.block_tokens).max(1);
+            // Behind a window a block is given back for each that is taken.
+            let in_set = |(set, window): (usize, &Option<usize>)| {
+                let Some(window) = *window else { return growth };
+                let held = sequence.tables.get(set).map_or(0, BlockTable::n_held);
+                let most = self.n_needed_in(Some(window), sequence.tokens.len() + left);
+                growth.min(most.saturating_sub(held).max(1))
+            };
+            self.windows.of_sets.iter().enumerate().map(in_set).sum::<usize>()
         };
         self.running.iter().map(blocks).sum()
     }
@@ -346,24 +397,48 @@ impl Scheduler {
     fn reserve(&mut self, running_idx: usize, n_rows: usize, step: &mut ScheduledStep) -> bool {
         let n_cached = self.running[running_idx].n_cached;
         let block_tokens = self.capacity.block_tokens;
-        for block_idx in n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens) {
-            if self.running[running_idx].blocks.len() == block_idx {
-                let Some(fresh) = self.take_block(running_idx) else { return false };
-                self.running[running_idx].blocks.push(fresh);
-                continue;
-            }
-            // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
-            while self.pool.is_shared(self.running[running_idx].blocks[block_idx]) {
-                let Some(fresh) = self.pool.take() else {
-                    if self.free_blocks(running_idx) {
-                        continue;
-                    }
-                    return false;
-                };
-                let shared = std::mem::replace(&mut self.running[running_idx].blocks[block_idx], fresh);
-                self.pool.release([shared]);
-                step.copies.push((shared, fresh));
-            }
+        self.drop_hidden_blocks(running_idx);
+        let n_sets = self.windows.of_sets.len();
+        let blocks = n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens);
+        blocks
+            .flat_map(|idx| (0..n_sets).map(move |set| (set, idx)))
+            .all(|(set, block_idx)| self.reserve_block(running_idx, (set, block_idx), step))
+    }
+
+    /// Gives back the blocks of a running sequence in front of what its next row sees.
+    fn drop_hidden_blocks(&mut self, running_idx: usize) {
+        let sequence = &mut self.running[running_idx];
+        sequence.tables.resize_with(self.windows.of_sets.len(), BlockTable::default);
+        for (table, window) in sequence.tables.iter_mut().zip(&self.windows.of_sets) {
+            let Some(window) = window else { continue };
+            let first_kept = (sequence.n_cached + 1).saturating_sub(window + self.windows.n_before);
+            table.drop_before(first_kept / self.capacity.block_tokens, &mut self.pool);
+        }
+    }
+
+    /// Gives a running sequence a block of its own in one set of layers. False: the sequence was preempted itself.
+    fn reserve_block(
+        &mut self,
+        running_idx: usize,
+        (set, block_idx): (usize, usize),
+        step: &mut ScheduledStep,
+    ) -> bool {
+        if self.running[running_idx].tables[set].len() == block_idx {
+            let Some(fresh) = self.take_block(running_idx) else { return false };
+            self.running[running_idx].tables[set].push(fresh);
+            return true;
+        }
+        // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
+        while self.pool.is_shared(self.running[running_idx].tables[set].blocks()[block_idx]) {
+            let Some(fresh) = self.pool.take() else {
+                if self.free_blocks(running_idx) {
+                    continue;
+                }
+                return false;
+            };
+            let shared = self.running[running_idx].tables[set].replace(block_idx, fresh);
+            self.pool.release([shared]);
+            step.copies.push((shared, fresh));
         }
         true
     }

@@ -1,6 +1,6 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, ScheduledRows, Scheduler};
+use super::scheduler::{Capacity, ScheduledRows, Scheduler, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
@@ -23,7 +23,17 @@ struct Outcome {
     n_preemptions: u64,
     n_steps: usize,
     n_rows: usize,
+    /// The most blocks in use at once.
+    most_blocks: usize,
 }
+
+/// What a cache remembers of a position: the set of layers that wrote it, and the token.
+type Slot = (usize, u32);
+
+/// One set of layers that sees all keys.
+const PLAIN: &[Option<usize>] = &[None];
+/// Positions in front of a window that are kept.
+const N_BEFORE: usize = 2;
 
 /// Turns of every response, and how many steps its environment takes to answer: a function of the response and the turn.
 #[derive(Clone, Copy)]
@@ -66,26 +76,30 @@ fn answer_due(
     rest
 }
 
-/// Writes rows to the cache and draws from what the cache then holds. `known` gives the token of a draw.
+/// Writes rows to the cache and draws from what the cache then holds; of a set of layers with a window, from what the first row
+/// sees. `known` gives the token of a draw.
 fn run_rows(
     scheduler: &Scheduler,
+    windows: &[Option<usize>],
     step: &[ScheduledRows],
-    cache: &mut [[u32; BLOCK_TOKENS]],
+    cache: &mut [[Slot; BLOCK_TOKENS]],
     known: impl Fn(u32) -> u32,
 ) -> Vec<u32> {
     let mut tokens = vec![];
     for rows in step {
         let s = &scheduler.running()[rows.running_idx];
-        for position in s.n_cached..s.n_cached + rows.n_rows {
-            let block = s.blocks[position / BLOCK_TOKENS];
-            cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
+        let context = s.n_cached + rows.n_rows;
+        for (set, window) in windows.iter().enumerate() {
+            let slot = |p: usize| (s.tables[set].blocks()[p / BLOCK_TOKENS].0 as usize, p % BLOCK_TOKENS);
+            for position in s.n_cached..context {
+                let (block, at) = slot(position);
+                cache[block][at] = (set, known(s.tokens[position]));
+            }
+            let first = window.map_or(0, |window| (s.n_cached + 1).saturating_sub(window + N_BEFORE));
+            let is_kept = |p: usize| cache[slot(p).0][slot(p).1] == (set, known(s.tokens[p]));
+            assert!((first..context).all(is_kept), "the blocks hold another sequence's tokens");
         }
-        let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
-        let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
-        assert!(
-            past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
-            "the blocks hold another sequence's tokens"
-        );
+        let past: Vec<u32> = s.tokens[..context].iter().map(|token| known(*token)).collect();
         assert_eq!(rows.draws, past.len() == s.tokens.len());
         tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
         tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
@@ -103,9 +117,19 @@ fn simulate(
     requests: &[Request],
     (ahead, turns): (bool, Turns),
 ) -> Outcome {
+    simulate_windows(PLAIN, (n_blocks, max_rows, max_sequences), requests, (ahead, turns))
+}
+
+/// As [`simulate`], for sets of layers with these windows.
+fn simulate_windows(
+    windows: &[Option<usize>],
+    (n_blocks, max_rows, max_sequences): (usize, usize, usize),
+    requests: &[Request],
+    (ahead, turns): (bool, Turns),
+) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
     let capacity = Capacity { n_blocks, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
-    let mut scheduler = Scheduler::new(capacity);
+    let mut scheduler = Scheduler::new(capacity, Windows { of_sets: windows.to_vec(), n_before: N_BEFORE });
     if turns.n > 1 {
         scheduler.park_turns();
     }
@@ -113,8 +137,8 @@ fn simulate(
     for (i, request) in requests.iter().enumerate() {
         scheduler.submit(Ticket(i as u64), request.clone(), |_| request.max_tokens);
     }
-    let mut cache = vec![[u32::MAX; BLOCK_TOKENS]; n_blocks];
-    let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };
+    let mut cache = vec![[(0, u32::MAX); BLOCK_TOKENS]; n_blocks];
+    let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0, most_blocks: 0 };
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
         answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
@@ -133,7 +157,8 @@ fn simulate(
             Some(number) => unread[number as usize].1,
             None => token,
         };
-        let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
+        let tokens = run_rows(&scheduler, windows, &step.rows, &mut cache, known);
+        outcome.most_blocks = outcome.most_blocks.max(n_blocks - scheduler.n_free_blocks());
         outcome.n_rows += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
         assert!(step.rows.iter().map(|rows| rows.n_rows).sum::<usize>() <= max_rows);
         let ticket = |rows: &ScheduledRows| scheduler.running()[rows.running_idx].ticket;
@@ -269,6 +294,55 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
         }
     }
     assert!(some_preempted, "the case is too roomy to test preemption");
+}
+
+/// Sets of layers of several kinds, of which some keep all keys or none does.
+const WINDOWED: [&[Option<usize>]; 4] =
+    [&[None, Some(5)], &[Some(9), None, Some(9)], &[Some(6)], &[Some(3), Some(12)]];
+
+#[test]
+fn responses_and_turns_do_not_depend_on_windows() {
+    let mut requests = [request(1, 3, 9), request(9, 4, 24), request(34, 3, 3), request(8, 4, 1)];
+    requests[1].stops = vec![expected(&requests, 3)[9].1[4]];
+    let wanted = expected(&requests, 3);
+    let turns = Turns { n: 3, delay: |number| 7 * number as usize % 11 };
+    let mut some_preempted = false;
+    for (windows, n_blocks) in
+        WINDOWED.into_iter().flat_map(|windows| [31, 40, 64, 400].map(|n| (windows, n)))
+    {
+        // So many blocks as the longest sequence may need in each set of layers.
+        let n_blocks = n_blocks * windows.len();
+        for (max_rows, max_sequences) in [(1, 3), (5, 100), (64, 3), (64, 100)] {
+            for ahead in [false, true] {
+                let outcome =
+                    simulate_windows(windows, (n_blocks, max_rows, max_sequences), &requests, (ahead, turns));
+                assert_eq!(
+                    outcome.responses, wanted,
+                    "{windows:?}, {n_blocks} blocks, {max_rows} rows, {max_sequences} seats, ahead: {ahead}"
+                );
+                some_preempted |= outcome.n_preemptions > 0;
+            }
+        }
+    }
+    assert!(some_preempted, "the case is too roomy to test preemption");
+}
+
+/// A response of 400 tokens in two sets of layers with a window of 16 and one without.
+#[test]
+fn a_long_sequence_holds_the_blocks_of_its_windows_alone() {
+    let requests = [request(10, 1, 400)];
+    let all = 409_usize.div_ceil(BLOCK_TOKENS);
+    let of_window = (16 + N_BEFORE).div_ceil(BLOCK_TOKENS) + 1;
+    for (windows, most) in
+        [(&[None, Some(16), Some(16)][..], all + 2 * of_window), (&[Some(16)], of_window), (PLAIN, all)]
+    {
+        let outcome = simulate_windows(windows, (500, 64, 8), &requests, (true, ONE_TURN));
+        assert_eq!(outcome.responses, expected(&requests, 1));
+        assert!((most - windows.len()..=most).contains(&outcome.most_blocks), "{windows:?}");
+    }
+    // Where every set has a window, a few blocks hold a sequence of any length.
+    let outcome = simulate_windows(&[Some(16)], (9, 10, 8), &requests, (true, ONE_TURN));
+    assert_eq!(outcome.responses, expected(&requests, 1));
 }
 
 #[test]

@@ -81,10 +81,10 @@ impl Choices {
 
     /// Memory for the keys and values of all responses of a step at once, MiB, as a power of two.
     fn kv_mib_of_all(&self, found: &Found) -> usize {
-        let n_tokens =
-            self.problems_per_step * self.group_size * (self.max_prompt_tokens + self.max_response_tokens);
+        let n_sequences = self.problems_per_step * self.group_size;
+        let n_tokens = self.max_prompt_tokens + self.max_response_tokens;
         let number_bytes = if self.device == DeviceName::Cpu { 4 } else { 2 };
-        let bytes = n_tokens * number_bytes * found.config.kv_numbers_per_token() as usize;
+        let bytes = n_sequences * number_bytes * found.config.sequence_kv_numbers(n_tokens, 1) as usize;
         (bytes >> 20).next_power_of_two()
     }
 

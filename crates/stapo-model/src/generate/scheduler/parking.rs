@@ -40,7 +40,7 @@ impl Scheduler {
         let drained = self.drained.values_mut().rev();
         let waiting = self.groups.values_mut().rev().flat_map(|group| group.waiting.iter_mut().rev());
         let mut idle = parked.chain(drained).chain(waiting);
-        let Some(sequence) = idle.find(|sequence| !sequence.blocks.is_empty()) else { return false };
+        let Some(sequence) = idle.find(|sequence| sequence.holds_blocks()) else { return false };
         sequence.evict(&mut self.pool);
         self.n_preemptions += 1;
         true
