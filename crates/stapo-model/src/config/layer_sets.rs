@@ -100,8 +100,8 @@ mod tests {
         assert_eq!((olmo.windows.len(), olmo.cache_layers.len()), (4, 8));
         for (index, layer) in config.layers.iter().enumerate() {
             assert_eq!(olmo.windows[olmo.set_of_layer(index)], layer.attention().rule.window);
-            let place = |index| (olmo.set_of_layer(index), olmo.cache_of_layer(index));
-            assert!((0..index).all(|other| place(other) != place(index)));
+            let blocks_of = |index| (olmo.set_of_layer(index), olmo.cache_of_layer(index));
+            assert!((0..index).all(|other| blocks_of(other) != blocks_of(index)));
         }
         // Three of four layers hold a window of 4096.
         let share =
