@@ -141,7 +141,7 @@ mod tests {
             ("per_device_train_batch_size", "`update.problems_per_minibatch` x `rollout.group_size`"),
             ("max_completion_length", "`rollout.max_response_tokens`"),
             ("loss_type", "`objective.preset`"),
-            ("top_k", "has no counterpart here: they would bias every ratio"),
+            ("top_k", "has no counterpart here: elsewhere they bias every ratio"),
             ("rollout.n", "verl's `actor_rollout_ref.rollout.n` is `rollout.group_size`"),
             ("actor.optim.lr", "`update.learning_rate`"),
             ("actor_rollout_ref.actor.optim.lr", "`update.learning_rate`"),

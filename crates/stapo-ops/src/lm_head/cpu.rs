@@ -81,8 +81,8 @@ pub(crate) fn forward<E: Float>(
                 cpu.dispatch(Score { logits, inv_temperature, target, numbers, best });
                 if has_slopes {
                     let (saved, d) = ((*lse, *entropy), (E::from_f64(1.0), E::ZERO));
-                    let of = (dims.rule, inv_temperature);
-                    cpu.dispatch(Gradient { logits, of, target, kept, saved, d });
+                    let scaling = (dims.rule, inv_temperature);
+                    cpu.dispatch(Gradient { logits, scaling, target, kept, saved, d });
                 }
             }
         });
@@ -173,12 +173,12 @@ pub(crate) fn backward<E: Float>(
                 // SAFETY: each task has its own rows.
                 let logits = unsafe { shared.range(r * vocab..(r + 1) * vocab) };
                 let (saved, d) = ((lse[t], entropy[t]), (d_logp[t], d_entropy[t]));
-                let (of, target) = ((dims.rule, inv_temperature), targets[t] as usize);
+                let (scaling, target) = ((dims.rule, inv_temperature), targets[t] as usize);
                 let kept = kept.map(|kept| kept.row(t));
                 if let Some(kept) = kept {
                     row::keep_only(logits, kept);
                 }
-                cpu.dispatch(Gradient { logits, of, target, kept, saved, d });
+                cpu.dispatch(Gradient { logits, scaling, target, kept, saved, d });
             }
         });
         let rows = start * width..(start + n) * width;
@@ -195,7 +195,7 @@ pub(crate) fn backward<E: Float>(
 struct Gradient<'a, E> {
     logits: &'a mut [E],
     /// The rule and the inverse of the temperature.
-    of: (LogitRule, E),
+    scaling: (LogitRule, E),
     target: usize,
     /// Tokens outside of which the logits are minus infinity.
     kept: Option<&'a [u32]>,
@@ -208,9 +208,9 @@ struct Gradient<'a, E> {
 impl<E: Float> Kernel<E> for Gradient<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(self, l: L) {
-        row::gradient(l, self.logits, self.of, self.target, self.saved, self.d);
+        row::gradient(l, self.logits, self.scaling, self.target, self.saved, self.d);
         // The slope of a capped logit of minus infinity is not finite.
-        if let Some(kept) = self.kept.filter(|_| !self.of.0.is_plain()) {
+        if let Some(kept) = self.kept.filter(|_| !self.scaling.0.is_plain()) {
             row::fill_others(self.logits, kept, E::ZERO);
         }
     }

@@ -268,11 +268,11 @@ fn hybrids_differ_from_base_models_in_their_layers_alone() {
     let pairs = [
         (
             include_str!("../../../../../configs/base.toml"),
-            include_str!("../../../../../configs/hybrid-base.toml"),
+            include_str!("../../../../../configs/base-hybrid.toml"),
         ),
         (
             include_str!("../../../../../configs/base-14m.toml"),
-            include_str!("../../../../../configs/hybrid-14m.toml"),
+            include_str!("../../../../../configs/base-hybrid-14m.toml"),
         ),
     ];
     for (dense, hybrid) in pairs.map(|(dense, hybrid)| (read(dense), read(hybrid))) {

@@ -364,10 +364,12 @@ impl Plan {
         )?;
         if let Some(draft) = &rollout.draft {
             require(
-                rollout.speculate == Speculate::Auto && rollout.source.is_none(),
+                rollout.speculate == Speculate::Auto
+                    && rollout.source.is_none()
+                    && self.device() == DeviceName::Cpu,
                 "rollout.draft",
                 draft,
-                "has nothing to draft: rollout.speculate is \"off\", or responses come from rollout.source",
+                "has nothing to draft: rollout.speculate is \"off\", responses come from rollout.source, or the run is on a GPU",
                 "leave it out",
             )?;
         }

@@ -81,7 +81,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 36] = [
+    let cases: [(&[&str], &str); 37] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0, expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf, expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1, expected at least 2"),
@@ -99,6 +99,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
             &["rollout.speculate=off", "rollout.draft=builtin"],
             "config.rollout.draft: builtin has nothing to draft",
         ),
+        (&["device=cuda", "rollout.draft=builtin"], "config.rollout.draft: builtin has nothing to draft"),
         (&[sampler, "objective.off_policy={kind=\"mis\"}"], "mis weighs the policy against the sampler"),
         (&["rollout.source={kind=\"csv\", path=\"x\"}"], "unknown kind `csv`"),
         (&[one, "reward.right=2"], "config.reward: given together with [[rewards]]"),
@@ -312,6 +313,8 @@ fn every_key_stands_in_the_documentation() {
     let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
     config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
+    config.rollout.draft = Some("x".to_string());
+    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.evaluation = full_evaluation();
     config.lora = Some(full_lora());
     for (key, value) in settings::to_table(&config) {
@@ -372,6 +375,8 @@ fn every_config_key_that_a_message_names_exists() {
     };
     config.rollout.source = Some(RolloutSourceSpec::Jsonl { path: "x".into(), behavior: Behavior::Policy });
     config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
+    config.rollout.draft = Some("x".to_string());
+    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.update.reuse = Some(Reuse::default());
     config.update.sum = Some(GradientSum::Microbatches);
     let table = Value::Table(settings::to_table(&config));

@@ -86,7 +86,7 @@ fn settings_of_other_programs_are_answered_with_keys_that_exist() {
     assert!(said("num_generations=8").contains("TRL's `num_generations` is `rollout.group_size`"));
     assert!(said("rollout.n=8").contains("verl's `actor_rollout_ref.rollout.n` is `rollout.group_size`"));
     assert!(said("actor_rollout_ref.actor.optim.lr=1e-6").contains("`update.learning_rate`"));
-    assert!(said("rollout.top_p=0.9").contains("has no counterpart here"));
+    assert!(said("actor_rollout_ref.rollout.top_p=0.9").contains("has no counterpart here"));
     let schema = schema::<Config>().to_string();
     for setting in settings::peer_settings() {
         let keys = setting
