@@ -188,27 +188,27 @@ fn drafts_change_no_turn() {
     }
 }
 
-/// Responses much longer than the windows: blocks are given back while drafts are right or wrong, of texts and of models.
+/// Responses much longer than the windows, in memory that would not hold one of them in all layers: blocks are given back while
+/// drafts are right or wrong, of a text and of models.
 #[test]
 fn drafts_change_nothing_behind_windows() {
-    let long = Request { n_samples: 2, max_tokens: 700, stops: vec![], ..requests()[0].clone() };
+    let long = Request { n_samples: 1, max_tokens: 600, stops: vec![], ..requests()[0].clone() };
     let requests = [long.clone(), long];
-    for family in [Family::Gemma3, Family::GptOss, Family::Mistral] {
+    for family in [Family::Gemma3, Family::GptOss] {
         let config = ModelConfig { max_positions: 1024, ..config(family) };
         let random = |seed| Policy::random(&Device::cpu(CpuOptions::default()), &config, seed, 0.2).unwrap();
         let (policy, other) = (random(7), random(8));
-        let few = EngineSettings { max_sequences: 2, ..settings() };
-        let (expected, without) = run(&policy, plain(few), &requests);
-        for kv_bytes in [8 << 20, 500_000] {
-            let tight = EngineSettings { kv_bytes, ..few };
-            let (found, with) = run(&policy, drafting(tight), &requests);
-            assert!(found == expected, "{family:?}, {kv_bytes} bytes");
-            assert!(with.n_accepted > 100 && with.n_steps < without.n_steps, "{family:?}: {with:?}");
-            for drafting_policy in [&policy, &other] {
-                let (found, with) = run_with_model(&policy, (drafting_policy, kv_bytes), tight, &requests);
-                assert!(found == expected, "{family:?}, {kv_bytes} bytes, drafts of a model");
-                assert!(with.n_accepted > 100, "{family:?}: {with:?}");
-            }
+        // Values are padded to 16 columns.
+        let kv_bytes = 600 * config.layers.len() * 2 * (10 + 16) * 4 - 1;
+        let one = EngineSettings { max_sequences: 1, max_rows: 40, kv_bytes, ..settings() };
+        let (expected, _) = run(&policy, plain(one), &requests);
+        // The second response repeats the first.
+        let (found, with) = run(&policy, drafting(one), &requests);
+        assert!(found == expected && with.n_accepted > 400, "{family:?}: {with:?}");
+        for (drafting_policy, n_right) in [(&policy, 800), (&other, 400)] {
+            let (found, with) = run_with_model(&policy, (drafting_policy, kv_bytes), one, &requests);
+            assert!(found == expected && with.n_accepted > n_right, "{family:?}: {with:?}");
+            assert!(with.n_accepted < with.n_drafted, "{family:?}: {with:?}");
         }
     }
 }
