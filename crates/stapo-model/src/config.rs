@@ -4,6 +4,7 @@ mod families;
 mod hugging_face;
 mod known;
 mod layer;
+mod layer_sets;
 mod parts;
 mod reader;
 mod rope;
@@ -17,6 +18,7 @@ pub use layer::{
     AttentionBiases, AttentionSpec, DeltaNetSpec, FeedForward, LayerSpec, LinearRole, Mixer, NormPlacement,
     QkNorm,
 };
+pub use layer_sets::{KEPT_BEFORE_WINDOW, LayerSets, READ_BEFORE_WINDOW, REWOUND_POSITIONS};
 pub use parts::Part;
 pub(crate) use reader::token_ids;
 pub use rope::Rope;
@@ -236,16 +238,6 @@ impl ModelConfig {
     /// Numbers that the KV cache holds for each token.
     pub fn kv_numbers_per_token(&self) -> u64 {
         self.layers.iter().map(|layer| layer.kv_numbers_per_token() as u64).sum()
-    }
-
-    /// Numbers within which an engine can run a sequence of `n_tokens`. Where layers keep states, these take half of the memory at most,
-    /// and so do keys and values.
-    pub fn sequence_numbers(&self, n_tokens: usize) -> u64 {
-        let keys_and_values = n_tokens as u64 * self.kv_numbers_per_token();
-        match self.state_numbers() {
-            0 => keys_and_values,
-            states => 2 * keys_and_values.max(states),
-        }
     }
 
     /// Trainable numbers; tied embeddings count once.

@@ -19,6 +19,7 @@ mod sequence;
 mod speculation;
 mod step;
 mod stop_texts;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +27,7 @@ pub use draft_model::MODEL_DRAFT_ROWS;
 pub use engine::{Engine, EngineSettings};
 pub use lengths::ForcedLengths;
 pub use memory::EngineMemory;
-pub use scheduler::{Capacity, Scheduler, states_within};
+pub use scheduler::{Capacity, Scheduler, Windows, states_within};
 pub use speculation::{Speculation, StepCounts};
 pub use stapo_ops::sampling::{Filter, SamplingRule};
 pub use stop_texts::StopTexts;

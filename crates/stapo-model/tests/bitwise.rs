@@ -11,7 +11,7 @@ use stapo_model::generate::{
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
 use stapo_model::{CpuOptions, Device, Family, Heads, ModelConfig, Rope, RopeScaling, Simd};
 
-fn config(family: Family) -> ModelConfig {
+pub fn config(family: Family) -> ModelConfig {
     let config = ModelConfig {
         width: 48,
         layers: tiny_layers(family, Heads { query: 6, kv: 2, dim: 10 }, 77, 3),
@@ -184,26 +184,58 @@ fn gradients(policy: &Policy, recompute: Recompute, microbatches: &[&[(Vec<u32>,
     gradients
 }
 
+/// Compares what was sampled with a training forward pass over the responses to `requests`.
+#[track_caller]
+fn assert_trained(name: &str, policy: &Policy, requests: &[Request], responses: &[Completion]) {
+    let whole: Vec<(Vec<u32>, usize)> = responses
+        .iter()
+        .map(|r| {
+            let mut tokens = requests[r.ticket.0 as usize].prompt.clone();
+            let n_prompt = tokens.len();
+            tokens.extend(r.tokens.iter().map(|t| t.token));
+            (tokens, n_prompt)
+        })
+        .collect();
+    let trained = scores(policy, &whole);
+    let sampled: Vec<_> = responses.iter().flat_map(|r| &r.tokens).collect();
+    let logp: Vec<f32> = sampled.iter().map(|t| t.logp).collect();
+    let entropy: Vec<f32> = sampled.iter().map(|t| t.entropy).collect();
+    assert_eq!(bits(&logp), bits(&trained.logp), "{name}");
+    assert_eq!(bits(&entropy), bits(&trained.entropy), "{name}");
+}
+
 #[test]
 fn sampled_logp_equals_training_forward() {
     for (family, policy) in policies() {
         let (responses, _) = generate(&policy, settings(), &requests());
-        let whole: Vec<(Vec<u32>, usize)> = responses
-            .iter()
-            .map(|r| {
-                let mut tokens = requests()[r.ticket.0 as usize].prompt.clone();
-                let n_prompt = tokens.len();
-                tokens.extend(r.tokens.iter().map(|t| t.token));
-                (tokens, n_prompt)
-            })
-            .collect();
-        let trained = scores(&policy, &whole);
-        let sampled: Vec<_> = responses.iter().flat_map(|r| &r.tokens).collect();
-        let logp: Vec<f32> = sampled.iter().map(|t| t.logp).collect();
-        let entropy: Vec<f32> = sampled.iter().map(|t| t.entropy).collect();
-        assert_eq!(bits(&logp), bits(&trained.logp), "{family:?}");
-        assert_eq!(bits(&entropy), bits(&trained.entropy), "{family:?}");
+        assert_trained(&family, &policy, &requests(), &responses);
     }
+}
+
+/// Rollouts much longer than the windows, in memory that would not hold one of them in all layers; some are preempted.
+#[test]
+fn blocks_in_front_of_windows_are_free_for_long_rollouts() {
+    let requests = [(300, 3, 500), (7, 2, 700)].map(|(n_prompt, n_samples, max_tokens)| Request {
+        problem: n_prompt as u64,
+        prompt: prompt(n_prompt),
+        n_samples,
+        max_tokens,
+        stops: vec![],
+    });
+    let mut some_preempted = false;
+    for family in [Family::Gemma3, Family::GptOss, Family::Mistral] {
+        let config = ModelConfig { max_positions: 1024, ..config(family) };
+        let policy = Policy::random(&Device::cpu(CpuOptions::default()), &config, 7, 0.2).unwrap();
+        let (roomy, _) = generate(&policy, settings(), &requests);
+        assert_trained(&format!("{family:?}"), &policy, &requests, &roomy);
+        // Values are padded to 16 columns.
+        let bytes_of_all = 800 * config.layers.len() * 2 * (10 + 16) * 4;
+        let tight = EngineSettings { kv_bytes: bytes_of_all - 1, max_rows: 40, ..settings() };
+        let (responses, n_preempted) = generate(&policy, tight, &requests);
+        assert_eq!(responses, roomy, "{family:?}");
+        some_preempted |= n_preempted > 0;
+    }
+    assert!(some_preempted, "the memory is too roomy to test preemption");
 }
 
 #[test]
@@ -234,7 +266,7 @@ fn sequences_with_states_do_not_depend_on_the_memory_for_states() {
     assert_eq!(n_preemptions, 0);
     let mut n_preempted = 0;
     // Values are padded to 16 columns, which makes keys and values nearly twice as wide.
-    let sequence_bytes = 2 * 4 * policy.config().sequence_numbers(144) as usize;
+    let sequence_bytes = 2 * 4 * policy.config().sequence_numbers(144, 1) as usize;
     for kv_bytes in [sequence_bytes, 2 * sequence_bytes, 5 * sequence_bytes] {
         for (max_rows, max_sequences) in [(1024, 1024), (7, 1024), (1024, 3), (9, 2)] {
             let settings = EngineSettings { kv_bytes, max_rows, max_sequences, ..settings() };

@@ -1,6 +1,6 @@
 //! Drafts change how many steps there are, and nothing else.
 
-use crate::bitwise::{generate, policies, policy, policy_on, requests, settings};
+use crate::bitwise::{config, generate, policies, policy, policy_on, requests, settings};
 use crate::cuda;
 use crate::turns::episodes;
 use stapo_model::decoder::Policy;
@@ -8,7 +8,7 @@ use stapo_model::generate::{
     Completion, Engine, EngineMemory, EngineSettings, Event, FinishReason, Request, SamplingRule,
     Speculation, StepCounts,
 };
-use stapo_model::{CpuOptions, Family, ModelConfig};
+use stapo_model::{CpuOptions, Device, Family, ModelConfig};
 
 /// The requests and then the same ones again, whose responses have the same draws: drafts from the first are right.
 fn repeated() -> Vec<Request> {
@@ -52,15 +52,15 @@ fn run(policy: &Policy, settings: EngineSettings, requests: &[Request]) -> (Vec<
 /// As [`run`] with drafts, with a model that drafts where no text does.
 fn run_with_model(
     policy: &Policy,
-    drafting_policy: &Policy,
-    kv_bytes: usize,
+    (drafting_policy, kv_bytes): (&Policy, usize),
     settings: EngineSettings,
+    requests: &[Request],
 ) -> (Vec<Completion>, StepCounts) {
     let (mut memory, mut drafting_memory) = (EngineMemory::new(), EngineMemory::new());
     let mut engine = Engine::new(policy, &mut memory, drafting(settings)).unwrap();
     engine.draft_with(drafting_policy, &mut drafting_memory, kv_bytes).unwrap();
-    for request in requests() {
-        engine.submit(request).unwrap();
+    for request in requests {
+        engine.submit(request.clone()).unwrap();
     }
     (engine.generate().unwrap(), engine.step_counts())
 }
@@ -76,7 +76,8 @@ fn a_model_that_drafts_changes_nothing() {
         for (name, drafting_policy) in [("the same", &policy), ("another", &other)] {
             // Memory for all sequences of the drafting model, and for few of them.
             for kv_bytes in [8 << 20, 200_000] {
-                let (found, with) = run_with_model(&policy, drafting_policy, kv_bytes, settings);
+                let (found, with) =
+                    run_with_model(&policy, (drafting_policy, kv_bytes), settings, &requests());
                 assert!(found == expected, "{name}, {rule:?}, {kv_bytes} bytes");
                 assert!(with.n_drafted > 100, "{name}: {with:?}");
                 // The model draws with the keys of the policy, so the same model drafts what the policy draws.
@@ -183,6 +184,31 @@ fn drafts_change_no_turn() {
             let (found, _) = episodes(&policy, drafting(settings), (false, delay));
             assert!(found == undrafted, "{rule:?}, {kv_bytes} bytes");
             assert!(rule == SamplingRule::Greedy || found == expected, "{kv_bytes} bytes");
+        }
+    }
+}
+
+/// Responses much longer than the windows, in memory that would not hold one of them in all layers: blocks are given back while
+/// drafts are right or wrong, of a text and of models.
+#[test]
+fn drafts_change_nothing_behind_windows() {
+    let long = Request { n_samples: 1, max_tokens: 600, stops: vec![], ..requests()[0].clone() };
+    let requests = [long.clone(), long];
+    for family in [Family::Gemma3, Family::GptOss] {
+        let config = ModelConfig { max_positions: 1024, ..config(family) };
+        let random = |seed| Policy::random(&Device::cpu(CpuOptions::default()), &config, seed, 0.2).unwrap();
+        let (policy, other) = (random(7), random(8));
+        // Values are padded to 16 columns.
+        let kv_bytes = 600 * config.layers.len() * 2 * (10 + 16) * 4 - 1;
+        let one = EngineSettings { max_sequences: 1, max_rows: 40, kv_bytes, ..settings() };
+        let (expected, _) = run(&policy, plain(one), &requests);
+        // The second response repeats the first.
+        let (found, with) = run(&policy, drafting(one), &requests);
+        assert!(found == expected && with.n_accepted > 400, "{family:?}: {with:?}");
+        for (drafting_policy, n_right) in [(&policy, 800), (&other, 400)] {
+            let (found, with) = run_with_model(&policy, (drafting_policy, kv_bytes), one, &requests);
+            assert!(found == expected && with.n_accepted > n_right, "{family:?}: {with:?}");
+            assert!(with.n_accepted < with.n_drafted, "{family:?}: {with:?}");
         }
     }
 }

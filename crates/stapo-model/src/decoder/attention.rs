@@ -7,7 +7,7 @@
 //! Some families norm or scale what is added to the stream, and some have no norm in front.
 
 use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
-use super::context::{Context, Packed, Paged};
+use super::context::{Context, Packed, Paged, PagedSet};
 use super::delta_net;
 use super::gradient::Gradient;
 use super::layer::{Exit, LayerPass};
@@ -82,8 +82,9 @@ fn attend<T: Float>(
                 inv_rms: head_inv_rms,
             };
             let dims = paged_dims(layer, spec, paged);
-            let (cache, to) = (&mut paged.caches[layer.index], out.reborrow());
-            rope_paged_attention::forward(device, dims, unrotated, paged.slots, cache, paged.sequences, to);
+            let PagedSet { slots, sequences } = paged.sets[paged.layer_sets.set_of_layer(layer.index)];
+            let cache = &mut paged.caches[paged.layer_sets.cache_of_layer(layer.index)];
+            rope_paged_attention::forward(device, dims, unrotated, slots, cache, sequences, out.reborrow());
         }
     }
     if let Some(gated) = gated {

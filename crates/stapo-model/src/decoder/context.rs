@@ -1,5 +1,6 @@
 //! The sequences that the rows of a batch belong to.
 
+use crate::config::LayerSets;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::deltanet::States;
 use stapo_ops::{Float, View};
@@ -24,13 +25,20 @@ pub struct Paged<'a, T: Float> {
     pub n_sequences: usize,
     /// Blocks that the table of a sequence has room for.
     pub table_width: usize,
-    /// `[T]`: where the new tokens' keys and values are stored.
-    pub slots: View<'a, u32>,
-    pub sequences: paged::Sequences<'a>,
-    /// One for each layer; of layers without attention empty.
+    pub layer_sets: &'a LayerSets,
+    /// One for each set of layers.
+    pub sets: Vec<PagedSet<'a>>,
     pub caches: &'a mut [Cache<T>],
     /// `[n_sequences]`: where the states of a sequence lie; empty where no layer has any.
     pub state_slots: View<'a, u32>,
     /// One for each layer of DeltaNet.
     pub states: &'a mut [Option<States<T>>],
+}
+
+/// Where the keys and values of one set of layers lie.
+#[derive(Clone, Copy)]
+pub struct PagedSet<'a> {
+    /// `[T]`: where those of the new tokens are stored.
+    pub slots: View<'a, u32>,
+    pub sequences: paged::Sequences<'a>,
 }

@@ -22,9 +22,11 @@ pub fn forward<T: Float>(
         Context::Packed(packed) => (packed.n_sequences, Sequences { offsets: packed.offsets, carried: None }),
         Context::Paged(paged) => {
             let states = paged.states[layer.index].as_mut().expect("a layer of DeltaNet has states");
-            let (contexts, slots) = (paged.sequences.contexts, paged.state_slots);
+            // Sets of layers differ in blocks alone.
+            let of_blocks = paged.sets[0].sequences;
+            let (contexts, slots) = (of_blocks.contexts, paged.state_slots);
             let carried = Some(Carried { contexts, slots, states });
-            (paged.n_sequences, Sequences { offsets: paged.sequences.offsets, carried })
+            (paged.n_sequences, Sequences { offsets: of_blocks.offsets, carried })
         }
     };
     let parameters = parameters(layer).parameters();

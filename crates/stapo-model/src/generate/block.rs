@@ -1,4 +1,4 @@
-//! The KV cache's memory in blocks, each holding the keys and values of a few consecutive positions in every layer.
+//! The KV cache's memory in blocks, each holding the keys and values of a few consecutive positions in the layers of one set.
 
 use std::collections::HashSet;
 

@@ -1,14 +1,14 @@
 //! Runs scheduled sequences through the model.
 
 use super::block::{Block, independent_runs};
-use super::memory::{Allocated, EngineMemory, MemorySize, cache_dims};
-use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, states_within};
+use super::memory::{Allocated, EngineMemory, MemorySize, divide_memory};
+use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::speculation::{Speculation, Speculator, StepCost, StepCounts};
 use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
 use super::stop_texts::finish_reason;
 use super::{Completion, Event, Request, RequestError, SamplingRule, StopTexts, Ticket};
-use crate::config::{Heads, ModelConfig};
+use crate::config::Heads;
 use crate::decoder::context::{Context, Paged};
 use crate::decoder::layer::Rows;
 use crate::decoder::stack::Stack;
@@ -16,7 +16,7 @@ use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, Purpose};
 use stapo_ops::attention::paged::{CacheDims, GROUPED_ROWS};
 use stapo_ops::rng::RngKey;
-use stapo_ops::{Device, OutOfMemory, Recording, lm_head, sampling};
+use stapo_ops::{OutOfMemory, Recording, lm_head, sampling};
 
 /// How responses are drawn, and in how much memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,9 +82,8 @@ impl<'a> Engine<'a> {
         let config = policy.config();
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         settings.n_kept = settings.n_kept.min(config.vocabulary);
-        let (n_blocks, n_states) = divide_memory(device, config, &settings);
-        // A state that rejected drafts have moved cannot be moved back, so a model with states samples without drafts. A GPU
-        // drafts in tests only: what drafts gain there has not been measured.
+        let (n_blocks, n_states) = divide_memory(device, config, settings.kv_bytes, settings.max_sequences);
+        // A state cannot be moved back behind rejected drafts. On a GPU, where their gain was not measured, only tests draft.
         if n_states.is_some() || (device.is_async() && settings.speculation == Speculation::Auto) {
             settings.speculation = Speculation::Off;
         }
@@ -114,7 +113,7 @@ impl<'a> Engine<'a> {
             policy,
             settings,
             key: RngKey::new(settings.seed),
-            scheduler: Scheduler::new(capacity),
+            scheduler: Scheduler::new(capacity, Windows::new(config)),
             memory: memory.fit(policy, size, settings.rule)?,
             plans_ahead: device.is_async(),
             speculator: Speculator::new(settings.speculation, cost),
@@ -434,15 +433,15 @@ impl<'a> Engine<'a> {
         let policy = self.policy;
         let device = policy.device();
         let layout = self.layout(shape);
-        let Allocated { caches, states, workspace, buffers, .. } = &mut *self.memory;
+        let Allocated { layer_sets, caches, states, workspace, buffers, .. } = &mut *self.memory;
         let Workspace { arena, tables, .. } = workspace;
-        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape);
+        let inputs = StepInputs::new(&buffers.inputs, &buffers.partials, shape, layer_sets.windows.len());
         sampling::look_up(device, inputs.tokens, buffers.ids.view(), buffers.tokens.range_mut(0..shape.rows));
         let mut context = Context::Paged(Paged {
             n_sequences: shape.sequences,
             table_width: shape.table_width,
-            slots: inputs.slots,
-            sequences: inputs.sequences,
+            layer_sets,
+            sets: inputs.sets,
             caches,
             state_slots: inputs.state_slots,
             states,
@@ -498,19 +497,4 @@ fn padded_rows(n_rows: usize) -> usize {
         return n_rows.next_power_of_two();
     }
     n_rows.next_multiple_of((n_rows.next_power_of_two() / 16).clamp(8, 64))
-}
-
-/// Blocks, and states where layers keep them, that fit into the memory of the settings.
-fn divide_memory(device: &Device, config: &ModelConfig, settings: &EngineSettings) -> (usize, Option<usize>) {
-    let state_bytes = config.state_numbers() as usize * device.compute_bytes();
-    let n_states = states_within(settings.kv_bytes as u64, state_bytes as u64, settings.max_sequences);
-    let left = settings.kv_bytes.saturating_sub(n_states.unwrap_or(0) * state_bytes);
-    (left / block_bytes(device, config), n_states)
-}
-
-/// Bytes of one block in all layers' caches.
-fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
-    let block_tokens = CacheDims::best_block_size(device);
-    let caches = config.layers.iter().map(|layer| cache_dims(layer, 1, block_tokens));
-    caches.map(|dims| dims.keys_len() + dims.values_len()).sum::<usize>() * device.compute_bytes()
 }

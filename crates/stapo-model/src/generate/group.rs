@@ -1,8 +1,9 @@
 //! The samples of one request and the prompt they share.
 
 use super::Request;
-use super::block::{Block, BlockPool, StateSlot};
+use super::block::{BlockPool, StateSlot};
 use super::sequence::Sequence;
+use super::table::BlockTable;
 use std::collections::VecDeque;
 
 /// The samples of one request.
@@ -25,7 +26,7 @@ pub enum Prefix {
     Filling(u32),
     /// The prompt's blocks and, where layers keep states, the state at its end, held for the samples that wait.
     Ready {
-        blocks: Vec<Block>,
+        tables: Vec<BlockTable>,
         state: Option<StateSlot>,
     },
 }
@@ -43,7 +44,7 @@ impl RequestGroup {
     /// has kept its blocks may.
     pub fn can_admit(&self) -> bool {
         let is_filling = matches!(self.prefix, Prefix::Filling(_));
-        self.waiting.front().is_some_and(|next| !is_filling || !next.blocks.is_empty())
+        self.waiting.front().is_some_and(|next| !is_filling || next.holds_blocks())
     }
 
     pub fn is_over(&self) -> bool {
@@ -51,8 +52,10 @@ impl RequestGroup {
     }
 
     pub fn drop_prefix(&mut self, pool: &mut BlockPool) {
-        if let Prefix::Ready { blocks, state } = std::mem::replace(&mut self.prefix, Prefix::Absent) {
-            pool.release(blocks);
+        if let Prefix::Ready { tables, state } = std::mem::replace(&mut self.prefix, Prefix::Absent) {
+            for mut table in tables {
+                table.release(pool);
+            }
             pool.release_state(state);
         }
     }

@@ -1,8 +1,9 @@
 //! The memory an engine works in: caches, activations, the buffers of a step, and recorded CUDA graphs.
 
 use super::SamplingRule;
+use super::scheduler::states_within;
 use super::step::{StepBuffers, StepShape};
-use crate::config::LayerSpec;
+use crate::config::{LayerSets, LayerSpec, ModelConfig};
 use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
 use stapo_ops::attention::paged::{Cache, CacheDims};
@@ -55,7 +56,7 @@ impl EngineMemory {
 /// How much memory an engine needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySize {
-    /// Blocks of each layer's cache, and positions in a block.
+    /// Blocks of each cache, and positions in a block.
     pub n_blocks: usize,
     pub block_tokens: usize,
     /// States that each layer that keeps states has room for.
@@ -70,7 +71,8 @@ pub struct MemorySize {
 pub struct Allocated {
     policy: PolicyId,
     size: MemorySize,
-    /// One for each layer.
+    pub layer_sets: LayerSets,
+    /// As many as a set of layers has, see [`LayerSets`].
     pub caches: Vec<Cache<f32>>,
     /// One for each layer that keeps states of sequences.
     pub states: Vec<Option<States<f32>>>,
@@ -98,7 +100,10 @@ impl Allocated {
         let rows = (max_rows, max_drawn);
         let layout = ArenaLayout::new(config, rows, Purpose::Inference, policy.hidden_layout());
         workspace.reserve(device, &layout, 0)?;
-        let cache = |layer| Cache::zeros(memory, cache_dims(layer, n_blocks, block_tokens));
+        let layer_sets = LayerSets::new(config);
+        let cache =
+            |index: &usize| Cache::zeros(memory, cache_dims(&config.layers[*index], n_blocks, block_tokens));
+        let caches = layer_sets.cache_layers.iter().map(cache).collect::<Result<_, _>>()?;
         let states = |layer: &LayerSpec| {
             let spec = layer.delta_net();
             spec.map(|spec| States::zeros(memory, spec.heads, spec.kernel, n_states)).transpose()
@@ -106,7 +111,8 @@ impl Allocated {
         Ok(Self {
             policy: policy.id(),
             size,
-            caches: config.layers.iter().map(cache).collect::<Result<_, _>>()?,
+            layer_sets,
+            caches,
             states: config.layers.iter().map(states).collect::<Result<_, _>>()?,
             workspace,
             buffers: StepBuffers::new(device, config, rows, (n_alternatives, n_kept))?,
@@ -117,8 +123,29 @@ impl Allocated {
     }
 }
 
-/// The keys and values of one layer; empty for a layer without attention.
-pub fn cache_dims(layer: &LayerSpec, n_blocks: usize, block_tokens: usize) -> CacheDims {
-    let (kv_heads, head_dim) = layer.attention().map_or((0, 0), |spec| (spec.heads.kv, spec.heads.dim));
-    CacheDims { blocks: n_blocks, block_size: block_tokens, kv_heads, head_dim }
+/// The keys and values of one layer with attention.
+fn cache_dims(layer: &LayerSpec, n_blocks: usize, block_tokens: usize) -> CacheDims {
+    let heads = layer.attention().expect("a layer with a cache has attention").heads;
+    CacheDims { blocks: n_blocks, block_size: block_tokens, kv_heads: heads.kv, head_dim: heads.dim }
+}
+
+/// Blocks, and states where layers keep them, that fit into `kv_bytes`.
+pub fn divide_memory(
+    device: &Device,
+    config: &ModelConfig,
+    kv_bytes: usize,
+    max_sequences: usize,
+) -> (usize, Option<usize>) {
+    let state_bytes = config.state_numbers() as usize * device.compute_bytes();
+    let n_states = states_within(kv_bytes as u64, state_bytes as u64, max_sequences);
+    let left = kv_bytes.saturating_sub(n_states.unwrap_or(0) * state_bytes);
+    (left / block_bytes(device, config), n_states)
+}
+
+/// Bytes of one block, in all caches of a set of layers.
+fn block_bytes(device: &Device, config: &ModelConfig) -> usize {
+    let block_tokens = CacheDims::best_block_size(device);
+    let sets = LayerSets::new(config);
+    let caches = sets.cache_layers.iter().map(|index| cache_dims(&config.layers[*index], 1, block_tokens));
+    caches.map(|dims| dims.keys_len() + dims.values_len()).sum::<usize>() * device.compute_bytes()
 }

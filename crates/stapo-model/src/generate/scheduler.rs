@@ -4,6 +4,7 @@
 mod drafting;
 mod parking;
 mod states;
+mod windows;
 
 use super::block::{Block, BlockPool, StateSlot};
 use super::group::{Prefix, RequestGroup};
@@ -12,6 +13,7 @@ use super::sequence::{Sequence, UnreadToken};
 use super::{Completion, FinishReason, Request, SampledToken, Ticket};
 pub use states::{StateCopy, states_within};
 use std::collections::{BTreeMap, VecDeque};
+pub use windows::Windows;
 
 /// The rows `tokens[n_cached..n_cached + n_rows]` of a running sequence.
 #[derive(Clone, Debug)]
@@ -65,6 +67,7 @@ pub struct Capacity {
 #[derive(Debug)]
 pub struct Scheduler {
     capacity: Capacity,
+    windows: Windows,
     pool: BlockPool,
     /// Of the next step.
     state_copies: Vec<StateCopy>,
@@ -83,17 +86,11 @@ pub struct Scheduler {
     n_finished_tokens: usize,
 }
 
-/// Before responses have ended, as many are taken to have had a quarter of their limit.
-const ASSUMED_RESPONSES: usize = 8;
-/// The part of the expected growth of running sequences that admission leaves room for. While some grow, others end; and
-/// a sequence that is preempted after all has its keys and values computed again at the speed of a prompt, which costs
-/// less than empty memory does.
-const RESERVED_GROWTH: usize = 8;
-
 impl Scheduler {
-    pub fn new(capacity: Capacity) -> Self {
+    pub fn new(capacity: Capacity, windows: Windows) -> Self {
         Self {
             capacity,
+            windows,
             pool: BlockPool::new(capacity.n_blocks, capacity.n_states),
             state_copies: Vec::new(),
             groups: BTreeMap::new(),
@@ -105,11 +102,6 @@ impl Scheduler {
             n_finished: 0,
             n_finished_tokens: 0,
         }
-    }
-
-    /// The most tokens one sequence can ever hold in the cache.
-    pub fn max_sequence_tokens(&self) -> usize {
-        self.capacity.n_blocks * self.capacity.block_tokens
     }
 
     /// Takes a request; `max_tokens` gives the longest response of each of its samples.
@@ -254,8 +246,9 @@ impl Scheduler {
                 return;
             }
             let n_blocks = sequence.n_prompt.div_ceil(self.capacity.block_tokens);
-            let blocks = sequence.blocks[..n_blocks].iter().map(|&block| self.pool.share(block)).collect();
-            group.prefix = Prefix::Ready { blocks, state };
+            let pool = &mut self.pool;
+            let tables = sequence.tables.iter().map(|table| table.share(n_blocks, pool)).collect();
+            group.prefix = Prefix::Ready { tables, state };
         }
     }
 
@@ -333,15 +326,9 @@ impl Scheduler {
             return false;
         }
         let n_reserved = self.reserved_blocks();
+        let Some(n_missing) = self.n_missing() else { return false };
         let Some(group) = self.groups.values_mut().find(|group| group.can_admit()) else { return false };
-        let next = group.waiting.front().expect("a group that can admit has a waiting sequence");
-        let block_tokens = self.capacity.block_tokens;
-        let n_kept_blocks = match &group.prefix {
-            _ if !next.blocks.is_empty() => next.blocks.len(),
-            Prefix::Ready { .. } if group.shares_prefix(next) => next.n_found() / block_tokens,
-            Prefix::Ready { .. } | Prefix::Absent | Prefix::Filling(_) => 0,
-        };
-        let n_needed = next.tokens.len().div_ceil(block_tokens).saturating_sub(n_kept_blocks) + n_reserved;
+        let n_needed = n_missing + n_reserved;
         let is_full = self.running.len() >= self.capacity.max_sequences || self.pool.n_free() < n_needed;
         if is_full && !self.running.is_empty() {
             return false;
@@ -349,9 +336,10 @@ impl Scheduler {
         let mut sequence = group.waiting.pop_front().expect("a group that can admit has a waiting sequence");
         let mut of_prompt = None;
         match &group.prefix {
-            _ if !sequence.blocks.is_empty() => (),
-            Prefix::Ready { blocks, state } if group.shares_prefix(&sequence) => {
-                sequence.blocks = blocks.iter().map(|&block| self.pool.share(block)).collect();
+            _ if sequence.holds_blocks() => (),
+            Prefix::Ready { tables, state } if group.shares_prefix(&sequence) => {
+                let pool = &mut self.pool;
+                sequence.tables = tables.iter().map(|table| table.share(table.len(), pool)).collect();
                 sequence.n_cached = sequence.n_found();
                 of_prompt = *state;
             }
@@ -367,17 +355,18 @@ impl Scheduler {
         true
     }
 
-    /// Free blocks that running sequences are expected to grow into, at least one each: without them a newcomer would soon
-    /// be preempted. A response is expected to become as long as the mean of those that have ended, and to grow by
-    /// half of that mean at least.
-    fn reserved_blocks(&self) -> usize {
-        let blocks = |sequence: &Sequence| {
-            let assumed = ASSUMED_RESPONSES * sequence.max_tokens / 4;
-            let mean = (self.n_finished_tokens + assumed) / (self.n_finished + ASSUMED_RESPONSES);
-            let left = mean.saturating_sub(sequence.n_drawn).max(mean / 2);
-            (left / RESERVED_GROWTH).div_ceil(self.capacity.block_tokens).max(1)
+    /// Blocks that the sequence to be admitted next lacks; `None` where there is no such sequence.
+    fn n_missing(&self) -> Option<usize> {
+        let group = self.groups.values().find(|group| group.can_admit())?;
+        let next = group.waiting.front()?;
+        let n_found = next.n_found() / self.capacity.block_tokens;
+        let n_kept = |set: usize| match &group.prefix {
+            _ if next.holds_blocks() => next.tables[set].n_held(),
+            Prefix::Ready { tables, .. } if group.shares_prefix(next) => n_found.min(tables[set].n_held()),
+            Prefix::Ready { .. } | Prefix::Absent | Prefix::Filling(_) => 0,
         };
-        self.running.iter().map(blocks).sum()
+        let missing = |(set, needed): (usize, usize)| needed.saturating_sub(n_kept(set));
+        Some(self.n_needed(next.tokens.len()).enumerate().map(missing).sum())
     }
 
     /// Gives a running sequence blocks of its own for its next `n_rows` positions, preempting others if need be. False:
@@ -385,24 +374,37 @@ impl Scheduler {
     fn reserve(&mut self, running_idx: usize, n_rows: usize, step: &mut ScheduledStep) -> bool {
         let n_cached = self.running[running_idx].n_cached;
         let block_tokens = self.capacity.block_tokens;
-        for block_idx in n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens) {
-            if self.running[running_idx].blocks.len() == block_idx {
-                let Some(fresh) = self.take_block(running_idx) else { return false };
-                self.running[running_idx].blocks.push(fresh);
-                continue;
-            }
-            // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
-            while self.pool.is_shared(self.running[running_idx].blocks[block_idx]) {
-                let Some(fresh) = self.pool.take() else {
-                    if self.free_blocks(running_idx) {
-                        continue;
-                    }
-                    return false;
-                };
-                let shared = std::mem::replace(&mut self.running[running_idx].blocks[block_idx], fresh);
-                self.pool.release([shared]);
-                step.copies.push((shared, fresh));
-            }
+        self.drop_hidden_blocks(running_idx);
+        let n_sets = self.windows.of_sets.len();
+        let blocks = n_cached / block_tokens..(n_cached + n_rows).div_ceil(block_tokens);
+        blocks
+            .flat_map(|idx| (0..n_sets).map(move |set| (set, idx)))
+            .all(|(set, block_idx)| self.reserve_block(running_idx, (set, block_idx), step))
+    }
+
+    /// Gives a running sequence a block of its own in one set of layers. False: the sequence was preempted itself.
+    fn reserve_block(
+        &mut self,
+        running_idx: usize,
+        (set, block_idx): (usize, usize),
+        step: &mut ScheduledStep,
+    ) -> bool {
+        if self.running[running_idx].tables[set].len() == block_idx {
+            let Some(fresh) = self.take_block(running_idx) else { return false };
+            self.running[running_idx].tables[set].push(fresh);
+            return true;
+        }
+        // Freeing blocks may leave this sequence the only holder, so sharing is looked at again each time.
+        while self.pool.is_shared(self.running[running_idx].tables[set].blocks()[block_idx]) {
+            let Some(fresh) = self.pool.take() else {
+                if self.free_blocks(running_idx) {
+                    continue;
+                }
+                return false;
+            };
+            let shared = self.running[running_idx].tables[set].replace(block_idx, fresh);
+            self.pool.release([shared]);
+            step.copies.push((shared, fresh));
         }
         true
     }

@@ -1,6 +1,7 @@
 //! One response in the making, in one turn or several.
 
-use super::block::{Block, BlockPool, StateSlot};
+use super::block::{BlockPool, StateSlot};
+use super::table::BlockTable;
 use super::{SampledToken, Ticket};
 use stapo_ops::sampling;
 
@@ -16,9 +17,10 @@ pub struct Sequence {
     pub n_prompt: usize,
     /// Index in `tokens` of the first token that the current turn samples.
     pub turn_start: usize,
-    /// Keys and values of `tokens[..n_cached]` lie in `blocks`.
+    /// Keys and values of `tokens[..n_cached]` lie in the blocks of `tables`, in front of windows as long as they are seen.
     pub n_cached: usize,
-    pub blocks: Vec<Block>,
+    /// One for each set of layers; none before the first block.
+    pub tables: Vec<BlockTable>,
     /// The states behind `tokens[..n_cached]`, of a sequence that has run, in a model whose layers keep states.
     pub state: Option<StateSlot>,
     /// The longest turn.
@@ -50,7 +52,7 @@ impl Sequence {
             n_prompt,
             turn_start: n_prompt,
             n_cached: 0,
-            blocks: Vec::new(),
+            tables: Vec::new(),
             state: None,
             max_tokens,
             n_drawn: 0,
@@ -124,9 +126,16 @@ impl Sequence {
         self.n_prompt.min(self.tokens.len() - 1)
     }
 
+    /// Whether the sequence has blocks.
+    pub fn holds_blocks(&self) -> bool {
+        !self.tables.is_empty()
+    }
+
     /// Gives all blocks and the state back. What was sampled stays, its keys, values and states are recomputed later.
     pub fn evict(&mut self, pool: &mut BlockPool) {
-        pool.release(self.blocks.drain(..));
+        for mut table in self.tables.drain(..) {
+            table.release(pool);
+        }
         pool.release_state(self.state.take());
         self.n_cached = 0;
     }

@@ -3,23 +3,25 @@
 use super::running::RunningSequences;
 use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
+use super::table::BlockTable;
 use super::{Alternative, SampledToken, Ticket};
 use crate::config::ModelConfig;
 use crate::decoder::alternatives;
+use crate::decoder::context::PagedSet;
 use stapo_ops::attention::paged::{self, GROUPED_KEYS, Groups, Partials, SPLIT_KEYS};
 use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 
 /// Rows of a step, sequence after sequence.
 #[derive(Debug, Default)]
 pub struct StepRows {
-    /// `[T]` each: token (or the number of its draw, see `sampling::drawn`), position, and slot in the cache.
+    /// `[T]` each: token (or the number of its draw, see `sampling::drawn`) and position.
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    slots: Vec<u32>,
-    /// `[S + 1]`, `[S]`, `[S, table_width]`: see `paged::Sequences`.
+    /// `[S + 1]`, `[S]`: see `paged::Sequences`.
     offsets: Vec<u32>,
     contexts: Vec<u32>,
-    tables: Vec<u32>,
+    /// One for each set of layers.
+    sets: Vec<SetRows>,
     /// `[n, 4]` and `[S]` in a decode step: see `paged::Groups`.
     groups: Vec<u32>,
     first_partials: Vec<u32>,
@@ -38,6 +40,15 @@ pub struct StepRows {
     pub n_positions: usize,
     /// Positions in a block of the cache.
     block_tokens: usize,
+}
+
+/// Where the keys and values of a step's rows lie in the caches of one set of layers.
+#[derive(Debug, Default)]
+struct SetRows {
+    /// `[T]`
+    slots: Vec<u32>,
+    /// `[S, table_width]`: see `paged::Sequences`.
+    tables: Vec<u32>,
 }
 
 /// The sizes that decide where the numbers of a step lie: two steps of one shape can share a recorded CUDA graph.
@@ -67,9 +78,12 @@ pub struct GroupLimits {
 
 impl StepRows {
     pub fn new(step: &ScheduledStep, running: &RunningSequences, block_tokens: usize) -> Self {
-        let n_blocks = |scheduled: &ScheduledRows| running[scheduled.running_idx].blocks.len();
+        let tables = |scheduled: &ScheduledRows| &running[scheduled.running_idx].tables;
+        let n_blocks = |scheduled: &ScheduledRows| tables(scheduled).first().map_or(0, BlockTable::len);
         let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
+        let n_sets = step.rows.first().map_or(0, |scheduled| tables(scheduled).len());
+        rows.sets.resize_with(n_sets, SetRows::default);
         for scheduled in &step.rows {
             rows.push(&running[scheduled.running_idx], scheduled);
         }
@@ -100,17 +114,20 @@ impl StepRows {
     /// Rows of `tokens` at positions from `first` on.
     fn push_rows(&mut self, sequence: &Sequence, first: usize, tokens: &[u32]) {
         let context = first + tokens.len();
-        for position in first..context {
-            let block = sequence.blocks[position / self.block_tokens].0 as usize;
-            self.slots.push((block * self.block_tokens + position % self.block_tokens) as u32);
-            self.positions.push(position as u32);
-        }
+        self.positions.extend((first..context).map(|position| position as u32));
         self.tokens.extend_from_slice(tokens);
         self.offsets.push(self.tokens.len() as u32);
         self.contexts.push(context as u32);
         self.n_positions = self.n_positions.max(context);
-        self.tables.extend(sequence.blocks.iter().map(|block| block.0));
-        self.tables.resize(self.contexts.len() * self.table_width, 0);
+        for (set, table) in self.sets.iter_mut().zip(&sequence.tables) {
+            let blocks = table.blocks();
+            set.slots.extend((first..context).map(|position| {
+                let block = blocks[position / self.block_tokens].0 as usize;
+                (block * self.block_tokens + position % self.block_tokens) as u32
+            }));
+            set.tables.extend(blocks.iter().map(|block| block.0));
+            set.tables.resize(self.contexts.len() * self.table_width, 0);
+        }
     }
 
     pub fn shape(&self) -> StepShape {
@@ -138,15 +155,18 @@ impl StepRows {
     /// part, of which the rest follows sequence by sequence, for up to `limits.split_parts`.
     pub fn group(&mut self, limits: GroupLimits) {
         assert!(self.is_decode(), "group");
-        let n_common = |(a, b): (&[u32], &[u32])| a.iter().zip(b).take_while(|(a, b)| a == b).count();
-        let tables: Vec<&[u32]> = self.tables.chunks_exact(self.table_width).collect();
-        let pairs = tables.iter().copied().zip(tables.iter().copied().skip(1));
-        // Keys that a sequence has in common with the next. Rows of one sequence have all blocks in common, and the keys of
-        // the shorter one.
-        let in_blocks = pairs.map(|pair| n_common(pair) * self.block_tokens);
-        let shorter = self.contexts.windows(2).map(|pair| pair[0].min(pair[1]) as usize);
-        let shared = in_blocks.zip(shorter).map(|(keys, shorter)| keys.min(shorter));
-        let shared: Vec<usize> = shared.map(|keys| keys / GROUPED_KEYS * GROUPED_KEYS).collect();
+        // Keys that a sequence has in common with the next, in all layers. Rows of one sequence have all blocks in common, and the
+        // keys of the shorter one.
+        let n_common = |s: usize| {
+            let in_set = |set: &SetRows| {
+                let (table, next) = set.tables[s * self.table_width..].split_at(self.table_width);
+                table.iter().zip(next).take_while(|(a, b)| a == b).count()
+            };
+            let in_blocks = self.sets.iter().map(in_set).min().unwrap_or(0) * self.block_tokens;
+            in_blocks.min(self.contexts[s].min(self.contexts[s + 1]) as usize)
+        };
+        let shared: Vec<usize> =
+            (1..self.contexts.len()).map(|s| n_common(s - 1) / GROUPED_KEYS * GROUPED_KEYS).collect();
         let longest = self.contexts.iter().copied().max().unwrap_or(0) as usize;
         for first_key in (0..longest).step_by(SPLIT_KEYS) {
             let has_keys = |s: usize| self.contexts.get(s).is_some_and(|n| *n as usize > first_key);
@@ -187,16 +207,18 @@ impl StepRows {
     /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; its result is never read.
     pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare_block: usize) {
         assert!(self.is_decode() && n_rows >= self.tokens.len() && table_width >= self.table_width, "pad");
-        let rows = std::mem::take(&mut self.tables);
-        for row in rows.chunks_exact(self.table_width) {
-            self.tables.extend_from_slice(row);
-            self.tables.resize(self.tables.len() + table_width - self.table_width, 0);
+        for set in &mut self.sets {
+            let rows = std::mem::take(&mut set.tables);
+            for row in rows.chunks_exact(self.table_width) {
+                set.tables.extend_from_slice(row);
+                set.tables.resize(set.tables.len() + table_width - self.table_width, 0);
+            }
+            set.tables.resize(n_rows * table_width, spare_block as u32);
+            set.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
         }
         self.table_width = table_width;
         self.groups.resize(4 * n_groups, 0);
         self.first_partials.resize(n_rows, 0);
-        self.tables.resize(n_rows * table_width, spare_block as u32);
-        self.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
         self.tokens.resize(n_rows, 0);
         self.positions.resize(n_rows, 0);
         self.contexts.resize(n_rows, 1);
@@ -205,10 +227,12 @@ impl StepRows {
     }
 
     /// In the order of [`StepInputs::new`]. The groups come first: a kernel reads 16 bytes of them at once.
-    fn parts(&self) -> [&[u32]; 10] {
-        let Self { groups, tokens, positions, slots, offsets, contexts, tables, .. } = self;
+    fn parts(&self) -> Vec<&[u32]> {
+        let Self { groups, tokens, positions, offsets, contexts, .. } = self;
         let Self { first_partials, state_slots, drawing, .. } = self;
-        [groups, tokens, positions, slots, offsets, contexts, tables, first_partials, state_slots, drawing]
+        let of_all = [groups, tokens, positions, offsets, contexts, first_partials, state_slots, drawing];
+        let of_sets = self.sets.iter().flat_map(|set| [&set.slots, &set.tables]);
+        of_all.into_iter().chain(of_sets).map(Vec::as_slice).collect()
     }
 }
 
@@ -265,37 +289,39 @@ impl PendingTokens {
 }
 
 /// [`StepRows`] on the device.
-#[derive(Debug, Clone, Copy)]
 pub struct StepInputs<'a> {
     pub tokens: View<'a, u32>,
     pub positions: View<'a, u32>,
-    pub slots: View<'a, u32>,
-    pub sequences: paged::Sequences<'a>,
+    /// One for each set of layers.
+    pub sets: Vec<PagedSet<'a>>,
     pub state_slots: View<'a, u32>,
     pub drawing: View<'a, u32>,
 }
 
 impl<'a> StepInputs<'a> {
-    /// The rows that were written to `buffer` by a step of this shape.
-    pub fn new(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape) -> Self {
+    /// The rows that were written to `buffer` by a step of this shape, of a model with `n_sets` sets of layers.
+    pub fn new(buffer: &'a Buffer<u32>, partials: &'a Partials, shape: StepShape, n_sets: usize) -> Self {
         let StepShape { rows, sequences, table_width, groups, drawn, .. } = shape;
         let n_firsts = if groups > 0 { sequences } else { 0 };
         let table = sequences * table_width;
         let n_states = if shape.has_states { sequences } else { 0 };
-        let lens = [4 * groups, rows, rows, rows, sequences + 1, sequences, table, n_firsts, n_states, drawn];
         let mut start = 0;
-        let parts = lens.map(|len| {
+        let mut take = |len: usize| {
             start += len;
             buffer.range(start - len..start)
-        });
-        let [list, tokens, positions, slots, offsets, contexts, tables, parts @ ..] = parts;
+        };
+        let lens = [4 * groups, rows, rows, sequences + 1, sequences, n_firsts, n_states, drawn];
+        let [list, tokens, positions, offsets, contexts, parts @ ..] = lens.map(&mut take);
         let [first_partials, state_slots, drawing] = parts;
         let partials = shape.has_splits.then_some(partials);
         let (max_members, reads_new_keys) = (shape.max_members, shape.has_drafts);
         let groups = Groups { list, max_members, first_partials, partials, reads_new_keys };
         let groups = (list.len() > 0).then_some(groups);
-        let sequences = paged::Sequences { offsets, contexts, tables, groups };
-        StepInputs { tokens, positions, slots, sequences, state_slots, drawing }
+        let sets = (0..n_sets).map(|_| {
+            let (slots, tables) = (take(rows), take(table));
+            PagedSet { slots, sequences: paged::Sequences { offsets, contexts, tables, groups } }
+        });
+        StepInputs { tokens, positions, sets: sets.collect(), state_slots, drawing }
     }
 }
 
@@ -373,12 +399,14 @@ mod tests {
     /// A decode step of sequences given as (prompt, blocks of it that are shared with the same prompt, keys).
     fn decode_step(sequences: &[(u32, usize, usize)]) -> StepRows {
         let table_width = sequences.iter().map(|(.., keys)| keys.div_ceil(BLOCK)).max().unwrap_or(0);
-        let mut rows = StepRows { offsets: vec![0], table_width, block_tokens: BLOCK, ..StepRows::default() };
+        let sets = vec![SetRows::default()];
+        let mut rows =
+            StepRows { offsets: vec![0], sets, table_width, block_tokens: BLOCK, ..StepRows::default() };
         for (s, &(prompt, n_shared, n_keys)) in sequences.iter().enumerate() {
             let block = |b: usize| {
                 if b < n_shared { prompt * 1000 + b as u32 } else { (s * 1000 + b + 90_000) as u32 }
             };
-            rows.tables.extend((0..table_width).map(block));
+            rows.sets[0].tables.extend((0..table_width).map(block));
             rows.contexts.push(n_keys as u32);
             rows.tokens.push(0);
             rows.drawing.push(s as u32);

@@ -1,6 +1,6 @@
 //! The scheduler against a cache that remembers what was written where.
 
-use super::scheduler::{Capacity, ScheduledRows, ScheduledStep, Scheduler};
+use super::scheduler::{Capacity, ScheduledRows, ScheduledStep, Scheduler, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::{FinishReason, Request, SampledToken, Ticket};
 use stapo_ops::sampling;
@@ -23,7 +23,17 @@ struct Outcome {
     n_preemptions: u64,
     n_steps: usize,
     n_rows: usize,
+    /// The most blocks in use at once.
+    most_blocks: usize,
 }
+
+/// What a cache remembers of a position: the set of layers that wrote it, and the token.
+type Slot = (usize, u32);
+
+/// One set of layers that sees all keys.
+const PLAIN: &[Option<usize>] = &[None];
+/// Positions in front of a window that are kept.
+const N_BEFORE: usize = 2;
 
 /// Turns of every response, and how many steps its environment takes to answer: a function of the response and the turn.
 #[derive(Clone, Copy)]
@@ -89,33 +99,35 @@ fn answer_due(
     rest
 }
 
-/// Writes rows to the cache and draws from what the cache then holds. `known` gives the token of a draw.
+/// Writes rows to the cache and draws from what the cache then holds; of a set of layers with a window, from what the first row
+/// sees. `known` gives the token of a draw.
 fn run_rows(
     scheduler: &Scheduler,
+    windows: &[Option<usize>],
     step: &[ScheduledRows],
-    cache: &mut [[u32; BLOCK_TOKENS]],
+    cache: &mut [[Slot; BLOCK_TOKENS]],
     known: impl Fn(u32) -> u32,
 ) -> Vec<u32> {
     let mut tokens = vec![];
     for rows in step {
         let s = &scheduler.running()[rows.running_idx];
-        for position in s.n_cached..s.n_cached + rows.n_rows {
-            let block = s.blocks[position / BLOCK_TOKENS];
-            cache[block.0 as usize][position % BLOCK_TOKENS] = known(s.tokens[position]);
+        let context = s.n_cached + rows.n_rows;
+        for (set, window) in windows.iter().enumerate() {
+            let slot = |p: usize| (s.tables[set].blocks()[p / BLOCK_TOKENS].0 as usize, p % BLOCK_TOKENS);
+            let new = s.tokens[s.n_cached..context].iter().map(|token| known(*token));
+            for (position, token) in (s.n_cached..).zip(new.chain(rows.drafts.iter().copied())) {
+                let (block, at) = slot(position);
+                cache[block][at] = (set, token);
+            }
+            let first = window.map_or(0, |window| (s.n_cached + 1).saturating_sub(window + N_BEFORE));
+            let is_kept = |p: usize| cache[slot(p).0][slot(p).1] == (set, known(s.tokens[p]));
+            assert!((first..context).all(is_kept), "the blocks hold another sequence's tokens");
         }
-        let read = |p: usize| cache[s.blocks[p / BLOCK_TOKENS].0 as usize][p % BLOCK_TOKENS];
-        let past: Vec<u32> = (0..s.n_cached + rows.n_rows).map(read).collect();
-        assert!(
-            past.iter().zip(&s.tokens).all(|(a, b)| *a == known(*b)),
-            "the blocks hold another sequence's tokens"
-        );
+        let mut past: Vec<u32> = s.tokens[..context].iter().map(|token| known(*token)).collect();
         assert_eq!(rows.draws, past.len() == s.tokens.len());
         tokens.extend(rows.draws.then(|| next_token(&past, s.sample)));
         tokens.extend(rows.siblings.iter().map(|sample| next_token(&past, *sample)));
-        let mut past = past;
         for draft in &rows.drafts {
-            let block = s.blocks[past.len() / BLOCK_TOKENS];
-            cache[block.0 as usize][past.len() % BLOCK_TOKENS] = *draft;
             past.push(*draft);
             tokens.push(next_token(&past, s.sample));
         }
@@ -143,7 +155,7 @@ fn settle(scheduler: &mut Scheduler, reading: Reading, drafted: &[UnreadToken]) 
     }
     for s in scheduler.running().iter().filter(|_| reading != Reading::Ahead) {
         let n_used = s.n_cached.div_ceil(BLOCK_TOKENS).max(s.n_prompt.div_ceil(BLOCK_TOKENS));
-        assert!(s.blocks.len() <= n_used, "blocks of drafts were not given back");
+        assert!(s.tables.iter().all(|table| table.len() <= n_used), "blocks of drafts were not given back");
     }
 }
 
@@ -156,10 +168,21 @@ fn simulate(
     requests: &[Request],
     (reading, turns): (Reading, Turns),
 ) -> Outcome {
+    simulate_windows(PLAIN, (n_blocks, max_rows, max_sequences), requests, (reading, turns))
+}
+
+/// As [`simulate`], for sets of layers with these windows.
+fn simulate_windows(
+    windows: &[Option<usize>],
+    (n_blocks, max_rows, max_sequences): (usize, usize, usize),
+    requests: &[Request],
+    (reading, turns): (Reading, Turns),
+) -> Outcome {
     let max_draws = max_rows.min(max_sequences);
     let capacity =
         Capacity { n_blocks, n_states: None, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
-    let mut scheduler = Scheduler::new(capacity);
+    let of_sets = windows.to_vec();
+    let mut scheduler = Scheduler::new(capacity, Windows { of_sets, n_before: N_BEFORE, n_rewound: 0 });
     if turns.n > 1 {
         scheduler.park_turns();
     }
@@ -167,8 +190,8 @@ fn simulate(
     for (i, request) in requests.iter().enumerate() {
         scheduler.submit(Ticket(i as u64), request.clone(), |_| request.max_tokens);
     }
-    let mut cache = vec![[u32::MAX; BLOCK_TOKENS]; n_blocks];
-    let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0 };
+    let mut cache = vec![[(0, u32::MAX); BLOCK_TOKENS]; n_blocks];
+    let mut outcome = Outcome { responses: vec![], n_preemptions: 0, n_steps: 0, n_rows: 0, most_blocks: 0 };
     let mut unread: Vec<(UnreadToken, u32)> = vec![];
     while !scheduler.is_idle() || !answers.is_empty() {
         answers = answer_due(&mut scheduler, requests, turns, answers, &outcome);
@@ -187,7 +210,8 @@ fn simulate(
             Some(number) => unread[number as usize].1,
             None => token,
         };
-        let tokens = run_rows(&scheduler, &step.rows, &mut cache, known);
+        let tokens = run_rows(&scheduler, windows, &step.rows, &mut cache, known);
+        outcome.most_blocks = outcome.most_blocks.max(n_blocks - scheduler.n_free_blocks());
         let n_rows = step.rows.iter().map(|rows| rows.n_rows + rows.drafts.len()).sum::<usize>();
         outcome.n_rows += n_rows;
         assert!(n_rows <= max_rows);
@@ -334,6 +358,55 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
     assert!(some_preempted, "the case is too roomy to test preemption");
 }
 
+/// Sets of layers of several kinds, of which some keep all keys or none does.
+const WINDOWED: [&[Option<usize>]; 4] =
+    [&[None, Some(5)], &[Some(9), None, Some(9)], &[Some(6)], &[Some(3), Some(12)]];
+
+#[test]
+fn responses_and_turns_do_not_depend_on_windows() {
+    let mut requests = [request(1, 3, 9), request(9, 4, 24), request(34, 3, 3), request(8, 4, 1)];
+    requests[1].stops = vec![expected(&requests, 3)[9].1[4]];
+    let wanted = expected(&requests, 3);
+    let turns = Turns { n: 3, delay: |number| 7 * number as usize % 11 };
+    let mut some_preempted = false;
+    for (windows, n_blocks) in
+        WINDOWED.into_iter().flat_map(|windows| [31, 40, 64, 400].map(|n| (windows, n)))
+    {
+        // So many blocks as the longest sequence may need in each set of layers.
+        let n_blocks = n_blocks * windows.len();
+        for (max_rows, max_sequences) in [(1, 3), (5, 100), (64, 3), (64, 100)] {
+            for reading in READINGS {
+                let bounds = (n_blocks, max_rows, max_sequences);
+                let outcome = simulate_windows(windows, bounds, &requests, (reading, turns));
+                assert_eq!(
+                    outcome.responses, wanted,
+                    "{windows:?}, {n_blocks} blocks, {max_rows} rows, {max_sequences} seats, {reading:?}"
+                );
+                some_preempted |= outcome.n_preemptions > 0;
+            }
+        }
+    }
+    assert!(some_preempted, "the case is too roomy to test preemption");
+}
+
+/// A response of 400 tokens in two sets of layers with a window of 16 and one without.
+#[test]
+fn a_long_sequence_holds_the_blocks_of_its_windows_alone() {
+    let requests = [request(10, 1, 400)];
+    let all = 409_usize.div_ceil(BLOCK_TOKENS);
+    let of_window = (16 + N_BEFORE).div_ceil(BLOCK_TOKENS) + 1;
+    for (windows, most) in
+        [(&[None, Some(16), Some(16)][..], all + 2 * of_window), (&[Some(16)], of_window), (PLAIN, all)]
+    {
+        let outcome = simulate_windows(windows, (500, 64, 8), &requests, (Reading::Ahead, ONE_TURN));
+        assert_eq!(outcome.responses, expected(&requests, 1));
+        assert!((most - windows.len()..=most).contains(&outcome.most_blocks), "{windows:?}");
+    }
+    // Where every set has a window, a few blocks hold a sequence of any length.
+    let outcome = simulate_windows(&[Some(16)], (9, 10, 8), &requests, (Reading::Ahead, ONE_TURN));
+    assert_eq!(outcome.responses, expected(&requests, 1));
+}
+
 #[test]
 fn a_turn_computes_the_new_tokens_alone() {
     let (n_prompt, n_samples, max_tokens) = (41, 8, 3);
@@ -355,4 +428,53 @@ fn right_drafts_save_steps_and_wrong_ones_cost_none() {
     // The first step ends the prompt; each of the others draws up to eight tokens.
     assert_eq!(run(Reading::Drafting(1000)), 1 + 63_usize.div_ceil(8));
     assert_eq!(run(Reading::Drafting(1)), plain);
+}
+
+/// A model that drafts follows a text that changes far back, which is in front of windows, or close to its end.
+#[test]
+fn a_sequence_cut_back_to_before_a_window_is_computed_again() {
+    let windows = [None, Some(5)];
+    let capacity = Capacity {
+        n_blocks: 64,
+        n_states: None,
+        block_tokens: BLOCK_TOKENS,
+        max_rows: 64,
+        max_sequences: 2,
+        max_draws: 2,
+    };
+    let n_rewound = 6;
+    let mut scheduler =
+        Scheduler::new(capacity, Windows { of_sets: windows.to_vec(), n_before: N_BEFORE, n_rewound });
+    scheduler.park_turns();
+    let mut cache = vec![[(0, u32::MAX); BLOCK_TOKENS]; 64];
+    let request = request(10, 1, 4);
+    let mut leader = Sequence::new(Ticket(0), 0, request.prompt.clone(), 400);
+    // The tokens that the text is cut back to, how many come behind these, and rows in all that the model then computes.
+    for (n_kept, n_new, n_rows) in [(10, 40, 53), (50, 1, 4), (47, 2, 5), (20, 3, 26), (3, 30, 36)] {
+        leader.tokens.truncate(n_kept);
+        let changed = (0..n_new).map(|i| 900 + 3 * i + n_kept as u32);
+        leader.tokens.extend(changed);
+        scheduler.follow(&leader, &request, request.max_tokens);
+        let mut n_computed = 0;
+        let mut drafted = vec![];
+        while !scheduler.is_idle() {
+            let step = scheduler.plan();
+            for (from, to) in &step.copies {
+                cache[to.0 as usize] = cache[from.0 as usize];
+            }
+            n_computed += step.rows.iter().map(|rows| rows.n_rows).sum::<usize>();
+            let tokens = run_rows(&scheduler, &windows, &step.rows, &mut cache, |token| token);
+            for (unread, token) in scheduler.advance(&step.rows).into_iter().zip(tokens) {
+                drafted.push(token);
+                let sampled =
+                    SampledToken { token, logp: 0.0, entropy: 0.0, alternatives: vec![], kept: vec![] };
+                let is_last = |s: &Sequence| s.sampled.len() == s.max_tokens;
+                scheduler.receive(unread, sampled, |s, _| is_last(s).then_some(FinishReason::LengthLimit));
+            }
+        }
+        assert_eq!(drafted, draft_tokens(&leader, request.max_tokens, 1000));
+        assert_eq!(n_computed, n_rows, "cut back to {n_kept} tokens");
+    }
+    scheduler.release(Ticket(0), 0);
+    assert_eq!(scheduler.n_free_blocks(), 64);
 }

@@ -150,7 +150,7 @@ pub fn resolve_for<'a>(
         KvMemory::Auto => {
             let useful = needs.useful_kv_bytes();
             let left = left.unwrap_or(u64::MAX).saturating_sub(needs.engine_bytes());
-            useful.min(left.max(needs.sequence_kv_bytes()))
+            useful.min(left.max(needs.sequence_kv_bytes(EngineSettings::default().max_rows)))
         }
     };
     let sampling = vec![MemoryPart { name: "keys, values", bytes: kv_bytes + needs.engine_bytes() }];
@@ -191,7 +191,7 @@ const MAX_DRAFT_KV_BYTES: u64 = 2 << 30;
 /// Keys and values of a model that drafts.
 pub fn draft_kv_bytes(plan: &Plan, model: &ModelConfig, n_bytes: usize) -> u64 {
     let n_tokens = plan.longest_sequence() + GPU_BLOCK_TOKENS;
-    let sequence = (n_tokens * n_bytes) as u64 * model.kv_numbers_per_token();
+    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens, MODEL_DRAFT_ROWS);
     (DRAFT_SEQUENCES * sequence).min(MAX_DRAFT_KV_BYTES).max(2 * sequence)
 }
 
@@ -208,7 +208,8 @@ pub fn judge_kv_bytes(spec: &JudgeSpec, model: &ModelConfig, device: &Device) ->
 
 fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_gpu: bool) -> u64 {
     let n_tokens = spec.max_prompt_tokens + spec.max_tokens + GPU_BLOCK_TOKENS;
-    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens);
+    let n_rows = EngineSettings::default().max_rows;
+    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens, n_rows);
     let most = if is_gpu { (JUDGE_SEQUENCES * sequence).min(MAX_JUDGE_KV_BYTES) } else { CPU_KV_BYTES };
     most.max(sequence)
 }
@@ -387,11 +388,12 @@ impl Needs<'_> {
         self.lora.as_ref().map_or(self.model.n_parameters(), |lora| lora.n_parameters(self.model))
     }
 
-    /// Keys and values of one sequence of the greatest length, with the block that its last tokens begin.
-    fn sequence_kv_bytes(&self) -> u64 {
+    /// Keys and values of one sequence of the greatest length, with the block that its last tokens begin, while a step computes
+    /// up to `n_rows` of its tokens.
+    fn sequence_kv_bytes(&self, n_rows: usize) -> u64 {
         let rollout = &self.plan.config.rollout;
         let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
-        self.device.compute_bytes() as u64 * self.model.sequence_numbers(n_tokens)
+        self.device.compute_bytes() as u64 * self.model.sequence_numbers(n_tokens, n_rows)
     }
 
     /// Keys and values of all sequences that can run at once; more would never be used.
@@ -401,7 +403,8 @@ impl Needs<'_> {
         let evaluated = config.evaluation.problems * config.evaluation.samples;
         let n_sequences = rollouts.max(evaluated).div_ceil(self.n_ranks);
         let n_sequences = n_sequences.min(EngineSettings::default().max_sequences);
-        n_sequences as u64 * self.sequence_kv_bytes()
+        // Sequences that decode have one row; those in their prompt, fewer, the others' share.
+        n_sequences as u64 * self.sequence_kv_bytes(GPU_BLOCK_TOKENS)
     }
 
     /// Bytes of a model's weights.

@@ -46,12 +46,15 @@ impl Scheduler {
             let sequence = &mut self.running[rows.running_idx];
             // The token after the last drafted one is drawn too.
             draft.truncate(n_left.min((sequence.max_tokens - 1).saturating_sub(sequence.n_drawn)));
+            let tables = &mut sequence.tables;
             let n_blocks = (sequence.n_cached + 1 + draft.len()).div_ceil(block_tokens);
-            while sequence.blocks.len() < n_blocks {
-                let Some(block) = self.pool.take() else { break };
-                sequence.blocks.push(block);
+            // All sets of layers have a block for a position, or none has.
+            while tables[0].len() < n_blocks && self.pool.n_free() >= tables.len() {
+                for table in tables.iter_mut() {
+                    table.push(self.pool.take().expect("a block of those counted as free"));
+                }
             }
-            draft.truncate(sequence.blocks.len() * block_tokens - sequence.n_cached - 1);
+            draft.truncate(tables[0].len() * block_tokens - sequence.n_cached - 1);
             n_left -= draft.len();
             rows.drafts = draft;
         }
@@ -82,7 +85,7 @@ impl Scheduler {
         };
         if let Some(sequence) = sequence {
             let n_used = sequence.n_cached.div_ceil(self.capacity.block_tokens);
-            self.pool.release(sequence.blocks.drain(n_used.min(sequence.blocks.len())..));
+            sequence.tables.iter_mut().for_each(|table| table.truncate(n_used, &mut self.pool));
         }
     }
 }

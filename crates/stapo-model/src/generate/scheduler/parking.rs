@@ -38,7 +38,13 @@ impl Scheduler {
             }
             None => Sequence::new(*ticket, *sample, tokens[..*n_prompt].to_vec(), max_tokens),
         };
+        let n_cached = sequence.n_cached;
         sequence.rewind(tokens);
+        // A state cannot be cut back, and keys further back than the last drafts may lie in blocks that were given back.
+        let has_other_state = sequence.state.is_some() && sequence.n_cached < n_cached;
+        if has_other_state || !self.windows.are_held(&sequence, self.capacity.block_tokens) {
+            sequence.evict(&mut self.pool);
+        }
         sequence.begin_turn(&tokens[sequence.tokens.len()..], max_tokens);
         group.waiting.push_front(sequence);
     }
@@ -58,7 +64,7 @@ impl Scheduler {
         let drained = self.drained.values_mut().rev();
         let waiting = self.groups.values_mut().rev().flat_map(|group| group.waiting.iter_mut().rev());
         let mut idle = parked.chain(drained).chain(waiting);
-        let Some(sequence) = idle.find(|sequence| !sequence.blocks.is_empty()) else { return false };
+        let Some(sequence) = idle.find(|sequence| sequence.holds_blocks()) else { return false };
         sequence.evict(&mut self.pool);
         self.n_preemptions += 1;
         true

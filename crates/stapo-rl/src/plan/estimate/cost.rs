@@ -3,7 +3,7 @@
 
 use super::machine::{Machine, Processor, at_length};
 use crate::plan::config::States;
-use stapo_model::config::{AttentionSpec, NormPlacement};
+use stapo_model::config::{AttentionSpec, LayerSets, NormPlacement};
 use stapo_model::decoder::{QuantisedBase, Recompute};
 use stapo_model::generate::EngineSettings;
 use stapo_model::{LayerSpec, ModelConfig};
@@ -103,6 +103,13 @@ impl Costs<'_> {
     /// Bytes of one key and its value in all layers.
     pub fn key_bytes(&self) -> f64 {
         self.model.kv_numbers_per_token() as f64 * self.compute_bytes()
+    }
+
+    /// Bytes of one key and its value in the layers of one set, whose blocks lie together.
+    pub fn set_key_bytes(&self) -> f64 {
+        let layers = LayerSets::new(self.model).cache_layers;
+        let numbers = layers.iter().map(|index| self.model.layers[*index].kv_numbers_per_token());
+        numbers.sum::<usize>() as f64 * self.compute_bytes()
     }
 
     /// Matrix products of a forward and a backward pass: 6 operations per weight and token, and the head's 8 because its

@@ -1,6 +1,7 @@
 //! What to change so that a run fits a machine's memory.
 
 use crate::plan::config::{BaseStorage, KvMemory, LoraConfig, Plan, RecomputeChoice, States};
+use stapo_model::generate::EngineSettings;
 use stapo_model::{DeviceName, ModelConfig};
 
 /// A setting and the value with which the run fits.
@@ -72,12 +73,12 @@ impl Floor {
         let rollout = &plan.config.rollout;
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let device = plan.device();
-        let state_bytes = model.state_numbers() as usize * device.compute_bytes();
-        let key_bytes = model.kv_numbers_per_token() as usize * device.compute_bytes();
+        let n_rows = EngineSettings::default().max_rows;
+        let sequence = model.sequence_numbers(longest + BLOCK_TOKENS, n_rows) as usize;
         Self {
             microbatch_tokens: longest,
             // One sequence of the greatest length, and a block.
-            kv_mib: (((longest + BLOCK_TOKENS) * key_bytes + state_bytes) >> 20) + 1,
+            kv_mib: ((sequence * device.compute_bytes()) >> 20) + 1,
             base: least_base,
             // Adapters are refused 8-bit states.
             states: if device == DeviceName::Cpu || plan.config.lora.is_some() {

@@ -3,8 +3,9 @@
 use super::cost::{Costs, DecodeRows, Tokens};
 use super::lengths::Lengths;
 use stapo_core::random::Key;
+use stapo_model::config::{KEPT_BEFORE_WINDOW, LayerSets};
 use stapo_model::generate::{
-    Capacity, EngineSettings, FinishReason, Request, SampledToken, Scheduler, Ticket, states_within,
+    Capacity, EngineSettings, FinishReason, Request, SampledToken, Scheduler, Ticket, Windows, states_within,
 };
 
 /// What is sampled, and in how much memory.
@@ -86,7 +87,10 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
     let positions = |tokens: usize| 1 + (tokens.saturating_sub(1) as f64 / unit as f64).round() as usize;
     let limit = positions(work.lengths.response_limit);
     let prompt = ((work.lengths.prompt_mean / unit as f64).round() as usize).max(1);
-    let mut scheduler = Scheduler::new(capacity(costs, work, unit, prompt + limit));
+    let mut scheduler = Scheduler::new(
+        capacity(costs, work, unit, prompt + limit),
+        Windows { of_sets: windows(costs, unit), n_before: KEPT_BEFORE_WINDOW / unit, n_rewound: 0 },
+    );
     for (number, group) in groups.iter().enumerate() {
         let n_samples = group.len() as u32;
         let request =
@@ -135,7 +139,8 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
 /// refuses a request for which that is not so.
 fn capacity(costs: &Costs, work: &SamplingWork, unit: usize, longest: usize) -> Capacity {
     let block_tokens = (BLOCK_TOKENS / unit).max(1);
-    let block_bytes = (block_tokens * unit) as f64 * costs.key_bytes();
+    let block_bytes = (block_tokens * unit) as f64 * costs.set_key_bytes();
+    let n_sets = windows(costs, unit).len();
     let max_sequences = work.max_sequences.max(1);
     let state_bytes = (costs.model.state_numbers() as f64 * costs.compute_bytes()) as u64;
     let n_states = states_within(work.kv_bytes, state_bytes, max_sequences);
@@ -143,13 +148,19 @@ fn capacity(costs: &Costs, work: &SamplingWork, unit: usize, longest: usize) -> 
     let n_blocks = (left as f64 / block_bytes) as usize;
     let max_rows = EngineSettings::default().max_rows;
     Capacity {
-        n_blocks: n_blocks.max(longest.div_ceil(block_tokens) + 1),
+        n_blocks: n_blocks.max(n_sets * (longest.div_ceil(block_tokens) + 1)),
         n_states,
         block_tokens,
         max_rows,
         max_sequences,
         max_draws: max_rows.min(max_sequences),
     }
+}
+
+/// The windows of the model's sets of layers, in positions of `unit` tokens.
+fn windows(costs: &Costs, unit: usize) -> Vec<Option<usize>> {
+    let windows = LayerSets::new(costs.model).windows;
+    windows.into_iter().map(|window| window.map(|window| window.div_ceil(unit))).collect()
 }
 
 /// The lengths in a random order (Fisher and Yates).
