@@ -104,7 +104,11 @@ class Sample:
                 self.lines[first + len(self.lines)] = (path, number, both, mutated.strip())
             if len(self.lines) >= n:
                 break
-        for path in {place[0] for place in self.lines.values()} | {ROOT / f"crates/stapo-{crate}/src/lib.rs"}:
+        # Tests may compile modules of the crate a second time (`mod source`), which then look for the switch there.
+        folder = ROOT / f"crates/stapo-{crate}"
+        tests = folder / "tests/all.rs"
+        self.roots = {folder / "src/lib.rs"} | ({tests} if tests.exists() and "mod source" in tests.read_text() else set())
+        for path in {place[0] for place in self.lines.values()} | self.roots:
             self.original[path] = path.read_text()
 
     def write(self):
@@ -113,7 +117,7 @@ class Sample:
             for where, number, both, _ in self.lines.values():
                 if where == path:
                     lines[number] = both
-            path.write_text("\n".join(lines) + (SWITCH if path.name == "lib.rs" and path.parent.name == "src" else ""))
+            path.write_text("\n".join(lines) + (SWITCH if path in self.roots else ""))
 
     def restore(self):
         for path, text in self.original.items():
