@@ -116,6 +116,8 @@ fn a_rollout_that_was_abandoned_is_sampled_again_to_the_same_bits() {
         let run = at.join(out);
         let mut cut = Started::new(at, &[launcher, &train(out, &SLOW)].concat());
         cut.wait_for_lines(&run.join("metrics.jsonl"), 1);
+        // Between two steps a run stops at once; the second rollout, of 1,536 responses, begins within a second.
+        std::thread::sleep(Duration::from_secs(1));
         cut.ask_to_stop();
         std::thread::sleep(Duration::from_millis(300));
         let asked = Instant::now();

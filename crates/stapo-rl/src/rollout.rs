@@ -10,6 +10,7 @@ mod judges;
 mod reward_models;
 mod sampler;
 mod segments;
+mod verifier_device;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};

@@ -252,10 +252,9 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
         let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
         let offsets: Vec<u32> = (0..=n as u32).collect();
-        let list = (0..n as u32).flat_map(|s| [s, 1, 0, 0]).chain([n as u32 - 1, 1, 0, 1]);
-        let list: Vec<u32> = list.collect();
-        let first_partials = vec![0; n];
-        let partials = Partials::new(device, heads, 2).unwrap();
+        let list: Vec<u32> =
+            (0..n as u32).flat_map(|s| [s, 1, 0, 0]).chain([n as u32 - 1, 1, 0, 1]).collect();
+        let (first_partials, partials) = (vec![0; n], Partials::new(device, heads, 2).unwrap());
         let stored = compute(device, &numbers(5, before.len() * width));
         let raw = compute(device, &numbers(6, n * width));
         let [tables, before, last, positions, lens, offsets, list, first_partials] =

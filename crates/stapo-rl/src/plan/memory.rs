@@ -454,6 +454,9 @@ mod tests {
         // 64 sequences of 4096 + 64 + 32 tokens, with 512 numbers of 2 bytes per token.
         assert!(writing > 64 * 4192 * 512 * 2 && scoring > 0, "{writing} {scoring}");
         assert_eq!(parts(&[]).1, 0);
+        let elsewhere = |device: &str| judge("yes-no").replace('}', &format!(",device=\"{device}\"}}"));
+        assert_eq!(parts(&[&elsewhere("cuda:1")]), (0, 0, expected));
+        assert_eq!(parts(&[&elsewhere("cuda")]), (weights, scoring, expected));
     }
 
     /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.

@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::{Problem, Verdict};
+use stapo_model::DeviceName;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -68,6 +69,9 @@ pub struct JudgeSpec {
     /// The folder of an adapter in PEFT's format, which is added to the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
+    /// The device of the model: `cpu`, `cuda` or `cuda:N`; by default that of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The judge's prompt as a Jinja template over `problem`, `response`, `reference`, `id` and the fields of the row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
@@ -170,6 +174,7 @@ impl JudgeSpec {
         Self {
             model: model.to_string(),
             adapter: None,
+            device: None,
             template: None,
             system: None,
             chat: None,
@@ -199,6 +204,9 @@ impl JudgeSpec {
         let refuse = |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy));
         if self.model.is_empty() {
             return refuse("verifier.model", "is empty".into(), "name the judge's model");
+        }
+        if let Some(Err(error)) = self.device.as_deref().map(str::parse::<DeviceName>) {
+            return refuse("verifier.device", error.to_string(), "leave it out for the device of the run");
         }
         for (key, value) in
             [("verifier.max_tokens", self.max_tokens), ("verifier.max_prompt_tokens", self.max_prompt_tokens)]

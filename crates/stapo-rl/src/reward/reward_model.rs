@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stapo_core::reward_model::Normalise;
 use stapo_core::{JudgeOpinion, Problem};
+use stapo_model::DeviceName;
 
 /// A model that gives a response a score.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,6 +19,9 @@ pub struct RewardModelSpec {
     /// The model: a Hugging Face folder of a `*ForSequenceClassification` with one label, the folder of a finished `stapo rm`, or a
     /// name on the hub.
     pub model: String,
+    /// The device of the model: `cpu`, `cuda` or `cuda:N`; by default that of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The system message in front of the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
@@ -55,6 +59,9 @@ impl RewardModelSpec {
         let refuse = |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy));
         if self.model.is_empty() {
             return refuse("verifier.model", "is empty".into(), "name the reward model");
+        }
+        if let Some(Err(error)) = self.device.as_deref().map(str::parse::<DeviceName>) {
+            return refuse("verifier.device", error.to_string(), "leave it out for the device of the run");
         }
         if !(1..=1 << 20).contains(&self.max_tokens) {
             let remedy = "a number of tokens from 1 to 1048576";

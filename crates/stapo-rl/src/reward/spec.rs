@@ -51,6 +51,15 @@ impl VerifierSpec {
         }
     }
 
+    /// The device that a judge or a reward model names.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Judge(judge) => judge.device.as_deref(),
+            Self::RewardModel(model) => model.device.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The model of a judge or a reward model: what it is, and its name.
     pub fn model(&self) -> Option<(&'static str, &str)> {
         match self {

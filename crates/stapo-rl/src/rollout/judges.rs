@@ -2,6 +2,7 @@
 
 use super::reward_models::ModelScorer;
 use super::segments::{marks, split};
+use super::verifier_device::device_of;
 use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::ModelSource;
@@ -58,6 +59,7 @@ impl Task {
 impl ModelJudge {
     pub fn open(spec: &JudgeSpec, device: &Device) -> Result<Self> {
         spec.check()?;
+        let device = &device_of(spec.device.as_deref(), device)?;
         let template = Template::new(spec.template())?;
         let found = ModelSource::named(&spec.model).find()?;
         let mut model = LoadedModel::open_found(&found, spec.adapter.as_deref(), &device.read_only())?;

@@ -1,6 +1,7 @@
 //! A reward model at work: responses as its tokens, and their scores.
 
 use super::segments::{marks, split};
+use super::verifier_device::device_of;
 use crate::error::Result;
 use crate::plan::config::ModelSource;
 use crate::plan::memory::JUDGE_BATCH_TOKENS;
@@ -28,6 +29,7 @@ pub struct ModelScorer {
 impl ModelScorer {
     pub fn open(spec: &RewardModelSpec, device: &Device) -> Result<Self> {
         spec.check()?;
+        let device = &device_of(spec.device.as_deref(), device)?;
         let found = ModelSource::named(&spec.model).find()?;
         let mut model = LoadedModel::open_reward_model(&found, &device.read_only())?;
         model.tokenizer()?;

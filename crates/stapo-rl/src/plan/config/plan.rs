@@ -94,9 +94,15 @@ impl Plan {
         self.rewards.iter().find_map(|reward| reward.verifier.judge())
     }
 
-    /// The model of a judge or a reward model: what it is, and the model; `None` where no reward has one.
+    /// The model of a judge or a reward model on the device of the run: what it is, and the model; `None` where no reward has one.
     pub fn verifying_model(&self) -> Option<(&'static str, ModelSource)> {
-        let (role, name) = self.rewards.iter().find_map(|reward| reward.verifier.model())?;
+        let (role, name) = self.rewards.iter().find_map(|reward| {
+            let device = reward.verifier.device().and_then(|name| name.parse().ok());
+            reward
+                .verifier
+                .model()
+                .filter(|_| device.is_none_or(|device: DeviceName| device == self.device()))
+        })?;
         Some((role, ModelSource::named(name)))
     }
 

@@ -222,6 +222,11 @@ fn search_ranks_by_words_and_breaks_ties_by_the_order_of_the_file() {
     assert_eq!(found("ran cat"), "[1] the cat ran\n\n[2] the cat sat");
     assert_eq!(found("mat dog"), "[1] the dog sat\non the mat");
     assert_eq!(found("unicorn"), "no passage matches");
+    // Of passages with the word as often, the shorter one is more about it.
+    std::fs::write(&path, "a cat and many other words\n\nthe cat\n\nthe dog\n").unwrap();
+    let tools = open(&[ToolSpec::Search(SearchSpec { path: path.clone(), results: 2 })]);
+    let shorter_first = "[1] the cat\n\n[2] a cat and many other words";
+    assert_eq!(tools.call(&text_call("search", "cat")).unwrap().text, shorter_first);
     std::fs::write(&path, "\n\n").unwrap();
     let Err(error) =
         ToolSet::from_spec(&[ToolSpec::Search(SearchSpec { path, results: 2 })], Programs::Never)
