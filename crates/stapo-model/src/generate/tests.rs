@@ -35,6 +35,10 @@ const PLAIN: &[Option<usize>] = &[None];
 /// Positions in front of a window that are kept.
 const N_BEFORE: usize = 2;
 
+fn sets_with(windows: &[Option<usize>], n_rewound: usize) -> Windows {
+    Windows { of_sets: windows.to_vec(), n_before: N_BEFORE, n_rewound }
+}
+
 /// Turns of every response, and how many steps its environment takes to answer: a function of the response and the turn.
 #[derive(Clone, Copy)]
 struct Turns {
@@ -181,8 +185,7 @@ fn simulate_windows(
     let max_draws = max_rows.min(max_sequences);
     let capacity =
         Capacity { n_blocks, n_states: None, block_tokens: BLOCK_TOKENS, max_rows, max_sequences, max_draws };
-    let of_sets = windows.to_vec();
-    let mut scheduler = Scheduler::new(capacity, Windows { of_sets, n_before: N_BEFORE, n_rewound: 0 });
+    let mut scheduler = Scheduler::new(capacity, sets_with(windows, 0));
     if turns.n > 1 {
         scheduler.park_turns();
     }
@@ -442,9 +445,7 @@ fn a_sequence_cut_back_to_before_a_window_is_computed_again() {
         max_sequences: 2,
         max_draws: 2,
     };
-    let n_rewound = 6;
-    let mut scheduler =
-        Scheduler::new(capacity, Windows { of_sets: windows.to_vec(), n_before: N_BEFORE, n_rewound });
+    let mut scheduler = Scheduler::new(capacity, sets_with(&windows, 6));
     scheduler.park_turns();
     let mut cache = vec![[(0, u32::MAX); BLOCK_TOKENS]; 64];
     let request = request(10, 1, 4);
