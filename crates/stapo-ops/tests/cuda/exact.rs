@@ -107,8 +107,8 @@ fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 3] {
     [(heads, plain, false), (heads, windowed, false), (heads, windowed, true)]
 }
 
-fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: &'a Option<Buffer<f32>>) -> attention::Inputs<'a, f32> {
-    attention::Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) }
+fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: Option<&'a Buffer<f32>>) -> attention::Inputs<'a, f32> {
+    attention::Inputs { qkv: qkv.view(), sinks: sinks.map(Buffer::view) }
 }
 
 /// Ways to group five sequences whose common prefix is all of split 0 and two steps of split 1, and of which only number 3
@@ -181,7 +181,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let mut lse = device.zeros(len * heads.query).unwrap();
             let packed = attention::Dims { tokens: len, sequences: 1, heads, rule };
             let to = out.view_mut();
-            let inputs = with_sinks(&qkv, &sinks);
+            let inputs = with_sinks(&qkv, sinks.as_ref());
             attention::forward(device, packed, inputs, offsets.view(), to, lse.view_mut());
             expected.extend_from_slice(&out.view().to_vec()[before * heads.out_width()..]);
         }
@@ -212,7 +212,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
             let to = out.view_mut();
-            let inputs = with_sinks(&qkv, &sinks);
+            let inputs = with_sinks(&qkv, sinks.as_ref());
             paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, to);
             let same = bits(&out.view().to_vec()) == bits(&expected);
             assert!(same, "{heads:?} {rule:?} {has_sinks} {:?}", groups.view().to_vec());
