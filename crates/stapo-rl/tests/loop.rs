@@ -105,6 +105,10 @@ fn timeless(mut metrics: Vec<Metrics>) -> Vec<Metrics> {
         m.tokens_per_second.rollout = 0.0;
         m.tokens_per_second.update = 0.0;
         (m.seconds, m.wall_seconds, m.memory_bytes) = (None, None, None);
+        if m.episodes.is_some() {
+            // Which sequences share a step depends on when the environment answers, and so do counts of steps and drafts.
+            m.decoding = None;
+        }
     }
     metrics
 }
