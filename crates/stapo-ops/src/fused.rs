@@ -7,5 +7,6 @@
 pub mod matmul_add_rmsnorm;
 pub mod matmul_add_rmsnorm_matmul;
 pub mod matmul_lora;
+pub mod matmul_rmsnorm_add;
 pub mod matmul_swiglu;
 pub mod rope_paged_attention;

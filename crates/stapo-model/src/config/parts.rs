@@ -10,6 +10,9 @@ use stapo_ops::attention::ScoreRule;
 use stapo_ops::swiglu::Gate;
 use std::fmt;
 
+/// The widest norm of all query heads on a GPU.
+const MAX_GPU_NORM: usize = 8192;
+
 /// A part that some families have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
@@ -131,13 +134,16 @@ impl ModelConfig {
             return refuse(format!("a GPU does not compute this part: {part}"));
         }
         for attention in self.attentions() {
-            let (dim, rotary_dim) = (attention.heads.dim, attention.rotary_dim);
+            let dim = attention.heads.dim;
             if dim > max_dim {
                 return refuse(format!("this GPU computes heads of at most {max_dim}, not {dim}"));
             }
-            if ![0, dim].contains(&rotary_dim) && attention.qk_norm != QkNorm::Absent {
-                let part = Part::PartialRope { dims: rotary_dim };
-                return refuse(format!("a GPU does not compute this part behind a norm of queries: {part}"));
+            let columns = attention.heads.out_width();
+            if attention.qk_norm == QkNorm::PerProjection && columns > MAX_GPU_NORM {
+                let part = Part::ProjectionNorms;
+                return refuse(format!(
+                    "a GPU computes at most {MAX_GPU_NORM} columns, not {columns}: {part}"
+                ));
             }
         }
         Ok(())

@@ -7,6 +7,7 @@ use super::parameter::Parameter;
 use super::rope_tables::RopeTables;
 use super::weights::{LayerWeights, Linear};
 use crate::config::{LayerSpec, ModelConfig};
+use stapo_ops::fused::matmul_rmsnorm_add::NormedResult;
 use stapo_ops::{Device, Float, View, ViewMut, Write, residual, rmsnorm};
 
 /// The rows of a batch, the same for all layers.
@@ -61,6 +62,17 @@ impl<T: Float> LayerPass<'_, T> {
                 return linear.forward_residual_norm(device, input, to);
             }
             other => other,
+        };
+        let (next, norm_weight) = match (next, result_norm) {
+            (Some(exit), Some(weight)) if self.spec.residual_scale == 1.0 => {
+                let ResultViews { product, inv_rms } = result;
+                let HalfEntry { stream: sum, normed, inv_rms: next_inv_rms } = exit;
+                let out = rmsnorm::Out { normed, inv_rms: next_inv_rms };
+                let next_weight = norm_weight;
+                let result = NormedResult { dims, weight, inv_rms, stream, sum, addend, next_weight, out };
+                return linear.forward_normed_result(device, input, product, result);
+            }
+            (next, _) => (next, norm_weight),
         };
         match result_norm {
             Some(weight) => self.product_and_norm(linear, input, addend.reborrow(), result, weight),

@@ -10,6 +10,7 @@ use super::weights::{Adapter, Linear};
 use adapted::Operands;
 use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
 use stapo_ops::fused::matmul_lora::{self, GateUp};
+use stapo_ops::fused::matmul_rmsnorm_add::{self, NormedResult};
 use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Weight, Write, lora, matmul, rmsnorm, swiglu};
 
@@ -111,6 +112,31 @@ impl<T: Float> Linear<Parameter<T>> {
                 matmul_lora::forward_add_rmsnorm(device, dims, product, to, norm_weight, out);
             }
         }
+    }
+
+    /// `product = x W^T + b`, and what `result` says of it. Shapes: x `[n_rows, inputs]`; product `[n_rows, outputs]`.
+    pub fn forward_normed_result(
+        &self,
+        device: &Device,
+        input: Input<'_, T>,
+        mut product: ViewMut<'_, T>,
+        result: NormedResult<'_, T>,
+    ) {
+        match (self.operands(input), self.bias()) {
+            (Operands::Plain(x), None) => {
+                let product = matmul_add_rmsnorm::Product { x, weight: self.unpacked(device), y: product };
+                return matmul_rmsnorm_add::forward(device, product, result);
+            }
+            (Operands::Plain(x), bias) => {
+                let (n_rows, y) = (result.dims.tokens, product.reborrow());
+                matmul::forward(device, n_rows, x, self.unpacked(device), bias, y);
+            }
+            (Operands::Adapted(input, adapter), _) => {
+                let terms = self.adapted_product(device, input, &adapter);
+                matmul_lora::forward(device, result.dims.tokens, terms, product.reborrow());
+            }
+        }
+        matmul_rmsnorm_add::norm_and_add(device, product.into_view(), result);
     }
 
     /// [`Linear::forward_residual_norm`], then a product of `exit.normed` with the weight of `next`; without adapters. Where

@@ -83,8 +83,8 @@ impl<'a> Engine<'a> {
         settings.n_alternatives = settings.n_alternatives.min(config.vocabulary);
         settings.n_kept = settings.n_kept.min(config.vocabulary);
         let (n_blocks, n_states) = divide_memory(device, config, settings.kv_bytes, settings.max_sequences);
-        // A state cannot be moved back behind rejected drafts. On a GPU, where their gain was not measured, only tests draft.
-        if n_states.is_some() || (device.is_async() && settings.speculation == Speculation::Auto) {
+        // A state that rejected drafts have moved cannot be moved back, so a model with states samples without drafts.
+        if n_states.is_some() {
             settings.speculation = Speculation::Off;
         }
         let block_tokens = CacheDims::best_block_size(device);

@@ -40,6 +40,7 @@ impl Scope {
 }
 
 const PRELUDE: &str = include_str!("prelude.cu");
+const EIGHT: &str = include_str!("eight.cu");
 const ROW: &str = include_str!("../lm_head/row.cu");
 const DELTA: &str = include_str!("../attention/delta.cu");
 const HOPPER: &str = include_str!("../attention/hopper.cu");
@@ -59,6 +60,7 @@ const TMA: &str = include_str!("tma.cu");
 const RING: &str = include_str!("ring.cu");
 const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
+const GATE: &str = include_str!("../swiglu/gate.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
 
 macro_rules! sources {
@@ -74,11 +76,11 @@ sources! {
     ADAMW = "adamw", Once, [include_str!("../adamw/adamw.cu"), include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     QUANTISED = "quantised", Once, [include_str!("../quantised/unpack.cu")];
-    RMSNORM = "rmsnorm", Once, [include_str!("../rmsnorm/rmsnorm.cu")];
+    RMSNORM = "rmsnorm", Once, [EIGHT, include_str!("../rmsnorm/rmsnorm.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
-    ROPE_PARTS = "rope_parts", Once, [include_str!("../rope/parts.cu")];
+    ROPE_PARTS = "rope_parts", Once, [EIGHT, include_str!("../rope/parts.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
-    SWIGLU = "swiglu", Once, [include_str!("../swiglu/swiglu.cu")];
+    SWIGLU = "swiglu", Once, [GATE, include_str!("../swiglu/swiglu.cu")];
     LM_HEAD = "lm_head", Once, [ROW, include_str!("../lm_head/lm_head.cu")];
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
     ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
@@ -111,12 +113,12 @@ sources! {
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
-    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
     LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
-        [WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
+        [GATE, WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
     LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
     DELTANET_TILE = "deltanet_tile", HopperOnDemand, [TILES, MMA, include_str!("../deltanet/tile.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];

@@ -117,9 +117,9 @@ pub fn forward_swiglu<T: Float>(
         && product.bias.is_none()
         && kept == GateUp::Dropped
         && dims.gate == swiglu::Gate::Silu
-        && product.overlapped_layer(dims.tokens).fits(Output::Swiglu, cuda, out.cuda())
+        && product.overlapped_layer(dims.tokens).fits(Output::Gated(dims.gate), cuda, out.cuda())
     {
-        return product.overlapped_layer(dims.tokens).run(Output::Swiglu, cuda, out.cuda());
+        return product.overlapped_layer(dims.tokens).run(Output::Gated(dims.gate), cuda, out.cuda());
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);

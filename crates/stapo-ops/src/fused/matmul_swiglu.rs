@@ -1,6 +1,5 @@
 //! `matmul::forward` with the weights of gate and up stacked, then `swiglu::forward`.
 
-use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::matmul::small_m::{self, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, pitch_of, swiglu};
@@ -22,22 +21,13 @@ pub fn forward<T: Float>(
     let is_packed = pitch_of(op, "out", out.len(), dims.tokens, dims.width) == dims.width;
     if let Backend::Cuda(cuda) = device.backend()
         && is_packed
-        && dims.gate == swiglu::Gate::Silu
     {
         let product = matmul::Dims { tokens: dims.tokens, inputs, outputs };
-        let weight = weight.view().cuda();
-        if fits(cuda, product, x.cuda(), weight, out.cuda()) {
-            return run(cuda, product, x.cuda(), weight, out.cuda());
+        let (weight, output) = (weight.view().cuda(), Output::Gated(dims.gate));
+        if small_m::fits(output, cuda, product, x.cuda(), weight, out.cuda()) {
+            return small_m::run(output, cuda, product, x.cuda(), weight, out.cuda());
         }
     }
     matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);
-}
-
-fn fits(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) -> bool {
-    small_m::fits(Output::Swiglu, cuda, product, x, weight, out)
-}
-
-fn run(cuda: &Cuda, product: matmul::Dims, x: Slice, weight: Slice, out: Slice) {
-    small_m::run(Output::Swiglu, cuda, product, x, weight, out);
 }

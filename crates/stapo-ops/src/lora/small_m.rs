@@ -22,7 +22,7 @@ pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cud
     let (name, n_splits) = match output {
         Output::Product => (format!("lora_small_m_{}", tiling.columns), 1),
         Output::SplitK { n_splits } => ("lora_small_m_split_k".to_string(), n_splits),
-        Output::Swiglu => (format!("lora_swiglu_small_m_{}", tiling.columns), 1),
+        Output::Gated(_) => (format!("lora_swiglu_small_m_{}", tiling.columns), 1),
     };
     let grid = [width.div_ceil(tiling.columns), n_splits];
     let n_multiplying = grid[0] * grid[1];
@@ -36,7 +36,7 @@ pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cud
     let launch = cuda.kernel(&LORA_SMALL_M, &name).tensor_map(&map_x).tensor_map(&map_w);
     let launch = launch.arg(y).arg(d.tokens).arg(width).arg(d.inputs).arg(adapter.pitch()).fields(&signals);
     let launch = match output {
-        Output::Swiglu => launch.arg(y.len / d.tokens),
+        Output::Gated(_) => launch.arg(y.len / d.tokens),
         Output::Product | Output::SplitK { .. } => launch,
     };
     launch.programmatic_launch(true).run(grid, THREADS, tiling.shared_bytes());

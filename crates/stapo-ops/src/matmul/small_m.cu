@@ -203,8 +203,8 @@ __device__ __forceinline__ void store_part(const float (&d)[N / 8][4], float* pa
                 *(float2*)(part + (size_t)row * outputs + column + j * 8) = make_float2(d[j][2 * half], d[j][2 * half + 1]);
 }
 
-// The SwiGLU of gate and up, d[0] and d[1], to out [n, width] with rows `pitch` apart.
-template <int N>
+// The gated product of gate and up, d[0] and d[1], to out [n, width] with rows `pitch` apart.
+template <int N, bool GELU = false>
 __device__ __forceinline__ void store_swiglu(const float (&d)[2][N / 8][4], bf16* out, int pitch, int n, int width,
                                              int row, int column) {
 #pragma unroll
@@ -215,7 +215,7 @@ __device__ __forceinline__ void store_swiglu(const float (&d)[2][N / 8][4], bf16
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 float g = widen(round_to<bf16>(d[0][j][2 * half + i])), u = widen(round_to<bf16>(d[1][j][2 * half + i]));
-                y[i] = g * sigmoid(g) * u;
+                y[i] = activate<GELU>(g) * u;
             }
             if (row < n && column + j * 8 < width)
                 *(u32*)(out + (size_t)row * pitch + column + j * 8) = pack(y[0], y[1]);
@@ -252,12 +252,16 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
     small_m_product<64, 1, 4, 4>(x, w, Share{(int)blockIdx.x * 64, (int)blockIdx.y * split, split}, n, finish);
 }
 
-// The products with gate and up and their SwiGLU in one kernel: out = silu(g) u with g and u the two halves of x W^T.
-KERNEL __launch_bounds__(THREADS, 1)
-swiglu_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,
-                  int width, int depth) {
-    auto finish = [&](const float (&d)[2][6][4], int row, int column) {
-        store_swiglu<48>(d, out, width, n, width, row, column);
-    };
-    small_m_product<48, 2, 3, 4>(x, w, Share{(int)blockIdx.x * 48, 0, depth, width}, n, finish);
-}
+// The products with gate and up and their gated product in one kernel: out = silu(g) u, or gelu(g) u, with g and u the two halves
+// of x W^T.
+#define GATED_PRODUCT(NAME, GELU)                                                                                      \
+    KERNEL __launch_bounds__(THREADS, 1)                                                                               \
+        NAME##_small_m_48(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* out, int n,  \
+                          int width, int depth) {                                                                      \
+        auto finish = [&](const float (&d)[2][6][4], int row, int column) {                                            \
+            store_swiglu<48, GELU>(d, out, width, n, width, row, column);                                              \
+        };                                                                                                             \
+        small_m_product<48, 2, 3, 4>(x, w, Share{(int)blockIdx.x * 48, 0, depth, width}, n, finish);                   \
+    }
+GATED_PRODUCT(swiglu, false)
+GATED_PRODUCT(geglu, true)

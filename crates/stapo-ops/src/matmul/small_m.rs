@@ -4,6 +4,7 @@
 use super::Dims;
 use crate::cuda::kernels::MATMUL_SMALL_M;
 use crate::cuda::{Cuda, ElementType, Slice, TensorMap};
+use crate::swiglu::Gate;
 
 /// The most rows, as in small_m.cu.
 pub(crate) const MAX_ROWS: usize = 64;
@@ -20,7 +21,7 @@ pub(crate) enum Output {
     /// y `[n_splits, T, outputs]` in f32: the partial sum of each part of the depth.
     SplitK { n_splits: usize },
     /// y `[T, outputs / 2]` in bf16: `swiglu` of gate and up, whose weights are stacked.
-    Swiglu,
+    Gated(Gate),
 }
 
 /// How a kernel divides its work.
@@ -47,6 +48,7 @@ const PRODUCT: [Tiling; 3] = [
 ];
 const SPLIT_K: Tiling = tiling("product_small_m_split_k", 64, 1, (4, 4));
 const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));
+const GEGLU: Tiling = tiling("geglu_small_m_48", 48, 2, (3, 4));
 
 impl Tiling {
     /// The stages' tiles, two mbarriers for each stage, and room to align the tiles to 1024 bytes.
@@ -63,7 +65,8 @@ impl Output {
         match self {
             Output::Product => PRODUCT.into_iter().find(|t| d.outputs.div_ceil(t.columns) <= n_blocks),
             Output::SplitK { .. } => Some(SPLIT_K),
-            Output::Swiglu => Some(SWIGLU),
+            Output::Gated(Gate::Silu) => Some(SWIGLU),
+            Output::Gated(Gate::GeluTanh) => Some(GEGLU),
         }
     }
 
@@ -71,14 +74,14 @@ impl Output {
     fn kind(self) -> ElementType {
         match self {
             Output::SplitK { .. } => ElementType::F32,
-            Output::Product | Output::Swiglu => ElementType::Bf16,
+            Output::Product | Output::Gated(_) => ElementType::Bf16,
         }
     }
 
     /// Columns of y.
     pub fn width(self, d: Dims) -> usize {
         match self {
-            Output::Swiglu => d.outputs / 2,
+            Output::Gated(_) => d.outputs / 2,
             Output::Product | Output::SplitK { .. } => d.outputs,
         }
     }

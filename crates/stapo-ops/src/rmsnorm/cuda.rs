@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{Dims, Saved};
 use crate::cuda::kernels::RMSNORM;
-use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
 use crate::{Float, Write, pitch_of};
 
@@ -60,6 +60,56 @@ pub(crate) fn forward(
     let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
     let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
     launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
+}
+
+/// See `fused::matmul_rmsnorm_add`. Shapes: product, stream, sum `[T, D]`; normed `[T, D]`, or rows that have further columns
+/// behind these.
+pub(crate) struct NormedResult {
+    /// Overwritten where there are partial sums.
+    pub product: Slice,
+    /// The partial sums of a split-K product, `[n, T, D]` in f32.
+    pub partials: Option<Slice>,
+    pub weight: Slice,
+    pub inv_rms: Slice,
+    pub stream: Slice,
+    pub sum: Slice,
+    pub next_weight: Option<Slice>,
+    pub normed: Slice,
+    pub next_inv_rms: Slice,
+}
+
+/// Whether rows of this width fit [`forward_result`].
+pub(crate) fn fits_result(width: usize) -> bool {
+    width <= 8 * MAX_THREADS
+}
+
+pub(crate) fn forward_result(cuda: &Cuda, d: Dims, result: &NormedResult) {
+    let op = "rmsnorm::forward_result";
+    let product = result
+        .product
+        .same(result.weight, op)
+        .same(result.stream, op)
+        .same(result.sum, op)
+        .same(result.normed, op);
+    let n_parts = result.partials.map_or(0, |partials| partials.len / product.len.max(1));
+    let args = Fields::default()
+        .eight_bytes(product)
+        .eight_bytes(result.partials.map(|partials| partials.f32(op)))
+        .eight_bytes(result.weight)
+        .eight_bytes(result.stream)
+        .eight_bytes(result.next_weight.map(|weight| weight.same(product, op)))
+        .eight_bytes(result.sum)
+        .eight_bytes(result.normed)
+        .eight_bytes(result.inv_rms.f32(op))
+        .eight_bytes(result.next_inv_rms.f32(op))
+        .four_bytes(n_parts)
+        .four_bytes(d.width)
+        .four_bytes(pitch_of(op, "normed", result.normed.len, d.tokens, d.width))
+        .four_bytes(d.eps as f32);
+    let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
+    let name = format!("rmsnorm_forward_result_{}", product.name());
+    let launch = cuda.kernel(&RMSNORM, &name).fields(&args).programmatic_launch(is_programmatic);
+    launch.run([d.tokens, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
 }
 
 pub(super) fn backward<T: Float>(

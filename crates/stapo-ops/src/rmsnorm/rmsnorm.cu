@@ -46,36 +46,6 @@ __device__ __forceinline__ void forward(const S* x, const S* addend, const float
     }
 }
 
-// Eight elements as they are stored, loaded ahead of their use. They are kept as words because the compiler gives each
-// 16-bit value a register of its own.
-template <class S> struct Eight {
-    u32 word[2 * sizeof(S)];
-};
-
-template <class S> __device__ __forceinline__ Eight<S> fetch8(const S* row, int at, int n, bool whole) {
-    Eight<S> x = {};
-    if (whole) {
-#pragma unroll
-        for (int i = 0; i < 2 * (int)sizeof(S); i += 4) {
-            uint4 v = *(const uint4*)((const u32*)(row + at) + i);
-            x.word[i] = v.x, x.word[i + 1] = v.y, x.word[i + 2] = v.z, x.word[i + 3] = v.w;
-        }
-    } else {
-        float y[8];
-        load8(row, at, n, false, y);
-#pragma unroll
-        for (int i = 0; i < 2 * (int)sizeof(S); ++i)
-            x.word[i] = sizeof(S) == 2 ? pack(y[2 * i % 8], y[(2 * i + 1) % 8]) : __float_as_uint(y[i % 8]);
-    }
-    return x;
-}
-
-template <class S> __device__ __forceinline__ float widen_at(const Eight<S>& x, int i) {
-    if (sizeof(S) == 4) return __uint_as_float(x.word[i % (2 * sizeof(S))]);
-    u32 both = x.word[i / 2];
-    return __uint_as_float(i % 2 ? both & 0xffff0000u : both << 16);
-}
-
 // A block takes consecutive rows and has a thread for every eight columns, which keeps the sum of its columns of
 // d_weight. The loads of the next row are issued before the current row is summed. column_sums_add adds up `parts`
 // [blocks, width] in order.
@@ -117,6 +87,67 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
     if (is_there) store8(parts + (size_t)blockIdx.x * width, at, width, whole, part);
 }
 
+// A half-layer whose result is normed: sum = stream + norm(product), and normed = norm(sum), or sum where `next_weight` is 0.
+// Where the product is split-K and not yet summed, parts [n_parts, rows, width] are its partial sums, and `product` is written.
+// Rows of `normed` are `pitch` apart. A thread has eight columns.
+template <class S> struct ResultArgs {
+    S* product;
+    const float* parts;
+    const S *weight, *stream, *next_weight;
+    S *sum, *normed;
+    float *inv_rms, *next_inv_rms;
+    int n_parts, width, pitch;
+    float eps;
+};
+
+// The factor 1 / rms of a row.
+__device__ __forceinline__ float inverse_rms(const float (&v)[8], int width, float eps) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) squares = fmaf(v[i], v[i], squares);
+    return 1.0f / sqrtf(block_sum(squares) / (float)width + eps);
+}
+
+template <class S> __device__ __forceinline__ void forward_result(const ResultArgs<S>& a) {
+    launch_dependents();
+    int width = a.width, at = 8 * threadIdx.x;
+    bool whole = is_whole(width), is_there = at < width;
+    size_t row = (size_t)blockIdx.x * width;
+    float v[8] = {}, s[8] = {}, w[8], next[8];
+    if (is_there) load8(a.weight, at, width, whole, w);
+    if (is_there && a.next_weight) load8(a.next_weight, at, width, whole, next);
+    wait_for_previous_kernel();
+    if (is_there) {
+        load8(a.stream + row, at, width, whole, s);
+        if (!a.parts) load8(a.product + row, at, width, whole, v);
+        for (int p = 0; p < a.n_parts; ++p) {
+            float part[8];
+            load8(a.parts + (size_t)p * gridDim.x * width + row, at, width, whole, part);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = p == 0 ? part[i] : v[i] + part[i];
+        }
+        if (a.parts) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = widen(round_to<S>(v[i]));
+            store8(a.product + row, at, width, whole, v);
+        }
+    }
+    float inv = inverse_rms(v, width, a.eps);
+    if (threadIdx.x == 0) a.inv_rms[blockIdx.x] = inv;
+    if (is_there) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[i] = widen(round_to<S>(s[i] + widen(round_to<S>(v[i] * inv * w[i]))));
+        store8(a.sum + row, at, width, whole, s);
+    }
+    if (a.next_weight) {
+        float next_inv = inverse_rms(s, width, a.eps);
+        if (threadIdx.x == 0) a.next_inv_rms[blockIdx.x] = next_inv;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) s[i] = s[i] * next_inv * next[i];
+    }
+    if (is_there) store8(a.normed + (size_t)blockIdx.x * a.pitch, at, width, whole, s);
+}
+
 #define RMSNORM(S)                                                                                                     \
     KERNEL __launch_bounds__(1024)                                                                                     \
         rmsnorm_forward_##S(const S* x, const S* weight, S* out, int pitch, float* inv_rms, int width, float eps) {    \
@@ -136,6 +167,9 @@ __device__ __forceinline__ void backward(const S* x, const S* weight, const floa
         rmsnorm_backward_add_##S(const S* x, const S* weight, const float* inv_rms, const S* d_out, S* d_x,            \
                                  float* parts, int rows, int width) {                                                  \
         backward<S, true>(x, weight, inv_rms, d_out, d_x, parts, rows, width);                                         \
+    }                                                                                                                  \
+    KERNEL __launch_bounds__(1024) rmsnorm_forward_result_##S(const __grid_constant__ ResultArgs<S> args) {            \
+        forward_result(args);                                                                                          \
     }
 
 RMSNORM(float)

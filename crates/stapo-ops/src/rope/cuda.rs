@@ -3,9 +3,12 @@ use std::sync::Arc;
 use super::{Dims, HeadNorm, HeadNormGrad, NormExtent, Table};
 use crate::cuda::kernels::{ROPE, ROPE_PARTS};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
+use crate::heads::Heads;
 use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
+/// The most threads of a block that norms, each with eight columns.
+const MAX_THREADS: usize = 1024;
 
 pub(super) fn forward<T: Float>(
     cuda: &Cuda,
@@ -17,13 +20,10 @@ pub(super) fn forward<T: Float>(
     out: Slice,
 ) {
     let op = "rope::forward";
-    let is_projection = norm.is_some_and(|(norm, _)| norm.extent == NormExtent::Projection);
-    if let Some((norm, inv_rms)) = norm.filter(|_| is_projection) {
-        norm_projections(cuda, d, norm, inv_rms.f32(op), raw, out);
-        return forward(cuda, d, table, positions, None, out, out);
+    if let Some(norm) = norm.filter(|(norm, _)| is_in_parts(d, table.rotary_dim(), norm.extent)) {
+        return norm_and_turn(cuda, d, table, positions, norm, raw, out);
     }
     if table.rotary_dim() != d.heads.dim {
-        assert!(norm.is_none(), "{op}: a norm per head in front of a partial rotation on a GPU");
         assert!(raw.address != out.address, "{op}: a partial rotation in place");
         return rotate_part(cuda, d, table, positions, (raw, out.same(raw, op)), 1.0);
     }
@@ -50,13 +50,14 @@ pub(super) fn backward<T: Float>(
     d_raw: Slice,
 ) {
     let op = "rope::backward";
-    let is_projection = norm.as_ref().is_some_and(|grad| grad.norm.extent == NormExtent::Projection);
-    if is_projection {
-        backward(cuda, d, table, positions, None, d_out, d_raw);
-        return norm_projections_backward(cuda, d, norm, d_raw);
-    }
+    let is_here = |grad: &HeadNormGrad<'_, T>| !is_in_parts(d, table.rotary_dim(), grad.norm.extent);
+    let norm = match norm {
+        Some(grad) if !is_here(&grad) => {
+            return norm_and_turn_backward(cuda, d, table, positions, grad, d_out, d_raw);
+        }
+        other => other,
+    };
     if table.rotary_dim() != d.heads.dim {
-        assert!(norm.is_none(), "{op}: a norm per head in front of a partial rotation on a GPU");
         return rotate_part(cuda, d, table, positions, (d_out, d_raw.same(d_out, op)), -1.0);
     }
     let heads = d.heads;
@@ -91,52 +92,116 @@ pub(super) fn backward<T: Float>(
     }
 }
 
-/// Norms all query heads and all key heads of a token; values are copied.
-fn norm_projections<T: Float>(
+/// Which heads a block of threads norms together: see Units in parts.cu.
+struct Units {
+    heads: Heads,
+    extent: NormExtent,
+}
+
+impl Units {
+    /// Units of queries, keys and values.
+    fn n(&self) -> usize {
+        match self.extent {
+            NormExtent::Head => self.heads.query + 2 * self.heads.kv,
+            NormExtent::Projection => 3,
+        }
+    }
+
+    /// Columns of the widest unit.
+    fn width(&self) -> usize {
+        match self.extent {
+            NormExtent::Head => self.heads.dim,
+            NormExtent::Projection => self.heads.query * self.heads.dim,
+        }
+    }
+
+    /// Threads of a block, each with eight columns.
+    fn threads(&self) -> usize {
+        let threads = self.width().div_ceil(8).next_multiple_of(32);
+        assert!(threads <= MAX_THREADS, "rope: a norm of {} columns on a GPU", self.width());
+        threads
+    }
+
+    fn fields(&self) -> Fields {
+        let Heads { query, kv, dim } = self.heads;
+        let is_whole_kind = usize::from(self.extent == NormExtent::Projection);
+        let fields = Fields::default().four_bytes(query).four_bytes(kv).four_bytes(dim);
+        fields.four_bytes(is_whole_kind)
+    }
+}
+
+/// Whether the kernels of parts.cu norm and rotate: those of rope.cu have norms per head and rotate whole heads.
+fn is_in_parts(d: Dims, rotary_dim: usize, extent: NormExtent) -> bool {
+    extent == NormExtent::Projection || rotary_dim != d.heads.dim
+}
+
+fn norm_and_turn<T: Float>(
     cuda: &Cuda,
     d: Dims,
-    norm: HeadNorm<'_, T>,
-    inv_rms: Slice,
+    table: &Table<T>,
+    positions: Slice,
+    (norm, inv_rms): (HeadNorm<'_, T>, Slice),
     raw: Slice,
     out: Slice,
 ) {
     let op = "rope::forward";
-    let name = format!("projection_norm_{}", out.same(raw, op).name());
-    let launch = cuda.kernel(&ROPE_PARTS, &name).arg(raw).arg(out);
-    let launch = launch.arg(norm.query_weight.cuda().same(raw, op)).arg(norm.key_weight.cuda().same(raw, op));
-    let launch = launch.arg(inv_rms).arg(d.heads.query).arg(d.heads.kv).arg(d.heads.dim);
-    launch.arg(norm.eps as f32).run([d.tokens, 1], THREADS, 0);
+    let units = Units { heads: d.heads, extent: norm.extent };
+    let args = Fields::default()
+        .eight_bytes(raw)
+        .eight_bytes(out.same(raw, op))
+        .eight_bytes(norm.query_weight.cuda().same(raw, op))
+        .eight_bytes(norm.key_weight.cuda().same(raw, op))
+        .eight_bytes(inv_rms.f32(op))
+        .eight_bytes(table.cos.view().cuda().f32(op))
+        .eight_bytes(table.sin.view().cuda())
+        .eight_bytes(positions)
+        .join(&units.fields())
+        .four_bytes(table.rotary_dim())
+        .four_bytes(norm.eps as f32);
+    let name = format!("norm_and_turn_{}", raw.name());
+    let launch = cuda.kernel(&ROPE_PARTS, &name).fields(&args);
+    launch.run([d.tokens, units.n()], units.threads(), 4 * units.width());
 }
 
-/// Turns the gradient of the norms' outputs in `d_raw` into that of their inputs, and adds to those of their weights.
-fn norm_projections_backward<T: Float>(
+fn norm_and_turn_backward<T: Float>(
     cuda: &Arc<Cuda>,
     d: Dims,
-    grad: Option<HeadNormGrad<'_, T>>,
+    table: &Table<T>,
+    positions: Slice,
+    grad: HeadNormGrad<'_, T>,
+    d_out: Slice,
     d_raw: Slice,
 ) {
     let op = "rope::backward";
-    let Some(HeadNormGrad { norm, raw, inv_rms, to }) = grad else { return };
-    let (n_query, n_key) = (d.heads.query * d.heads.dim, d.heads.kv * d.heads.dim);
+    let HeadNormGrad { norm, raw, inv_rms, to } = grad;
+    let Heads { query, kv, dim } = d.heads;
+    let units = Units { heads: d.heads, extent: norm.extent };
     let n_parts = parts_for(cuda, d.tokens);
-    let parts = Memory::scratch(cuda, n_parts * (n_query + n_key), ElementType::F32);
-    let name = format!("projection_norm_backward_{}", d_raw.same(raw.cuda(), op).name());
-    let launch = cuda.kernel(&ROPE_PARTS, &name).arg(raw.cuda()).arg(d_raw);
-    let launch =
-        launch.arg(norm.query_weight.cuda().same(d_raw, op)).arg(norm.key_weight.cuda().same(d_raw, op));
-    let launch = launch.arg(inv_rms.cuda().f32(op)).arg(parts.slice()).arg(d.tokens);
-    let launch = launch.arg(d.heads.query).arg(d.heads.kv).arg(d.heads.dim);
-    let pitch = pitch_of(op, "d_raw", d_raw.len, d.tokens, d.heads.qkv_width());
-    launch.arg(pitch).run([n_parts, 1], THREADS, 0);
-    if let Some(to) = to {
-        let sums_memory = Memory::scratch(cuda, n_query + n_key, ElementType::F32);
-        let sums = sums_memory.slice();
-        cuda.fill(sums, 0.0f32);
-        add_column_sums(cuda, parts.slice(), n_parts, sums);
-        let (query, key) = (to.d_query_weight.cuda().f32(op), to.d_key_weight.cuda().f32(op));
-        crate::residual::cuda::add(cuda, query, sums.part(0, n_query));
-        crate::residual::cuda::add(cuda, key, sums.part(n_query, n_key));
-    }
+    let parts_memory = Memory::scratch(cuda, n_parts * (query + kv) * dim, ElementType::F32);
+    let parts = parts_memory.slice();
+    let args = Fields::default()
+        .eight_bytes(d_out)
+        .eight_bytes(raw.cuda().same(d_out, op))
+        .eight_bytes(d_raw.same(d_out, op))
+        .eight_bytes(norm.query_weight.cuda().same(d_out, op))
+        .eight_bytes(norm.key_weight.cuda().same(d_out, op))
+        .eight_bytes(inv_rms.cuda().f32(op))
+        .eight_bytes(table.cos.view().cuda().f32(op))
+        .eight_bytes(table.sin.view().cuda())
+        .eight_bytes(positions)
+        .eight_bytes(parts)
+        .join(&units.fields())
+        .four_bytes(table.rotary_dim())
+        .four_bytes(d.tokens)
+        .four_bytes(pitch_of(op, "d_raw", d_raw.len, d.tokens, d.heads.qkv_width()));
+    let name = format!("norm_and_turn_backward_{}", d_out.name());
+    let launch = cuda.kernel(&ROPE_PARTS, &name).fields(&args);
+    launch.run([n_parts, units.n()], units.threads(), 4 * units.width());
+    let Some(to) = to else { return };
+    let (of_queries, of_keys) = (n_parts * query * dim, n_parts * kv * dim);
+    let (d_query, d_key) = (to.d_query_weight.cuda().f32(op), to.d_key_weight.cuda().f32(op));
+    add_column_sums(cuda, parts.part(0, of_queries), of_queries / d_query.len, d_query);
+    add_column_sums(cuda, parts.part(of_queries, of_keys), of_keys / d_key.len, d_key);
 }
 
 /// Rotates the first dimensions of every query and key head; `sign` -1 rotates back. Rows of `out` may have further columns

@@ -1,59 +1,184 @@
-// Norms of all query heads and all key heads of a token together, and rotations of the first dimensions of a head alone.
-// Rows are [query heads, key heads, value heads] of `dim` columns.
+// Norms of queries and keys with the rotation behind them, for norms of whole projections and rotations of a part of a head, and
+// such rotations alone. Rows are [query heads, key heads, value heads] of `dim` columns.
 
-// out = x inv weight for the queries and the keys of a token, a block each; values are copied. inv_rms [T, query + kv heads] has
-// the same number for all heads of a kind.
-template <class S>
-__device__ __forceinline__ void projection_norm(const S* raw, S* out, const S* q_weight, const S* k_weight,
-                                                float* inv_rms, int query, int kv, int dim, float eps) {
-    size_t row = (size_t)blockIdx.x * (query + 2 * kv) * dim;
-    int first = 0;
-    for (int kind = 0; kind < 2; ++kind) {
-        int heads = kind == 0 ? query : kv, width = heads * dim;
-        const S *x = raw + row + first * dim, *weight = kind == 0 ? q_weight : k_weight;
-        float sum = 0.0f;
-        for (int i = threadIdx.x; i < width; i += blockDim.x) sum = fmaf(widen(x[i]), widen(x[i]), sum);
-        float inv = 1.0f / sqrtf(block_sum(sum) / (float)width + eps);
-        for (int i = threadIdx.x; i < width; i += blockDim.x)
-            out[row + first * dim + i] = round_to<S>(widen(x[i]) * inv * widen(weight[i]));
-        for (int i = threadIdx.x; i < heads; i += blockDim.x)
-            inv_rms[(size_t)blockIdx.x * (query + kv) + first + i] = inv;
-        first += heads;
+// Which columns of a token a block has. A block norms a unit: one head, or all query heads, or all key heads. Blocks along y
+// are the units and then the values, which are copied.
+struct Units {
+    int query, kv, dim;
+    // Heads of a unit: 1, or all of a kind.
+    int is_whole_kind;
+
+    __device__ __forceinline__ int n_heads(int y) const {
+        return !is_whole_kind ? 1 : y == 0 ? query : kv;
     }
-    for (int i = threadIdx.x; i < kv * dim; i += blockDim.x) out[row + first * dim + i] = raw[row + first * dim + i];
-}
+    __device__ __forceinline__ int first_head(int y) const {
+        return !is_whole_kind ? y : y == 0 ? 0 : query + (y - 1) * kv;
+    }
+    __device__ __forceinline__ bool is_query(int y) const { return first_head(y) < query; }
+    __device__ __forceinline__ bool is_value(int y) const { return first_head(y) >= query + kv; }
+};
 
-// d [T, pitch] holds the gradient of the norm's output and becomes that of its input. A block takes consecutive tokens;
-// parts [blocks, (query + kv) dim], where given, are its sums for the gradients of the weights.
-template <class S>
-__device__ __forceinline__ void projection_norm_backward(const S* raw, S* d, const S* q_weight, const S* k_weight,
-                                                         const float* inv_rms, float* parts, int tokens, int query,
-                                                         int kv, int dim, int pitch) {
-    int per_block = (tokens + gridDim.x - 1) / gridDim.x, normed = query + kv;
-    int end = min(tokens, ((int)blockIdx.x + 1) * per_block);
-    float* sums = parts + (size_t)blockIdx.x * normed * dim;
-    for (int i = threadIdx.x; i < normed * dim; i += blockDim.x) sums[i] = 0.0f;
-    for (int token = blockIdx.x * per_block; token < end; ++token) {
-        int first = 0;
-        for (int kind = 0; kind < 2; ++kind) {
-            int heads = kind == 0 ? query : kv, width = heads * dim;
-            const S *x = raw + (size_t)token * (query + 2 * kv) * dim + first * dim;
-            const S* weight = kind == 0 ? q_weight : k_weight;
-            S* d_row = d + (size_t)token * pitch + first * dim;
-            float inv = inv_rms[(size_t)token * normed + first], sum = 0.0f;
-            for (int i = threadIdx.x; i < width; i += blockDim.x) {
-                float normed_x = widen(x[i]) * inv, d_out = widen(d_row[i]);
-                sums[first * dim + i] += d_out * normed_x;
-                sum = fmaf(d_out * widen(weight[i]), normed_x, sum);
+// How the first `rotary` dimensions of a head turn; the angles are those of one position.
+struct Turn {
+    const float *cos, *sin;
+    int rotary;
+    float sign;
+
+    // Eight rotated elements of a row of heads of `dim` columns, from `at` on.
+    __device__ __forceinline__ void operator()(const float* row, int at, int width, int dim, float (&x)[8]) const {
+        int half = rotary / 2, column = at % dim;
+        if (dim % 8 == 0 && half % 8 == 0) {
+            bool is_low = column < half;
+            const float *own = row + at, *other = is_low ? own + half : own - half;
+            int pair = is_low ? column : column - half;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                x[i] = own[i];
+                if (column >= rotary) continue;
+                float c = cos[pair + i], s = sign * sin[pair + i];
+                x[i] = fmaf(is_low ? -other[i] : other[i], s, own[i] * c);
             }
-            float projection = block_sum(sum) / (float)width;
-            for (int i = threadIdx.x; i < width; i += blockDim.x) {
-                float normed_x = widen(x[i]) * inv, g = widen(d_row[i]) * widen(weight[i]);
-                d_row[i] = round_to<S>(inv * fmaf(-normed_x, projection, g));
-            }
-            first += heads;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (at + i >= width) continue;
+            const float* own = row + at + i;
+            column = (at + i) % dim;
+            x[i] = *own;
+            if (column >= rotary) continue;
+            bool is_low = column < half;
+            int pair = is_low ? column : column - half;
+            x[i] = fmaf(is_low ? -own[half] : own[-half], sign * sin[pair], *own * cos[pair]);
         }
     }
+};
+
+template <class S> struct NormArgs {
+    const S* raw;
+    S* out;
+    const S *q_weight, *k_weight;
+    // [T, query + kv heads]: the same number for all heads of a unit.
+    float* inv_rms;
+    const float *cos, *sin;
+    const u32* positions;
+    Units units;
+    int rotary;
+    float eps;
+};
+
+// Copies a block's columns of a token.
+template <class S> __device__ __forceinline__ void copy_columns(const S* from, S* to, int width) {
+    bool whole = is_whole(width);
+    float x[8];
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        load8(from, at, width, whole, x);
+        store8(to, at, width, whole, x);
+    }
+}
+
+// Grid: (tokens, units). Shared: a unit's columns. Normed elements are rounded before they turn.
+template <class S> __device__ __forceinline__ void norm_and_turn(const NormArgs<S>& a) {
+    extern __shared__ float row[];
+    const Units& u = a.units;
+    int first = u.first_head(blockIdx.y), heads = u.n_heads(blockIdx.y), width = heads * u.dim;
+    size_t token = blockIdx.x, start = (token * (u.query + 2 * u.kv) + first) * u.dim;
+    const S* x = a.raw + start;
+    if (u.is_value(blockIdx.y)) return copy_columns(x, a.out + start, width);
+    const S* weight = u.is_query(blockIdx.y) ? a.q_weight : a.k_weight;
+    bool whole = is_whole(u.dim);
+    float v[8], w[8], squares = 0.0f;
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        load8(x, at, width, whole, v);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            squares = fmaf(v[i], v[i], squares);
+            if (at + i < width) row[at + i] = v[i];
+        }
+    }
+    float inv = 1.0f / sqrtf(block_sum(squares) / (float)width + a.eps);
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        load8(weight, at, width, whole, w);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (at + i < width) row[at + i] = widen(round_to<S>(row[at + i] * inv * w[i]));
+    }
+    for (int i = threadIdx.x; i < heads; i += blockDim.x) a.inv_rms[token * (u.query + u.kv) + first + i] = inv;
+    __syncthreads();
+    size_t place = (size_t)a.positions[token] * (a.rotary / 2);
+    Turn turn = {a.cos + place, a.sin + place, a.rotary, 1.0f};
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        turn(row, at, width, u.dim, v);
+        store8(a.out + start, at, width, whole, v);
+    }
+}
+
+template <class S> struct NormBackwardArgs {
+    const S *d_out, *raw;
+    S* d_raw;
+    const S *q_weight, *k_weight;
+    const float *inv_rms, *cos, *sin;
+    const u32* positions;
+    // Of queries [blocks, query, dim], then of keys [blocks, kv, dim].
+    float* parts;
+    Units units;
+    int rotary, tokens;
+    // From one token of d_raw to the next.
+    int pitch;
+};
+
+// Grid: (blocks of consecutive tokens, units). A thread has eight columns of a unit and keeps their sums for the gradients of the
+// weights. Shared: a unit's columns. The loads of the next token are issued before the current one is summed.
+template <class S> __device__ __forceinline__ void norm_and_turn_backward(const NormBackwardArgs<S>& a) {
+    extern __shared__ float row[];
+    const Units& u = a.units;
+    int first = u.first_head(blockIdx.y), width = u.n_heads(blockIdx.y) * u.dim, normed = u.query + u.kv;
+    int per_block = (a.tokens + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * per_block;
+    int end = min(a.tokens, begin + per_block), at = 8 * threadIdx.x;
+    bool whole = is_whole(u.dim) && is_whole(a.pitch), is_there = at < width;
+    auto from = [&](const S* x, int token) { return x + ((size_t)token * (u.query + 2 * u.kv) + first) * u.dim; };
+    auto to = [&](int token) { return a.d_raw + (size_t)token * a.pitch + first * u.dim; };
+    if (u.is_value(blockIdx.y)) {
+        for (int token = begin; token < end; ++token) copy_columns(from(a.d_out, token), to(token), width);
+        return;
+    }
+    bool is_query = u.is_query(blockIdx.y);
+    Eight<S> w = {}, next_x = {}, next_d = {};
+    if (is_there) w = fetch8(is_query ? a.q_weight : a.k_weight, at, width, whole);
+    auto fetch = [&](int token) {
+        if (!is_there || token >= end) return;
+        next_x = fetch8(from(a.raw, token), at, width, whole);
+        next_d = fetch8(from(a.d_out, token), at, width, whole);
+    };
+    float part[8] = {};
+    fetch(begin);
+    for (int token = begin; token < end; ++token) {
+        float x[8], d[8] = {}, dot = 0.0f, inv = a.inv_rms[(size_t)token * normed + first];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            x[i] = widen_at(next_x, i) * inv;
+            if (at + i < width) row[at + i] = widen_at(next_d, i);
+        }
+        fetch(token + 1);
+        __syncthreads();
+        size_t place = (size_t)a.positions[token] * (a.rotary / 2);
+        Turn turn = {a.cos + place, a.sin + place, a.rotary, -1.0f};
+        if (is_there) turn(row, at, width, u.dim, d);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            part[i] = fmaf(d[i], x[i], part[i]);
+            d[i] *= widen_at(w, i);
+            dot = fmaf(d[i], x[i], dot);
+        }
+        float projection = block_sum(dot) / (float)width;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) d[i] = inv * fmaf(-x[i], projection, d[i]);
+        if (is_there) store8(to(token), at, width, whole, d);
+    }
+    int kind_heads = is_query ? u.query : u.kv;
+    float* parts = a.parts + (is_query ? 0 : (size_t)gridDim.x * u.query * u.dim);
+    parts += ((size_t)blockIdx.x * kind_heads + first - (is_query ? 0 : u.query)) * u.dim;
+    if (is_there) store8(parts, at, width, whole, part);
 }
 
 // Rotates the first `rotary` dimensions of each query and key head by its angles, with `sign` -1 back; all else is copied.
@@ -79,14 +204,10 @@ __device__ __forceinline__ void rotate_part(const S* raw, S* out, const float* c
 }
 
 #define PARTS(S)                                                                                                       \
-    KERNEL projection_norm_##S(const S* raw, S* out, const S* q_weight, const S* k_weight, float* inv_rms, int query,  \
-                               int kv, int dim, float eps) {                                                           \
-        projection_norm(raw, out, q_weight, k_weight, inv_rms, query, kv, dim, eps);                                   \
-    }                                                                                                                  \
-    KERNEL projection_norm_backward_##S(const S* raw, S* d, const S* q_weight, const S* k_weight,                      \
-                                        const float* inv_rms, float* parts, int tokens, int query, int kv, int dim,    \
-                                        int pitch) {                                                                   \
-        projection_norm_backward(raw, d, q_weight, k_weight, inv_rms, parts, tokens, query, kv, dim, pitch);           \
+    KERNEL __launch_bounds__(1024) norm_and_turn_##S(const __grid_constant__ NormArgs<S> args) { norm_and_turn(args); } \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+        norm_and_turn_backward_##S(const __grid_constant__ NormBackwardArgs<S> args) {                                 \
+        norm_and_turn_backward(args);                                                                                  \
     }                                                                                                                  \
     KERNEL rotate_part_##S(const S* raw, S* out, const float* cos, const float* sin, const u32* positions, int query,  \
                            int kv, int dim, int rotary, int pitch, float sign) {                                       \

@@ -1,11 +1,5 @@
 // Eight elements a thread. Grid: (a row's columns in blocks of 8 * blockDim.x, rows).
 
-// The tanh form of GELU is x sigmoid(z) with z = 2 sqrt(2 / pi) (x + 0.044715 x^3): z and its slope.
-__device__ __forceinline__ float gelu_argument(float x) { return x * fmaf(0.07135481282731f, x * x, 1.59576912160573f); }
-__device__ __forceinline__ float gelu_argument_slope(float x) {
-    return fmaf(0.21406443848193f, x * x, 1.59576912160573f);
-}
-
 // Rows of `out` are `pitch` apart.
 template <class S, bool GELU>
 __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
@@ -18,7 +12,7 @@ __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int
     load8(gate_up + 2 * row * width, at, width, whole, g);
     load8(gate_up + (2 * row + 1) * width, at, width, whole, u);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) u[i] = g[i] * sigmoid(GELU ? gelu_argument(g[i]) : g[i]) * u[i];
+    for (int i = 0; i < 8; ++i) u[i] = activate<GELU>(g[i]) * u[i];
     store8(out + row * pitch, at, width, whole, u);
 }
 

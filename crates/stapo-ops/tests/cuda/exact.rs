@@ -306,7 +306,9 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
 #[test]
 fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for (inputs, width) in [(2048, 6144), (192, 320), (128, 72)] {
+    let gates = [swiglu::Gate::Silu, swiglu::Gate::GeluTanh];
+    let shapes = [(2048, 6144), (192, 320), (128, 72)];
+    for ((inputs, width), gate) in shapes.into_iter().flat_map(|shape| gates.map(|gate| (shape, gate))) {
         let scaled: Vec<f32> =
             numbers(2, 2 * width * inputs).iter().map(|x| bf16_to_f32(f32_to_bf16(x * 0.05))).collect();
         let w = weight(device, 2 * width, inputs, &scaled);
@@ -314,14 +316,17 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
         let x = compute(device, &numbers(1, rows * inputs));
         let project = |n: usize| {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
-            let dims = swiglu::Dims { tokens: n, width, gate: swiglu::Gate::Silu };
+            let dims = swiglu::Dims { tokens: n, width, gate };
             let x = x.range(0..n * inputs);
             matmul_swiglu::forward(device, dims, x, &w, gate_up.view_mut(), out.view_mut());
             out.view().to_vec()
         };
         let all = project(rows);
         for n in [1, 2, 8, 9, 63, 64, 65] {
-            assert!(bits(&project(n)) == bits(&all[..n * width]), "{inputs} to {width}: {n} rows differ");
+            assert!(
+                bits(&project(n)) == bits(&all[..n * width]),
+                "{gate:?}, {inputs} to {width}: {n} rows differ"
+            );
         }
     }
 }

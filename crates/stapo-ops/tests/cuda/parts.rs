@@ -5,10 +5,12 @@ use super::parity::{check, compute, empty, gpu, numbers, ruled_attention_case, s
 use crate::attention::paged::{self, SPLIT_KEYS};
 use crate::attention::{Heads, Inputs, ScoreRule};
 use crate::cuda::Precision;
+use crate::fused::matmul_add_rmsnorm::Product;
+use crate::fused::matmul_rmsnorm_add::{self, NormedResult};
 use crate::lm_head::LogitRule;
 use crate::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
-use crate::testing::{Tensors, bits, ids, upload};
-use crate::{Buffer, Device, residual, rope, swiglu};
+use crate::testing::{Tensors, bits, ids, upload, weight};
+use crate::{Buffer, Device, matmul, residual, rmsnorm, rope, swiglu};
 
 const HEADS: [Heads; 5] = [
     Heads { query: 7, kv: 1, dim: 10 },
@@ -93,15 +95,18 @@ fn paged_attention_under_every_rule_is_packed_attention_bit_for_bit() {
     }
 }
 
-fn rope_case(device: &Device, heads: Heads, rotary_dim: usize, has_norm: bool) -> Tensors<f32> {
+fn rope_case(device: &Device, heads: Heads, rotary_dim: usize, extent: Option<NormExtent>) -> Tensors<f32> {
     let (tokens, width) = (37, heads.qkv_width());
     let frequencies = Frequencies { head_dim: heads.dim, rotary_dim, theta: 1e4, scaling: Scaling::None };
     let table = Table::new(device, &frequencies, 64).unwrap();
     let positions = upload(device, &ids(9, tokens, 64));
-    let [n_query, n_key] = [heads.query * heads.dim, heads.kv * heads.dim];
+    let [n_query, n_key] = match extent {
+        Some(NormExtent::Head) => [heads.dim; 2],
+        _ => [heads.query * heads.dim, heads.kv * heads.dim],
+    };
     let (query, key) = (compute(device, &numbers(2, n_query)), compute(device, &numbers(3, n_key)));
     let norm = HeadNorm {
-        extent: NormExtent::Projection,
+        extent: extent.unwrap_or(NormExtent::Head),
         query_weight: query.view(),
         key_weight: key.view(),
         eps: 1e-6,
@@ -110,11 +115,11 @@ fn rope_case(device: &Device, heads: Heads, rotary_dim: usize, has_norm: bool) -
     let [mut out, mut d_raw] = [(); 2].map(|()| empty(device, tokens * width));
     let mut inv = device.zeros(tokens * (heads.query + heads.kv)).unwrap();
     let dims = rope::Dims { tokens, heads };
-    let with = has_norm.then(|| (norm, inv.view_mut()));
+    let with = extent.map(|_| (norm, inv.view_mut()));
     rope::forward(device, dims, &table, positions.view(), with, raw.view(), out.view_mut());
     let (mut d_query, mut d_key) = (upload(device, &numbers(5, n_query)), upload(device, &numbers(6, n_key)));
     let to = Some(HeadNormSums { d_query_weight: d_query.view_mut(), d_key_weight: d_key.view_mut() });
-    let grad = has_norm.then(|| HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), to });
+    let grad = extent.map(|_| HeadNormGrad { norm, raw: raw.view(), inv_rms: inv.view(), to });
     rope::backward(device, dims, &table, positions.view(), grad, d_out.view(), d_raw.view_mut());
     [out, inv, d_raw, d_query, d_key].iter().map(|b| b.view().to_vec()).collect()
 }
@@ -122,11 +127,63 @@ fn rope_case(device: &Device, heads: Heads, rotary_dim: usize, has_norm: bool) -
 #[test]
 fn norms_of_projections_and_partial_rotations_on_cuda_agree_with_the_cpu() {
     for heads in HEADS {
-        check(&format!("norm of projections {heads:?}"), |device| rope_case(device, heads, heads.dim, true));
-        check(&format!("no positions {heads:?}"), |device| rope_case(device, heads, 0, true));
-        check(&format!("partial rope {heads:?}"), |device| {
-            rope_case(device, heads, heads.dim / 4 * 2, false)
-        });
+        let part = heads.dim / 4 * 2;
+        let [of_heads, of_all] = [NormExtent::Head, NormExtent::Projection].map(Some);
+        let cases =
+            [(heads.dim, of_all), (0, of_all), (part, of_all), (0, of_heads), (part, of_heads), (part, None)];
+        for (rotary_dim, extent) in cases {
+            check(&format!("{heads:?}, {rotary_dim} rotated, norm {extent:?}"), |device| {
+                rope_case(device, heads, rotary_dim, extent)
+            });
+        }
+    }
+}
+
+/// Without a norm of the next half-layer and with one, of products with split-K and without.
+#[test]
+fn normed_results_on_cuda_give_the_bits_of_their_parts() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(device) = &gpu(precision) else { return };
+        for (tokens, inputs, width) in
+            [(1, 256, 512), (5, 2048, 256), (64, 2048, 1024), (300, 96, 40), (3, 64, 8200)]
+        {
+            for has_next in [false, true] {
+                let dims = rmsnorm::Dims { tokens, width, eps: 1e-6 };
+                let x = compute(device, &numbers(1, tokens * inputs));
+                let w = weight(device, width, inputs, &numbers(2, width * inputs));
+                let stream = compute(device, &numbers(3, tokens * width));
+                let [own, next] = [4, 5].map(|seed| compute(device, &numbers(seed, width)));
+                let next = has_next.then(|| next.view());
+                let [mut y, mut sum, mut addend, mut normed] =
+                    [(); 4].map(|()| empty(device, tokens * width));
+                let [mut inv_rms, mut next_inv_rms] = [(); 2].map(|()| device.zeros(tokens).unwrap());
+                let result = NormedResult {
+                    dims,
+                    weight: own.view(),
+                    inv_rms: inv_rms.view_mut(),
+                    stream: stream.view(),
+                    sum: sum.view_mut(),
+                    addend: addend.view_mut(),
+                    next_weight: next,
+                    out: rmsnorm::Out { normed: normed.view_mut(), inv_rms: next_inv_rms.view_mut() },
+                };
+                let product = Product { x: x.view(), weight: &w, y: y.view_mut() };
+                matmul_rmsnorm_add::forward(device, product, result);
+                let together = [&y, &sum, &normed, &inv_rms, &next_inv_rms].map(|b| bits(&b.view().to_vec()));
+                matmul::forward(device, tokens, x.view(), &w, None, y.view_mut());
+                let out = rmsnorm::Out { normed: addend.view_mut(), inv_rms: inv_rms.view_mut() };
+                rmsnorm::forward(device, dims, y.view(), own.view(), out);
+                sum.view_mut().copy_from(stream.view());
+                residual::add(device, sum.view_mut(), addend.view());
+                normed.view_mut().copy_from(sum.view());
+                if let Some(next) = next {
+                    let out = rmsnorm::Out { normed: normed.view_mut(), inv_rms: next_inv_rms.view_mut() };
+                    rmsnorm::forward(device, dims, sum.view(), next, out);
+                }
+                let apart = [&y, &sum, &normed, &inv_rms, &next_inv_rms].map(|b| bits(&b.view().to_vec()));
+                assert!(together == apart, "{precision:?} {tokens} {inputs} {width} {has_next}");
+            }
+        }
     }
 }
 

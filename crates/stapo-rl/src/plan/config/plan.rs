@@ -370,12 +370,10 @@ impl Plan {
         )?;
         if let Some(draft) = &rollout.draft {
             require(
-                rollout.speculate == Speculate::Auto
-                    && rollout.source.is_none()
-                    && self.device() == DeviceName::Cpu,
+                rollout.speculate == Speculate::Auto && rollout.source.is_none(),
                 "rollout.draft",
                 draft,
-                "has nothing to draft: rollout.speculate is \"off\", responses come from rollout.source, or the run is on a GPU",
+                "has nothing to draft: rollout.speculate is \"off\", or responses come from rollout.source",
                 "leave it out",
             )?;
         }

@@ -81,7 +81,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
     let rollouts = "rollout.source={kind=\"jsonl\", path=\"x\"}";
     let sampler = "rollout.source={kind=\"jsonl\", path=\"x\", behavior=\"sampler\"}";
     let one = "rewards=[{name=\"a\"}]";
-    let cases: [(&[&str], &str); 37] = [
+    let cases: [(&[&str], &str); 36] = [
         (&["update.reuse={max=0}"], "config.update.reuse.max: 0, expected at least 1"),
         (&["update.reuse={tau=inf}"], "config.update.reuse.tau: inf, expected a finite number"),
         (&["update.reuse={window=1}"], "config.update.reuse.window: 1, expected at least 2"),
@@ -99,7 +99,6 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
             &["rollout.speculate=off", "rollout.draft=builtin"],
             "config.rollout.draft: builtin has nothing to draft",
         ),
-        (&["device=cuda", "rollout.draft=builtin"], "config.rollout.draft: builtin has nothing to draft"),
         (&[sampler, "objective.off_policy={kind=\"mis\"}"], "mis weighs the policy against the sampler"),
         (&["rollout.source={kind=\"csv\", path=\"x\"}"], "unknown kind `csv`"),
         (&[one, "reward.right=2"], "config.reward: given together with [[rewards]]"),
