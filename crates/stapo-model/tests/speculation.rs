@@ -221,10 +221,7 @@ fn drafts_on_a_gpu_change_no_token_and_no_number() {
         for (kv_bytes, max_sequences) in [(64 << 20, 3), (64 << 20, 1024), (4 << 20, 1024)] {
             let settings = EngineSettings { kv_bytes, max_sequences, ..settings() };
             let counts = compare(&family, &policy, settings, &repeated());
-            assert!(
-                counts.n_accepted > 0 && counts.n_drafting_steps < counts.n_steps,
-                "{family}: {counts:?}"
-            );
+            assert!(counts.n_accepted > 0, "{family}: {counts:?}");
         }
         let (expected, _) = episodes(&policy, plain(settings()), (true, |_| 0));
         let (found, _) = episodes(&policy, drafting(settings()), (true, |_| 0));
@@ -238,6 +235,10 @@ fn drafts_of_long_sequences_on_a_gpu_change_nothing() {
     let Some(device) = cuda::gpu() else { return };
     for family in Family::ALL {
         let config = ModelConfig { max_positions: 4096, ..cuda::config(family) };
+        // Models with states take no drafts.
+        if config.state_numbers() > 0 {
+            continue;
+        }
         let policy = Policy::random(&device, &config, 7, 0.1).unwrap();
         let request = |n: usize| Request {
             problem: n as u64,

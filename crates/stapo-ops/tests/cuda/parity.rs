@@ -48,8 +48,13 @@ pub(super) fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 /// Runs the op on the CPU and on the GPU in both precisions and compares every output.
 pub(super) fn check(name: &str, run: impl Fn(&Device) -> Tensors<f32>) {
+    check_within(name, 6e-3, run);
+}
+
+/// As [`check`], with the tolerance for bf16.
+pub(super) fn check_within(name: &str, bf16_tolerance: f64, run: impl Fn(&Device) -> Tensors<f32>) {
     let expected = run(&cpu());
-    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, 6e-3)] {
+    for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Bf16, bf16_tolerance)] {
         let Some(gpu) = gpu(precision) else { return };
         let got = run(&gpu);
         for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
