@@ -37,7 +37,7 @@ fn a_training_run_goes_on_from_every_fault() {
         name: "train",
         start: words("train config.toml --out out --json"),
         resume: words("train --resume out --json"),
-        stride: 2,
+        stride: 3,
     };
     work.sweep(&writer);
 }
@@ -100,7 +100,7 @@ fn an_evaluation_goes_on_from_every_fault() {
 fn an_experiment_goes_on_from_every_fault() {
     let work = Work::new();
     let words = words("experiment experiment.toml --out out --json");
-    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 7 };
+    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 11 };
     work.sweep(&writer);
 }
 
