@@ -19,7 +19,7 @@ mod cuda_backward;
 pub(crate) mod recurrence;
 mod states;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use states::States;
 

@@ -60,14 +60,20 @@ impl<T: Float> States<T> {
         if from == to {
             return;
         }
-        let Self { recurrent, rows, chunk, n_slots } = self;
-        let chunk =
-            chunk.iter_mut().flat_map(|kept| [&mut kept.keys, &mut kept.values, &mut kept.log_decays]);
-        for buffer in [recurrent, rows].into_iter().chain(chunk) {
-            let len = buffer.len() / *n_slots;
+        let n_slots = self.n_slots;
+        for buffer in self.buffers_mut() {
+            let len = buffer.len() / n_slots;
             let [from, mut to] = buffer.disjoint_mut([from, to].map(|slot| slot * len..(slot + 1) * len));
             to.copy_from(from.into_view());
         }
+    }
+
+    /// All memory, each buffer as many numbers for each slot.
+    pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer<T>> {
+        let Self { recurrent, rows, chunk, .. } = self;
+        let chunk =
+            chunk.iter_mut().flat_map(|kept| [&mut kept.keys, &mut kept.values, &mut kept.log_decays]);
+        [recurrent, rows].into_iter().chain(chunk)
     }
 }
 
