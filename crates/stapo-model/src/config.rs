@@ -191,9 +191,9 @@ impl ModelConfig {
         self.layers.iter_mut().filter_map(LayerSpec::attention_mut)
     }
 
-    /// Numbers that a running sequence keeps besides keys and values, whatever its length.
-    pub fn state_numbers(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.state_numbers() as u64).sum()
+    /// Bytes that a running sequence keeps besides keys and values, whatever its length, where an activation has `compute_bytes`.
+    pub fn state_bytes(&self, compute_bytes: usize) -> u64 {
+        self.layers.iter().map(|layer| layer.state_bytes(compute_bytes) as u64).sum()
     }
 
     /// The one description that all layers share; `None` where layers differ.

@@ -266,7 +266,7 @@ fn sequences_with_states_do_not_depend_on_the_memory_for_states() {
     assert_eq!(n_preemptions, 0);
     let mut n_preempted = 0;
     // Values are padded to 16 columns, which makes keys and values nearly twice as wide.
-    let sequence_bytes = 2 * 4 * policy.config().sequence_numbers(144, 1) as usize;
+    let sequence_bytes = 2 * policy.config().sequence_bytes(144, 1, 4) as usize;
     for kv_bytes in [sequence_bytes, 2 * sequence_bytes, 5 * sequence_bytes] {
         for (max_rows, max_sequences) in [(1024, 1024), (7, 1024), (1024, 3), (9, 2)] {
             let settings = EngineSettings { kv_bytes, max_rows, max_sequences, ..settings() };

@@ -130,7 +130,7 @@ fn turns_do_not_depend_on_memory_or_on_the_time_that_an_environment_takes() {
     check_memory_and_time(&policy(Family::Qwen3), &[170_000, 250_000, 400_000, 8 << 20]);
     let hybrid = policy(Family::Qwen35);
     // Values are padded to 16 columns, which makes keys and values nearly twice as wide.
-    let sequence_bytes = 2 * 4 * hybrid.config().sequence_numbers(13 * 16, 1) as usize;
+    let sequence_bytes = 2 * hybrid.config().sequence_bytes(13 * 16, 1, 4) as usize;
     check_memory_and_time(&hybrid, &[sequence_bytes, 5 * sequence_bytes]);
 }
 

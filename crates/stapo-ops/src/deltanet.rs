@@ -9,16 +9,22 @@
 //! ```
 //!
 //! The state S `[key_dim, value_dim]` of each value head starts at 0, as do the rows in front of a sequence. Training and generation
-//! run the same recurrence row by row, so the rows of a call may start behind a [`States`] that an earlier call left.
+//! run the same recurrence row by row, or on a GPU the same tile of 64 rows, so the rows of a call may start behind a [`States`]
+//! that an earlier call left.
 
 pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
+mod cuda;
+mod cuda_backward;
 pub(crate) mod recurrence;
+mod states;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+
+pub use states::States;
 
 use crate::device::Backend;
-use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 /// Head counts; value head `h` reads key head `h / (value / key)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +75,11 @@ impl Heads {
     pub fn state_len(self) -> usize {
         self.value * self.key_dim * self.value_dim
     }
+
+    /// Whether a GPU with the tile of 64 rows takes heads of these widths through it.
+    fn fit_tile(self) -> bool {
+        self.key_dim == self.value_dim && [64, 128].contains(&self.key_dim)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,52 +128,15 @@ pub struct Carried<'a, T: Float> {
     pub states: &'a mut States<T>,
 }
 
-/// What one layer keeps of sequences between calls.
-#[derive(Debug)]
-pub struct States<T: Float> {
-    /// `[slots, value heads, key_dim, value_dim]`
-    recurrent: Buffer<T>,
-    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read.
-    rows: Buffer<T>,
-    n_slots: usize,
-}
-
-impl<T: Float> States<T> {
-    pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = n_slots * (kernel - 1) * heads.conv_width();
-        Ok(Self {
-            recurrent: device.zeros(n_slots * heads.state_len())?,
-            rows: device.zeros(n_rows)?,
-            n_slots,
-        })
-    }
-
-    /// Numbers of one slot.
-    pub fn slot_len(heads: Heads, kernel: usize) -> usize {
-        heads.state_len() + (kernel - 1) * heads.conv_width()
-    }
-
-    /// Copies the state of one slot to another.
-    pub fn copy(&mut self, from: usize, to: usize) {
-        if from == to {
-            return;
-        }
-        for buffer in [&mut self.recurrent, &mut self.rows] {
-            let len = buffer.len() / self.n_slots;
-            let [from, mut to] = buffer.disjoint_mut([from, to].map(|slot| slot * len..(slot + 1) * len));
-            to.copy_from(from.into_view());
-        }
-    }
-}
-
 /// What forward leaves for backward and for the output projection.
 #[derive(Debug)]
 pub struct Out<'a, T: Float> {
-    /// `T` times [`Heads::input_width`] numbers: the rows that the recurrence takes in, then its outputs.
+    /// `T` times [`Heads::input_width`] numbers: the rows that the recurrence takes in, then its outputs. On a GPU these rows have no
+    /// columns for beta and decay, and the last numbers are not used.
     pub mixed: ViewMut<'a, T>,
     /// `[T, n_norms]`
     pub inv_norms: ViewMut<'a, T>,
-    /// `[T, value_width]`
+    /// `[T, value_width]`, on a GPU possibly with further columns behind each row.
     pub out: ViewMut<'a, T>,
 }
 
@@ -188,18 +162,19 @@ pub fn forward<T: Float>(
     check(op, "raw", raw.len(), dims.tokens * dims.heads.input_width());
     check(op, "mixed", to.mixed.len(), dims.tokens * dims.heads.input_width());
     check(op, "inv_norms", to.inv_norms.len(), dims.tokens * dims.heads.n_norms());
-    check(op, "out", to.out.len(), dims.tokens * dims.heads.value_width());
+    pitch_of(op, "out", to.out.len(), dims.tokens, dims.heads.value_width());
     check(op, "offsets", sequences.offsets.len(), dims.sequences + 1);
     match device.backend() {
         Backend::Cpu(cpu) => {
             T::deltanet_forward(cpu, dims, parameters, raw.host(), sequences.into_host(), to);
         }
-        Backend::Cuda(_) => refuse(op),
+        Backend::Cuda(cuda) => cuda::forward(cuda, dims, parameters, raw.cuda(), sequences, to),
     }
 }
 
 /// The gradient of raw, which is overwritten. Shapes: d_out `[T, value_width]`; d_mixed as `mixed` of [`Out`], left holding
-/// anything; d_raw `[T, input_width]`. Rows of sequences start at their first token.
+/// anything; d_raw `[T, input_width]`, on a GPU possibly with further columns behind each row. Rows of sequences start at their first
+/// token.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,
@@ -212,19 +187,18 @@ pub fn backward<T: Float>(
     let op = "deltanet::backward";
     dims.check(op, &parameters);
     check(op, "d_mixed", d_mixed.len(), dims.tokens * dims.heads.input_width());
-    check(op, "d_raw", d_raw.len(), dims.tokens * dims.heads.input_width());
+    pitch_of(op, "d_raw", d_raw.len(), dims.tokens, dims.heads.input_width());
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.value_width());
     match device.backend() {
         Backend::Cpu(cpu) => {
             let to = cpu_backward::Gradients { d_mixed: d_mixed.into_host(), d_raw: d_raw.into_host(), sums };
             T::deltanet_backward(cpu, dims, (parameters, saved), offsets.host(), d_out.host(), to);
         }
-        Backend::Cuda(_) => refuse(op),
+        Backend::Cuda(cuda) => {
+            let to = cuda_backward::Gradients { d_mixed: d_mixed.cuda(), d_raw: d_raw.cuda(), sums };
+            cuda_backward::backward(cuda, dims, (parameters, saved), offsets.cuda(), d_out.cuda(), to);
+        }
     }
-}
-
-fn refuse(op: &str) -> ! {
-    panic!("{op}: a GPU does not compute this op; `ModelConfig::check_device` refuses such models")
 }
 
 impl Dims {
@@ -240,17 +214,5 @@ impl Dims {
         check(op, "a_log", parameters.a_log.len(), value);
         check(op, "dt_bias", parameters.dt_bias.len(), value);
         check(op, "norm", parameters.norm.len(), value_dim);
-    }
-}
-
-impl<'a, T: Float> Sequences<'a, T> {
-    fn into_host(self) -> cpu::HostSequences<'a, T> {
-        let carried = self.carried.map(|carried| cpu::HostCarried {
-            contexts: carried.contexts.host(),
-            slots: carried.slots.host(),
-            recurrent: carried.states.recurrent.view_mut().into_host(),
-            rows: carried.states.rows.view_mut().into_host(),
-        });
-        cpu::HostSequences { offsets: self.offsets.host(), carried }
     }
 }

@@ -2,12 +2,13 @@
 //! and `out = attended * sigmoid(gate)`.
 
 pub(crate) mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::device::Backend;
 use crate::heads::Heads;
-use crate::{Device, Float, View, ViewMut, check};
+use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -23,7 +24,7 @@ impl Dims {
 
     #[track_caller]
     fn check(self, op: &str, [projected, qkv, gate]: [usize; 3]) {
-        check(op, "projected", projected, self.tokens * self.projected_width());
+        pitch_of(op, "projected", projected, self.tokens, self.projected_width());
         check(op, "qkv", qkv, self.tokens * self.heads.qkv_width());
         check(op, "gate", gate, self.tokens * self.heads.out_width());
     }
@@ -37,16 +38,18 @@ pub fn divide<T: Float>(
     qkv: ViewMut<'_, T>,
     gate: ViewMut<'_, T>,
 ) {
-    dims.check("output_gate::divide", [projected.len(), qkv.len(), gate.len()]);
+    let op = "output_gate::divide";
+    dims.check(op, [projected.len(), qkv.len(), gate.len()]);
+    check(op, "projected", projected.len(), dims.tokens * dims.projected_width());
     match device.backend() {
         Backend::Cpu(cpu) => {
             T::output_gate_divide(cpu, dims, projected.host(), qkv.into_host(), gate.into_host());
         }
-        Backend::Cuda(_) => refuse("output_gate::divide"),
+        Backend::Cuda(cuda) => cuda::divide(cuda, dims, projected.cuda(), qkv.cuda(), gate.cuda()),
     }
 }
 
-/// The inverse of [`divide`], for gradients.
+/// The inverse of [`divide`], for gradients. On a GPU rows of `projected` may have further columns behind them.
 pub fn join<T: Float>(
     device: &Device,
     dims: Dims,
@@ -59,23 +62,30 @@ pub fn join<T: Float>(
         Backend::Cpu(cpu) => {
             T::output_gate_join(cpu, dims, qkv.host(), gate.host(), projected.into_host());
         }
-        Backend::Cuda(_) => refuse("output_gate::join"),
+        Backend::Cuda(cuda) => cuda::join(cuda, dims, qkv.cuda(), gate.cuda(), projected.cuda()),
     }
 }
 
-/// `out = attended * sigmoid(gate)`. All have the same shape.
-pub fn forward<T: Float>(device: &Device, attended: View<'_, T>, gate: View<'_, T>, out: ViewMut<'_, T>) {
+/// `out = attended * sigmoid(gate)`. All have the shape `[T, out_width]`; on a GPU rows of `out` may have further columns behind them.
+pub fn forward<T: Float>(
+    device: &Device,
+    dims: Dims,
+    attended: View<'_, T>,
+    gate: View<'_, T>,
+    out: ViewMut<'_, T>,
+) {
     check("output_gate::forward", "gate", gate.len(), attended.len());
-    check("output_gate::forward", "out", out.len(), attended.len());
+    pitch_of("output_gate::forward", "out", out.len(), dims.tokens, dims.heads.out_width());
     match device.backend() {
         Backend::Cpu(cpu) => T::output_gate_forward(cpu, attended.host(), gate.host(), out.into_host()),
-        Backend::Cuda(_) => refuse("output_gate::forward"),
+        Backend::Cuda(cuda) => cuda::forward(cuda, dims, attended.cuda(), gate.cuda(), out.cuda()),
     }
 }
 
-/// Overwrites both gradients. All have the same shape.
+/// Overwrites both gradients. All have the shape `[T, out_width]`.
 pub fn backward<T: Float>(
     device: &Device,
+    dims: Dims,
     (attended, gate): (View<'_, T>, View<'_, T>),
     d_out: View<'_, T>,
     d_attended: ViewMut<'_, T>,
@@ -89,10 +99,9 @@ pub fn backward<T: Float>(
             let to = (d_attended.into_host(), d_gate.into_host());
             T::output_gate_backward(cpu, (attended.host(), gate.host()), d_out.host(), to);
         }
-        Backend::Cuda(_) => refuse("output_gate::backward"),
+        Backend::Cuda(cuda) => {
+            let to = (d_attended.cuda(), d_gate.cuda());
+            cuda::backward(cuda, dims, (attended.cuda(), gate.cuda()), d_out.cuda(), to);
+        }
     }
-}
-
-fn refuse(op: &str) -> ! {
-    panic!("{op}: a GPU does not compute this op; `ModelConfig::check_device` refuses such models")
 }

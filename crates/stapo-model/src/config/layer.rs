@@ -156,9 +156,11 @@ impl LayerSpec {
         }
     }
 
-    /// Numbers that a running sequence keeps besides keys and values, whatever its length.
-    pub fn state_numbers(&self) -> usize {
-        self.delta_net().map_or(0, |spec| deltanet::States::<f32>::slot_len(spec.heads, spec.kernel))
+    /// Bytes that a running sequence keeps besides keys and values, whatever its length, where an activation has `compute_bytes`.
+    pub fn state_bytes(&self, compute_bytes: usize) -> usize {
+        let bytes =
+            |spec: DeltaNetSpec| deltanet::States::<f32>::slot_bytes(spec.heads, spec.kernel, compute_bytes);
+        self.delta_net().map_or(0, bytes)
     }
 
     /// Columns of the feed-forward's activation.

@@ -76,17 +76,18 @@ impl LayerSets {
 }
 
 impl ModelConfig {
-    /// Numbers within which an engine can run a sequence of `n_tokens`, of which a step computes up to `n_rows`. Where layers keep
-    /// states, these take half of the memory at most, and so do keys and values.
-    pub fn sequence_numbers(&self, n_tokens: usize, n_rows: usize) -> u64 {
+    /// Bytes within which an engine can run a sequence of `n_tokens`, of which a step computes up to `n_rows`, where an activation has
+    /// `compute_bytes`. Where layers keep states, these take half of the memory at most, and so do keys and values.
+    pub fn sequence_bytes(&self, n_tokens: usize, n_rows: usize, compute_bytes: usize) -> u64 {
         let sets = LayerSets::new(self);
         let of_block: usize =
             sets.cache_layers.iter().map(|index| self.layers[*index].kv_numbers_per_token()).sum();
         let held = |window: &Option<usize>| {
             window.map_or(n_tokens, |window| n_tokens.min(window + KEPT_BEFORE_WINDOW + n_rows))
         };
-        let keys_and_values = sets.windows.iter().map(held).sum::<usize>() as u64 * of_block as u64;
-        match self.state_numbers() {
+        let keys_and_values =
+            sets.windows.iter().map(held).sum::<usize>() as u64 * (of_block * compute_bytes) as u64;
+        match self.state_bytes(compute_bytes) {
             0 => keys_and_values,
             states => 2 * keys_and_values.max(states),
         }
@@ -106,7 +107,7 @@ mod tests {
     fn layers_of_one_window_share_blocks_and_sets_have_one_size() {
         let (plain, config) = sets("qwen3-0.6b");
         assert_eq!((plain.windows.as_slice(), plain.cache_layers.len()), (&[None][..], 28));
-        assert_eq!(config.sequence_numbers(1000, 5), 1000 * config.kv_numbers_per_token());
+        assert_eq!(config.sequence_bytes(1000, 5, 2), 2000 * config.kv_numbers_per_token());
         let (olmo, config) = sets("olmo-3-7b");
         assert_eq!((olmo.windows.len(), olmo.cache_layers.len()), (4, 8));
         for (index, layer) in config.layers.iter().enumerate() {
@@ -119,7 +120,7 @@ mod tests {
         }
         // Three of four layers hold a window of 4096.
         let share =
-            config.sequence_numbers(32_768, 1) as f64 / (32_768 * config.kv_numbers_per_token()) as f64;
+            config.sequence_bytes(32_768, 1, 1) as f64 / (32_768 * config.kv_numbers_per_token()) as f64;
         assert!((0.34..0.36).contains(&share), "{share}");
         // 29 and 5 layers: a place of 35 is empty.
         let (gemma, _) = sets("gemma-3-4b");
@@ -137,7 +138,10 @@ mod tests {
             assert_eq!((sets.set_of_layer(*index), sets.cache_of_layer(*index)), (0, cache));
         }
         let keys_and_values = 1_000_000 * config.kv_numbers_per_token();
-        assert!(config.state_numbers() < keys_and_values);
-        assert_eq!(config.sequence_numbers(1_000_000, 1), 2 * keys_and_values);
+        assert!(config.state_bytes(4) < keys_and_values);
+        assert_eq!(config.sequence_bytes(1_000_000, 1, 4), 2 * 4 * keys_and_values);
+        // On a GPU in bf16 a state is f32, and a chunk of keys, values and decays is kept with it.
+        let state = 32 * (128 * 128 * 4 + 64 * (2 * 128 * 2 + 4)) + 3 * 8192 * 2;
+        assert_eq!(config.layers[0].state_bytes(2), state);
     }
 }

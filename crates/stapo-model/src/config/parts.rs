@@ -1,8 +1,8 @@
 //! The parts of a model beyond those of Llama, for people to read, and what a GPU does not compute.
 
 use super::{
-    AttentionBiases, AttentionSpec, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement, QkNorm,
-    RopeScaling,
+    AttentionBiases, AttentionSpec, DeltaNetSpec, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement,
+    QkNorm, RopeScaling,
 };
 use crate::error::{Error, Result};
 use stapo_ops::Device;
@@ -10,6 +10,10 @@ use stapo_ops::attention::ScoreRule;
 use stapo_ops::swiglu::Gate;
 use std::fmt;
 
+/// Whether GPUs compute gated DeltaNet and gates on attention's outputs.
+const GPU_COMPUTES_HYBRIDS: bool = true;
+/// The most bytes of one head's state on a GPU, where a block of threads holds it.
+const MAX_GPU_STATE: usize = 128 * 128 * size_of::<f32>();
 /// The widest norm of all query heads on a GPU.
 const MAX_GPU_NORM: usize = 8192;
 
@@ -129,9 +133,15 @@ impl ModelConfig {
         let refuse = |problem: String| {
             Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
         };
-        let is_cpu_only = |part: &Part| matches!(part, Part::DeltaNet { .. } | Part::OutputGate);
-        if let Some(part) = self.parts().into_iter().find(is_cpu_only) {
+        let is_hybrid = |part: &Part| matches!(part, Part::DeltaNet { .. } | Part::OutputGate);
+        if let Some(part) = self.parts().into_iter().find(|part| is_hybrid(part) && !GPU_COMPUTES_HYBRIDS) {
             return refuse(format!("a GPU does not compute this part: {part}"));
+        }
+        for DeltaNetSpec { heads, .. } in self.layers.iter().filter_map(LayerSpec::delta_net) {
+            let (key, value) = (heads.key_dim, heads.value_dim);
+            if key * value * size_of::<f32>() > MAX_GPU_STATE {
+                return refuse(format!("a GPU computes states of at most 128 by 128, not {key} by {value}"));
+            }
         }
         for attention in self.attentions() {
             let dim = attention.heads.dim;

@@ -88,7 +88,7 @@ fn attend<T: Float>(
         }
     }
     if let Some(gated) = gated {
-        output_gate::forward(device, out.into_view(), gate.into_view(), gated);
+        output_gate::forward(device, gate_dims(layer, spec), out.into_view(), gate.into_view(), gated);
     }
 }
 
@@ -261,14 +261,15 @@ fn attend_gated_backward<T: Float>(
     let (mut d_raw, rest) = rest.split_at(n_qkv);
     let (mut d_ungated, mut d_gate) = rest.split_at(n_out);
     let d_out = views.d_attended.view();
-    output_gate::backward(device, (ungated, gate), d_out, d_ungated.reborrow(), d_gate.reborrow());
+    let (gate_dims, to) = (gate_dims(layer, spec), (d_ungated.reborrow(), d_gate.reborrow()));
+    output_gate::backward(device, gate_dims, (ungated, gate), d_out, to.0, to.1);
     let saved = attention::Saved { qkv: views.qkv.range(0..n_qkv), out: ungated, lse: views.lse };
     let dims = packed_dims(layer, spec, &packed);
     attention::backward(device, dims, saved, packed.offsets, d_ungated.view(), d_qkv.reborrow());
     let between = (d_qkv.view(), d_raw.reborrow());
     rotate_backward(layer, spec, (raw, views.head_inv_rms), between, gradients);
     let to = views.d_raw_qkv.rows.reborrow();
-    output_gate::join(device, gate_dims(layer, spec), d_raw.into_view(), d_gate.into_view(), to);
+    output_gate::join(device, gate_dims, d_raw.into_view(), d_gate.into_view(), to);
 }
 
 /// From the gradient after rope to that before it and before the norms, from what these took in.

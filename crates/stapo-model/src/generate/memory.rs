@@ -136,7 +136,7 @@ pub fn divide_memory(
     kv_bytes: usize,
     max_sequences: usize,
 ) -> (usize, Option<usize>) {
-    let state_bytes = config.state_numbers() as usize * device.compute_bytes();
+    let state_bytes = config.state_bytes(device.compute_bytes()) as usize;
     let n_states = states_within(kv_bytes as u64, state_bytes as u64, max_sequences);
     let left = kv_bytes.saturating_sub(n_states.unwrap_or(0) * state_bytes);
     (left / block_bytes(device, config), n_states)

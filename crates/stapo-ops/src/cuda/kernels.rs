@@ -62,6 +62,7 @@ const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
+const DELTANET: &str = include_str!("../deltanet/heads.cu");
 
 macro_rules! sources {
     ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
@@ -120,7 +121,11 @@ sources! {
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [GATE, WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
     LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
-    DELTANET_TILE = "deltanet_tile", HopperOnDemand, [TILES, MMA, include_str!("../deltanet/tile.cu")];
+    DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
+    DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
+    DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
+        [TILES, MMA, DELTANET, include_str!("../deltanet/tile.cu"), include_str!("../deltanet/tile_backward.cu")];
+    OUTPUT_GATE = "output_gate", Once, [include_str!("../output_gate/output_gate.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Buffer;
 use crate::testing::*;
 
 const HEADS: [Heads; 3] = [
@@ -8,7 +9,7 @@ const HEADS: [Heads; 3] = [
 ];
 
 /// The epsilon is large, because differences of a norm of small rows are not close to its derivative.
-fn dims(heads: Heads, lengths: &[usize]) -> Dims {
+pub(crate) fn dims(heads: Heads, lengths: &[usize]) -> Dims {
     Dims { tokens: lengths.iter().sum(), sequences: lengths.len(), heads, kernel: 4, eps: 0.1 }
 }
 
@@ -21,7 +22,7 @@ fn offsets(lengths: &[usize]) -> Vec<u32> {
 }
 
 /// The input, then the weights: conv, a_log, dt_bias, norm.
-fn inputs<T: Float>(d: Dims) -> Tensors<T> {
+pub(crate) fn inputs<T: Float>(d: Dims) -> Tensors<T> {
     let lens = [
         d.tokens * d.heads.input_width(),
         d.heads.conv_width() * d.kernel,
@@ -36,14 +37,28 @@ fn parameters<T: Float>(x: &[Buffer<T>]) -> Parameters<'_, T> {
     Parameters { conv: x[1].view(), a_log: x[2].view(), dt_bias: x[3].view(), norm: x[4].view() }
 }
 
-/// Memory that forward fills: mixed, inv_norms, out.
-fn memory<T: Float>(device: &Device, d: Dims) -> [Buffer<T>; 3] {
-    [d.heads.input_width(), d.heads.n_norms(), d.heads.value_width()]
-        .map(|width| device.zeros(d.tokens * width).unwrap())
+/// A buffer in compute precision that holds `x`.
+fn compute<T: Float>(device: &Device, x: &[T]) -> Buffer<T> {
+    let mut buffer = device.compute_zeros(x.len()).unwrap();
+    buffer.view_mut().write(x);
+    buffer
 }
 
-fn forward_of<T: Float>(device: &Device, d: Dims, lengths: &[usize], x: &Tensors<T>) -> Tensors<T> {
-    let x: Vec<_> = x.iter().map(|x| upload(device, x)).collect();
+/// Memory that forward fills: mixed, inv_norms, out.
+fn memory<T: Float>(device: &Device, d: Dims) -> [Buffer<T>; 3] {
+    let [mixed, out] = [d.heads.input_width(), d.heads.value_width()]
+        .map(|width| device.compute_zeros(d.tokens * width).unwrap());
+    [mixed, device.zeros(d.tokens * d.heads.n_norms()).unwrap(), out]
+}
+
+/// `mixed`, whose layout depends on the device, `inv_norms` and `out`.
+pub(crate) fn forward_of<T: Float>(
+    device: &Device,
+    d: Dims,
+    lengths: &[usize],
+    x: &Tensors<T>,
+) -> Tensors<T> {
+    let x: Vec<_> = x.iter().map(|x| compute(device, x)).collect();
     let offsets = upload(device, &offsets(lengths));
     let [mut mixed, mut inv_norms, mut out] = memory(device, d);
     let to = Out { mixed: mixed.view_mut(), inv_norms: inv_norms.view_mut(), out: out.view_mut() };
@@ -53,19 +68,21 @@ fn forward_of<T: Float>(device: &Device, d: Dims, lengths: &[usize], x: &Tensors
 }
 
 /// The gradients of all inputs; the sums begin at `start`.
-fn backward_of<T: Float>(
+pub(crate) fn backward_of<T: Float>(
     device: &Device,
     d: Dims,
     lengths: &[usize],
     x: &Tensors<T>,
     start: T,
 ) -> Tensors<T> {
-    let saved: Vec<_> = forward_of(device, d, lengths, x).iter().map(|x| upload(device, x)).collect();
-    let d_out = upload(device, &cotangents(&[vec![T::ZERO; d.tokens * d.heads.value_width()]])[0]);
+    let saved = forward_of(device, d, lengths, x);
+    let (mixed, inv_norms) = (compute(device, &saved[0]), upload(device, &saved[1]));
+    let d_out = compute(device, &cotangents(&[vec![T::ZERO; d.tokens * d.heads.value_width()]])[0]);
     let mut sums: Vec<_> = x.iter().map(|x| upload(device, &vec![start; x.len()])).collect();
-    let x: Vec<_> = x.iter().map(|x| upload(device, x)).collect();
+    sums[0] = device.compute_zeros(x[0].len()).unwrap();
+    let x: Vec<_> = x.iter().map(|x| compute(device, x)).collect();
     let offsets = upload(device, &offsets(lengths));
-    let mut d_mixed = device.zeros(saved[0].len()).unwrap();
+    let mut d_mixed = device.compute_zeros(saved[0].len()).unwrap();
     let [d_raw, d_conv, d_a_log, d_dt_bias, d_norm] = &mut sums[..] else { panic!() };
     let to = ParameterSums {
         d_conv: d_conv.view_mut(),
@@ -73,7 +90,7 @@ fn backward_of<T: Float>(
         d_dt_bias: d_dt_bias.view_mut(),
         d_norm: d_norm.view_mut(),
     };
-    let saved = Saved { raw: x[0].view(), mixed: saved[0].view(), inv_norms: saved[1].view() };
+    let saved = Saved { raw: x[0].view(), mixed: mixed.view(), inv_norms: inv_norms.view() };
     let gradients = (d_mixed.view_mut(), d_raw.view_mut());
     backward(device, d, (parameters(&x), saved), offsets.view(), d_out.view(), gradients, Some(to));
     sums.iter().map(|sum| sum.view().to_vec()).collect()
@@ -173,65 +190,67 @@ fn all_devices_agree_bitwise_and_stay_close_to_double() {
     }
 }
 
-/// Sequences in calls of any length give the bits of one call; slots are used in any order and hold anything before.
 #[test]
 fn calls_that_go_on_behind_kept_states_give_the_bits_of_one_call() {
-    let device = device();
     for heads in HEADS {
-        let lengths = [9, 70, 4];
-        let d = dims(heads, &lengths);
-        let x = inputs::<f32>(d);
-        let whole = &forward_of(&device, d, &lengths, &x)[2];
-        let mut states = States::zeros(&device, heads, d.kernel, 5).unwrap();
-        for buffer in [&mut states.recurrent, &mut states.rows] {
-            let len = buffer.len();
-            buffer.view_mut().write(&vec![7.0; len]);
-        }
-        let weights: Vec<_> = x.iter().map(|x| upload(&device, x)).collect();
-        let mut slots = [4u32, 0, 2];
-        let mut done = [0; 3];
-        for (call, n) in [1, 2, 1, 3, 1, 40, 1, 30].into_iter().enumerate() {
-            let (mut raw, mut new, mut at) = (vec![], vec![], vec![]);
-            for (s, &len) in lengths.iter().enumerate() {
-                let n = n.min(len - done[s]);
-                if n > 0 {
-                    let first = lengths[..s].iter().sum::<usize>() + done[s];
-                    raw.extend_from_slice(&x[0][first * heads.input_width()..][..n * heads.input_width()]);
-                    done[s] += n;
-                    new.push(n);
-                    at.push((s, first));
-                }
-            }
-            let part = dims(heads, &new);
-            let [mut mixed, mut inv_norms, mut out] = memory(&device, part);
-            let to = Out { mixed: mixed.view_mut(), inv_norms: inv_norms.view_mut(), out: out.view_mut() };
-            let (raw, offsets) = (upload(&device, &raw), upload(&device, &offsets(&new)));
-            let contexts = upload(&device, &at.iter().map(|(s, _)| done[*s] as u32).collect::<Vec<_>>());
-            let used = upload(&device, &at.iter().map(|(s, _)| slots[*s]).collect::<Vec<_>>());
-            let carried = Carried { contexts: contexts.view(), slots: used.view(), states: &mut states };
-            let sequences = Sequences { offsets: offsets.view(), carried: Some(carried) };
-            forward(&device, part, parameters(&weights), raw.view(), sequences, to);
-            let width = heads.value_width();
-            let out = out.view().to_vec();
-            let mut rows = out.chunks_exact(width);
-            for ((s, first), n) in at.iter().zip(&new) {
-                for row in 0..*n {
-                    let expected = &whole[(first + row) * width..][..width];
-                    assert_eq!(
-                        bits(rows.next().unwrap()),
-                        bits(expected),
-                        "{heads:?} call {call} of {s}, row {row}"
-                    );
-                }
-            }
-            // A sequence moves to another slot.
-            if call == 3 {
-                states.copy(0, 3);
-                slots[1] = 3;
-            }
-        }
-        assert_eq!(done, lengths);
+        check_calls(&device(), heads, [9, 70, 4], &[1, 2, 1, 3, 1, 40, 1, 30]);
     }
+}
+
+/// Sequences in calls of up to `rows` rows give the bits of one call; slots are used in any order and hold anything before.
+pub(crate) fn check_calls(device: &Device, heads: Heads, lengths: [usize; 3], rows: &[usize]) {
+    let d = dims(heads, &lengths);
+    let x = inputs::<f32>(d);
+    let whole = &forward_of(device, d, &lengths, &x)[2];
+    let mut states = States::zeros(device, heads, d.kernel, 5).unwrap();
+    for buffer in states.buffers_mut() {
+        let len = buffer.len();
+        buffer.view_mut().write(&vec![7.0; len]);
+    }
+    let weights: Vec<_> = x.iter().map(|x| compute(device, x)).collect();
+    let mut slots = [4u32, 0, 2];
+    let mut done = [0; 3];
+    for (call, &n) in rows.iter().enumerate() {
+        let (mut raw, mut new, mut at) = (vec![], vec![], vec![]);
+        for (s, &len) in lengths.iter().enumerate() {
+            let n = n.min(len - done[s]);
+            if n > 0 {
+                let first = lengths[..s].iter().sum::<usize>() + done[s];
+                raw.extend_from_slice(&x[0][first * heads.input_width()..][..n * heads.input_width()]);
+                done[s] += n;
+                new.push(n);
+                at.push((s, first));
+            }
+        }
+        let part = dims(heads, &new);
+        let [mut mixed, mut inv_norms, mut out] = memory(device, part);
+        let to = Out { mixed: mixed.view_mut(), inv_norms: inv_norms.view_mut(), out: out.view_mut() };
+        let (raw, offsets) = (compute(device, &raw), upload(device, &offsets(&new)));
+        let contexts = upload(device, &at.iter().map(|(s, _)| done[*s] as u32).collect::<Vec<_>>());
+        let used = upload(device, &at.iter().map(|(s, _)| slots[*s]).collect::<Vec<_>>());
+        let carried = Carried { contexts: contexts.view(), slots: used.view(), states: &mut states };
+        let sequences = Sequences { offsets: offsets.view(), carried: Some(carried) };
+        forward(device, part, parameters(&weights), raw.view(), sequences, to);
+        let width = heads.value_width();
+        let out = out.view().to_vec();
+        let mut rows = out.chunks_exact(width);
+        for ((s, first), n) in at.iter().zip(&new) {
+            for row in 0..*n {
+                let expected = &whole[(first + row) * width..][..width];
+                assert_eq!(
+                    bits(rows.next().unwrap()),
+                    bits(expected),
+                    "{heads:?} call {call} of {s}, row {row}"
+                );
+            }
+        }
+        // A sequence moves to another slot.
+        if call == 3 {
+            states.copy(0, 3);
+            slots[1] = 3;
+        }
+    }
+    assert_eq!(done, lengths);
 }
 
 #[test]
@@ -251,14 +270,18 @@ fn gradients_do_not_depend_on_the_cut_into_micro_batches() {
 
 #[test]
 fn extreme_gates_give_finite_numbers() {
-    let lengths = [5];
-    let d = dims(HEADS[0], &lengths);
+    check_extreme_gates(&device(), HEADS[0]);
+}
+
+pub(crate) fn check_extreme_gates(device: &Device, heads: Heads) {
+    let lengths = [70];
+    let d = dims(heads, &lengths);
     let mut x = inputs::<f32>(d);
     let gates = d.heads.conv_width() + d.heads.value_width();
     for (idx, row) in x[0].chunks_exact_mut(d.heads.input_width()).enumerate() {
-        row[gates..].fill([-200.0, 200.0, -90.0, 90.0, 0.0][idx]);
+        row[gates..].fill([-200.0, 200.0, -90.0, 90.0, 0.0][idx % 5]);
         row[..d.heads.conv_width()].fill(if idx == 2 { 0.0 } else { 1.0 });
     }
-    let all = [forward_of(&device(), d, &lengths, &x), backward_of(&device(), d, &lengths, &x, 0.0)].concat();
-    assert!(all.iter().flatten().all(|x| x.is_finite()));
+    let all = [forward_of(device, d, &lengths, &x), backward_of(device, d, &lengths, &x, 0.0)].concat();
+    assert!(all.iter().flatten().all(|x| x.is_finite()), "{heads:?}");
 }

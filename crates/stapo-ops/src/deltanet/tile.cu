@@ -1,4 +1,4 @@
-// Gated DeltaNet: one chunk of 64 rows of one value head, the tile that training, prefill and decode share.
+// Gated DeltaNet in chunks of 64 rows: the tile that training, prefill and decode share.
 //
 // With the log decays g, c the sums of g up to a row, S the state at the chunk's start and D the corrected values:
 //     L_ij = beta_i exp(c_i - c_j) (k_i . k_j)  for j < i, else 0
@@ -146,22 +146,6 @@ __device__ __forceinline__ void solve(Shared& s, float (*sides)[4], int row, int
     }
 }
 
-// Rows of keys, queries, gates and kept corrected values, and the state, into shared memory. Rows from `n` on are 0.
-__device__ __forceinline__ void load(Shared& s, const bf16* q, const bf16* k, const bf16* corrected, const float* state,
-                                     int key_heads, int first, int n) {
-    int head = blockIdx.x, heads = gridDim.x, key_head = head / (heads / key_heads);
-    for (int i = threadIdx.x; i < CHUNK * DIM; i += THREADS) {
-        int r = i / DIM, column = i % DIM;
-        size_t from = ((size_t)r * key_heads + key_head) * DIM + column;
-        bf16 zero = {0};
-        s.q[r * STRIDE + column] = r < n ? q[from] : zero;
-        s.k[r * STRIDE + column] = r < n ? k[from] : zero;
-        s.d[r * STRIDE + column] = r < first ? corrected[((size_t)r * heads + head) * DIM + column] : zero;
-    }
-    for (int i = threadIdx.x; i < DIM * DIM; i += THREADS)
-        s.state[i / DIM * STRIDE + i % DIM] = round_to<bf16>(state[i]);
-}
-
 __device__ __forceinline__ void clear(float (*rows)[4]) {
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i)
@@ -219,50 +203,158 @@ __device__ __forceinline__ void advance(Shared& s, float (*rows)[4], int row, co
     }
 }
 
-// Rows `first` to `n` of a chunk, one block of threads for each value head. Shapes: q, k [64, key heads, DIM]; v, corrected, out
-// [64, value heads, DIM]; log_decay, beta [64, value heads]; state, next [value heads, DIM, DIM] in f32. Rows from n on are taken as
-// 0, rows of `corrected` below `first` are read, the others written. `next` is written if the chunk is full.
-KERNEL deltanet_tile(const bf16* q, const bf16* k, const bf16* v, const float* log_decay, const float* beta,
-                     const float* state, bf16* corrected, bf16* out, float* next, int key_heads, int first, int n) {
-    extern __shared__ __align__(16) char memory[];
-    Shared& s = *(Shared*)memory;
-    int head = blockIdx.x, heads = gridDim.x, row = threadIdx.x / 32 * BLOCK;
-    state += (size_t)head * DIM * DIM;
-    next += (size_t)head * DIM * DIM;
-    load(s, q, k, corrected, state, key_heads, first, n);
-    if (threadIdx.x < CHUNK) {
-        bool is_there = threadIdx.x < n;
-        s.decay[threadIdx.x] = is_there ? log_decay[threadIdx.x * heads + head] : 0.0f;
-        s.beta[threadIdx.x] = is_there ? beta[threadIdx.x * heads + head] : 0.0f;
-    }
-    __syncthreads();
-    cumulate(s.decay);
-    __syncthreads();
+// The rows of a call and what is kept of their sequences.
+struct ChunkArgs {
+    // [T, input_width], [T, conv_width]
+    const bf16 *raw, *mixed;
+    const bf16 *a_log, *dt_bias;
+    // [.., value heads, DIM, DIM]: of each slot where earlier calls may have computed rows, of each sequence, or, with `corrected`, of
+    // each chunk, those of sequence s from number offsets[s] / CHUNK + s on.
+    float* states;
+    // Of the chunk that a sequence is in the midst of: keys and corrected values [slots, value heads, CHUNK, DIM], log decays [slots,
+    // value heads, CHUNK].
+    bf16 *kept_keys, *kept_values;
+    float* kept_decays;
+    // [T, value_width] each: the corrected values, for backward, and the outputs. Either may be 0.
+    bf16 *corrected, *out;
+    Heads h;
+    Sequences sequences;
+};
 
-    float scores[CHUNK / 8][4], rows[DIM / 8][4];
-    score(scores, s.k, s.k, row);
-    write_system(s, scores, row);
-    // The right-hand sides beta (v - exp(c) k S).
+// Where the state in front of a sequence's first row in the call lies, among those of one value head.
+__device__ __forceinline__ size_t state_number(const ChunkArgs& a, int sequence) {
+    if (a.sequences.contexts) return a.sequences.slots[sequence];
+    return a.corrected ? a.sequences.offsets[sequence] / CHUNK + sequence : sequence;
+}
+
+// A chunk of a value head. Rows below `first` were kept; rows from `n` on are absent and taken as 0.
+struct Chunk {
+    int head, key_head, first, n;
+    // The row of the call that is row 0 of the chunk; below 0 where that row came earlier.
+    long long row;
+
+    __device__ __forceinline__ bool has(int r) const { return r >= first && r < n; }
+};
+
+__device__ __forceinline__ void copy8(bf16* to, const bf16* from, bool is_there) {
+    uint4 zero = {0, 0, 0, 0};
+    *(uint4*)to = is_there ? *(const uint4*)from : zero;
+}
+
+// Queries and keys of the rows that the call has, and kept keys and corrected values; other rows are 0.
+__device__ __forceinline__ void load_rows(Shared& s, const ChunkArgs& a, const Chunk& c, size_t slot) {
+    size_t kept = (slot * a.h.value + c.head) * CHUNK * DIM;
+    for (int i = threadIdx.x; i < CHUNK * DIM / 8; i += THREADS) {
+        int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
+        bool is_kept = r < c.first;
+        size_t row = c.has(r) ? c.row + r : 0;
+        const bf16* query = a.mixed + row * a.h.conv_width() + c.key_head * DIM + column;
+        size_t before = is_kept ? kept + r * DIM + column : 0;
+        copy8(s.q + to, query, c.has(r));
+        copy8(s.k + to, is_kept ? a.kept_keys + before : query + a.h.key_width(), is_kept || c.has(r));
+        copy8(s.d + to, is_kept ? a.kept_values + before : query, is_kept);
+    }
+}
+
+// The state as products read it.
+__device__ __forceinline__ void load_state(bf16* to, const float* state) {
+    for (int i = threadIdx.x; i < DIM * DIM; i += THREADS) to[i / DIM * STRIDE + i % DIM] = round_to<bf16>(state[i]);
+}
+
+// Log decays and beta of a chunk's rows; the sums of the decays come with `cumulate`.
+__device__ __forceinline__ void load_gates(Shared& s, const ChunkArgs& a, const Chunk& c, size_t slot) {
+    int r = threadIdx.x;
+    if (r >= CHUNK) return;
+    s.decay[r] = r < c.first ? a.kept_decays[(slot * a.h.value + c.head) * CHUNK + r] : 0.0f;
+    s.beta[r] = 0.0f;
+    if (!c.has(r)) return;
+    Gates gates = gates_of(a.raw + (c.row + r) * a.h.input_width(), a.a_log, a.dt_bias, a.h, c.head);
+    s.decay[r] = gates.log_decay;
+    s.beta[r] = gates.beta;
+    if (a.kept_decays) a.kept_decays[(slot * a.h.value + c.head) * CHUNK + r] = gates.log_decay;
+}
+
+// Keeps the rows of a chunk that later calls go on in.
+__device__ __forceinline__ void keep_chunk(const Shared& s, const ChunkArgs& a, const Chunk& c, size_t slot) {
+    size_t kept = (slot * a.h.value + c.head) * CHUNK * DIM;
+    for (int i = threadIdx.x; i < CHUNK * DIM / 8; i += THREADS) {
+        int r = i / (DIM / 8), column = i % (DIM / 8) * 8;
+        if (!c.has(r)) continue;
+        *(uint4*)(a.kept_keys + kept + r * DIM + column) = *(const uint4*)(s.k + r * STRIDE + column);
+        *(uint4*)(a.kept_values + kept + r * DIM + column) = *(const uint4*)(s.d + r * STRIDE + column);
+    }
+}
+
+// The right-hand sides beta (v - exp(c) k S) of the rows that the call has.
+__device__ __forceinline__ void write_sides(const Shared& s, const ChunkArgs& a, const Chunk& c, float (*rows)[4], int row) {
     clear(rows);
     multiply(rows, s.k, STRIDE, row, 0, s.state, 0, DIM);
+    const bf16* values = a.mixed + 2 * a.h.key_width() + c.head * DIM;
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i)
         for_elements([&](int e, int r, int column) {
             int at = row + r;
-            float value = at < n ? widen(v[((size_t)at * heads + head) * DIM + i * 8 + column]) : 0.0f;
+            float value = c.has(at) ? widen(values[(c.row + at) * a.h.conv_width() + i * 8 + column]) : 0.0f;
             rows[i][e] = s.beta[at] * fmaf(-expf(s.decay[at]), rows[i][e], value);
         });
+}
+
+// One chunk; the state behind it goes to `next` if it is full.
+__device__ __forceinline__ void run_chunk(Shared& s, const ChunkArgs& a, const Chunk& c, size_t slot, const float* state,
+                                          float* next) {
+    int row = threadIdx.x / 32 * BLOCK;
+    load_rows(s, a, c, slot);
+    load_state(s.state, state);
+    load_gates(s, a, c, slot);
     __syncthreads();
-    solve(s, rows, row, first);
+    cumulate(s.decay);
+    __syncthreads();
+    float scores[CHUNK / 8][4], rows[DIM / 8][4];
+    score(scores, s.k, s.k, row);
+    write_system(s, scores, row);
+    write_sides(s, a, c, rows, row);
+    __syncthreads();
+    solve(s, rows, row, c.first);
     attend(s, scores, rows, row);
 #pragma unroll
     for (int i = 0; i < DIM / 8; ++i)
         for_elements([&](int e, int r, int column) {
             int at = row + r;
-            size_t to = ((size_t)at * heads + head) * DIM + i * 8 + column;
-            if (at < first || at >= n) return;
-            out[to] = round_to<bf16>(rows[i][e]);
-            corrected[to] = s.d[at * STRIDE + i * 8 + column];
+            if (!c.has(at)) return;
+            size_t to = (c.row + at) * a.h.value_width() + c.head * DIM + i * 8 + column;
+            if (a.out) a.out[to] = round_to<bf16>(rows[i][e]);
+            if (a.corrected) a.corrected[to] = s.d[at * STRIDE + i * 8 + column];
         });
-    if (n == CHUNK) advance(s, rows, row, state, next);
+    if (c.n == CHUNK && next)
+        advance(s, rows, row, state, next);
+    else if (a.kept_keys)
+        keep_chunk(s, a, c, slot);
+}
+
+// Runs the rows of each sequence through the tile, from the chunk on that they begin in. Grid: (value heads, sequences).
+KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
+    extern __shared__ __align__(16) char memory[];
+    Shared& s = *(Shared*)memory;
+    int sequence = blockIdx.y, begin = a.sequences.offsets[sequence], n = (int)a.sequences.offsets[sequence + 1] - begin;
+    if (n == 0) return;
+    int done = a.sequences.done(sequence), end = done + n;
+    size_t slot = state_number(a, sequence), state_len = DIM * DIM;
+    bool is_by_chunk = a.corrected;
+    Chunk c;
+    c.head = blockIdx.x;
+    c.key_head = c.head / a.h.group();
+    float* state = a.states + (slot * a.h.value + c.head) * state_len;
+    if (done == 0)
+        for (int i = threadIdx.x; i < DIM * DIM; i += THREADS) state[i] = 0.0f;
+    for (int start = done / CHUNK * CHUNK; start < end; start += CHUNK) {
+        c.row = (long long)begin + start - done;
+        c.first = max(done - start, 0);
+        c.n = min(CHUNK, end - start);
+        __syncthreads();
+        // Only training by chunks keeps every state, and needs none behind the last row.
+        bool is_last = is_by_chunk && start + CHUNK >= end;
+        float* next = is_last ? 0 : is_by_chunk ? state + a.h.value * state_len : state;
+        run_chunk(s, a, c, slot, state, next);
+        if (next) state = next;
+    }
 }

@@ -14,7 +14,7 @@ fn forward_of<T: Float>(device: &Device, tokens: usize, projected: &[T]) -> Tens
     let queries: Vec<T> =
         rows.chunks(HEADS.qkv_width()).flat_map(|row| row[..HEADS.out_width()].to_vec()).collect();
     let queries = upload(device, &queries);
-    forward(device, queries.view(), gate.view(), out.view_mut());
+    forward(device, dims, queries.view(), gate.view(), out.view_mut());
     let rest = rows.chunks(HEADS.qkv_width()).flat_map(|row| row[HEADS.out_width()..].to_vec());
     vec![out.view().to_vec(), rest.collect(), gate.view().to_vec(), queries.view().to_vec()]
 }
@@ -26,7 +26,7 @@ fn backward_of<T: Float>(device: &Device, tokens: usize, projected: &[T]) -> Vec
     let [gate, queries, d_out] = [&outputs[2], &outputs[3], &d[0]].map(|x| upload(device, x));
     let [mut d_queries, mut d_gate] = [0, 1].map(|_| device.zeros(queries.len()).unwrap());
     let saved = (queries.view(), gate.view());
-    backward(device, saved, d_out.view(), d_queries.view_mut(), d_gate.view_mut());
+    backward(device, dims, saved, d_out.view(), d_queries.view_mut(), d_gate.view_mut());
     let rows = d_queries.view().to_vec();
     let rows = rows.chunks(HEADS.out_width()).zip(d[1].chunks(2 * HEADS.kv * HEADS.dim));
     let d_qkv: Vec<T> = rows.flat_map(|(queries, rest)| [queries, rest].concat()).collect();

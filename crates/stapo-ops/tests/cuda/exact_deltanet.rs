@@ -1,212 +1,109 @@
-//! The tile of gated DeltaNet on the GPU: a row has the same bits in a full chunk, in a partly filled one and in decode, and the
-//! numbers of the recurrence. Without a GPU these tests print that they are skipped, and pass.
+//! Gated DeltaNet on the GPU: the numbers of the CPU, and a row with the same bits in whole sequences, in prefill and in decode.
+//! Without a GPU these tests print that they are skipped, and pass.
 
-use super::parity::{compute, distance, empty, gpu, numbers};
+use super::parity::{distance, gpu, numbers};
+use crate::Device;
 use crate::cuda::Precision;
-use crate::cuda::kernels::DELTANET_TILE;
-use crate::device::Backend;
-use crate::testing::{bits, upload};
-use crate::{Buffer, Device};
+use crate::deltanet::Heads;
+use crate::deltanet::tests::{backward_of, check_calls, check_extreme_gates, dims, forward_of, inputs};
+use crate::output_gate;
+use crate::testing::{Tensors, bits, device as cpu};
 
-const CHUNK: usize = 64;
-
-#[derive(Debug, Clone, Copy)]
-struct Layout {
-    key_heads: usize,
-    value_heads: usize,
-    dim: usize,
-}
-
-const LAYOUTS: [Layout; 4] = [
-    Layout { key_heads: 4, value_heads: 4, dim: 128 },
-    Layout { key_heads: 4, value_heads: 8, dim: 128 },
-    Layout { key_heads: 2, value_heads: 2, dim: 64 },
-    Layout { key_heads: 2, value_heads: 4, dim: 64 },
+/// Heads that the tile takes in bf16, with as many key heads as value heads and with fewer, and others.
+const HEADS: [Heads; 6] = [
+    Heads { key: 2, value: 2, key_dim: 64, value_dim: 64 },
+    Heads { key: 2, value: 4, key_dim: 64, value_dim: 64 },
+    Heads { key: 1, value: 1, key_dim: 128, value_dim: 128 },
+    Heads { key: 1, value: 2, key_dim: 128, value_dim: 128 },
+    Heads { key: 2, value: 4, key_dim: 5, value_dim: 7 },
+    Heads { key: 1, value: 3, key_dim: 64, value_dim: 80 },
 ];
 
-/// A chunk: queries and keys of length about 1, gates as models have them.
-#[derive(Clone)]
-struct Rows {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    log_decay: Vec<f32>,
-    beta: Vec<f32>,
-}
-
-impl Rows {
-    fn new(layout: Layout, seed: u64) -> Self {
-        let Layout { key_heads, value_heads, dim } = layout;
-        // Neighbouring keys resemble each other, so that the triangular system is far from the identity.
-        let scaled = |seed, common: f32| -> Vec<f32> {
-            let (base, rows) = (numbers(seed, key_heads * dim), numbers(seed + 1, CHUNK * key_heads * dim));
-            let mixed = rows.iter().enumerate().map(|(i, x)| x + common * base[i % base.len()]);
-            mixed.map(|x| round(x / ((1.0 + common * common) * dim as f32).sqrt())).collect()
-        };
-        let gate = |x: f32| 1.0 / (1.0 + (-x).exp());
-        let gates = |seed| numbers(seed, CHUNK * value_heads).into_iter().map(gate);
-        Rows {
-            q: scaled(seed, 0.0),
-            k: scaled(seed + 2, 0.7),
-            v: numbers(seed + 4, CHUNK * value_heads * dim),
-            log_decay: gates(seed + 5).map(|x| -x * x * 2.0).collect(),
-            beta: gates(seed + 6).collect(),
-        }
-    }
-
-    /// The first `n` rows of `self` and the others of `rest`, or zeros.
-    fn with_rest(&self, n: usize, rest: Option<&Rows>) -> Rows {
-        let join = |of: fn(&Rows) -> &Vec<f32>| {
-            let kept = of(self).len() / CHUNK * n;
-            let behind = match rest {
-                Some(rest) => of(rest)[kept..].to_vec(),
-                None => vec![0.0; of(self).len() - kept],
-            };
-            [&of(self)[..kept], &behind].concat()
-        };
-        Rows {
-            q: join(|r| &r.q),
-            k: join(|r| &r.k),
-            v: join(|r| &r.v),
-            log_decay: join(|r| &r.log_decay),
-            beta: join(|r| &r.beta),
-        }
-    }
-}
-
-fn round(x: f32) -> f32 {
-    crate::dtype::bf16_to_f32(crate::dtype::f32_to_bf16(x))
-}
-
-/// What the tile reads and writes from call to call.
-struct Memory {
-    state: Buffer<f32>,
-    corrected: Buffer<f32>,
-    out: Buffer<f32>,
-    next: Buffer<f32>,
-}
-
-impl Memory {
-    fn new(device: &Device, layout: Layout, state: &[f32]) -> Self {
-        let n = CHUNK * layout.value_heads * layout.dim;
-        let next = upload(device, &vec![f32::NAN; state.len()]);
-        Memory { state: upload(device, state), corrected: empty(device, n), out: empty(device, n), next }
-    }
-
-    /// Computes the rows `first` to `n` and gives `out` and `corrected`.
-    fn run(
-        &mut self,
-        device: &Device,
-        layout: Layout,
-        rows: &Rows,
-        first: usize,
-        n: usize,
-    ) -> (Vec<f32>, Vec<f32>) {
-        let Backend::Cuda(cuda) = device.backend() else { panic!("the tile runs on a GPU") };
-        let Layout { key_heads, value_heads, dim } = layout;
-        let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|x| compute(device, x));
-        let [log_decay, beta] = [&rows.log_decay, &rows.beta].map(|x| upload(device, x));
-        let launch = cuda.kernel(&DELTANET_TILE, "deltanet_tile").head_dim(dim);
-        let launch = launch.arg(q.view().cuda()).arg(k.view().cuda()).arg(v.view().cuda());
-        let launch = launch.arg(log_decay.view().cuda()).arg(beta.view().cuda());
-        let launch = launch.arg(self.state.view().cuda()).arg(self.corrected.view_mut().cuda());
-        let launch = launch.arg(self.out.view_mut().cuda()).arg(self.next.view_mut().cuda());
-        // The fields of `Shared` in tile.cu.
-        let in_bf16 = (3 * CHUNK + dim) * (dim + 8) + CHUNK * (CHUNK + 8);
-        let in_f32 = CHUNK * 16 + 16 * (dim + 4) + 2 * CHUNK;
-        launch.arg(key_heads).arg(first).arg(n).run([value_heads, 1], 128, 2 * in_bf16 + 4 * in_f32);
-        (self.out.view().to_vec(), self.corrected.view().to_vec())
-    }
-}
-
-fn skip_unless_hopper() -> Option<Device> {
-    let device = gpu(Precision::Bf16)?;
-    let Backend::Cuda(cuda) = device.backend() else { return None };
-    if !cuda.is_hopper() {
-        println!("skipped: the tile is compiled for Hopper only");
-        return None;
-    }
-    Some(device)
+fn gpus() -> impl Iterator<Item = (Precision, Device)> {
+    [Precision::F32, Precision::Bf16].into_iter().filter_map(|precision| Some((precision, gpu(precision)?)))
 }
 
 #[test]
-fn a_row_of_the_deltanet_tile_does_not_depend_on_the_rows_behind_it() {
-    let Some(device) = &skip_unless_hopper() else { return };
-    for layout in LAYOUTS {
-        let state = numbers(90, layout.value_heads * layout.dim * layout.dim);
-        let (rows, others) = (Rows::new(layout, 10), Rows::new(layout, 40));
-        let full = Memory::new(device, layout, &state).run(device, layout, &rows, 0, CHUNK);
-        assert!(full.0.iter().chain(&full.1).all(|x| x.is_finite()));
-        // Decode: a row at a time, from the rows of k and of the corrected values that were kept.
-        let mut decode = Memory::new(device, layout, &state);
-        for t in 1..=CHUNK {
-            let with_zeros = rows.with_rest(t, None);
-            let with_others = rows.with_rest(t, Some(&others));
-            let fresh = || Memory::new(device, layout, &state);
-            let ways = [
-                ("zeros", fresh().run(device, layout, &with_zeros, 0, CHUNK)),
-                ("other rows", fresh().run(device, layout, &with_others, 0, CHUNK)),
-                ("none", fresh().run(device, layout, &rows, 0, t)),
-                ("none, in decode", decode.run(device, layout, &with_zeros, t - 1, t)),
-            ];
-            let width = layout.value_heads * layout.dim;
-            for (what, got) in ways {
-                for (name, got, full) in [("out", &got.0, &full.0), ("corrected", &got.1, &full.1)] {
-                    let at = (0..t * width).find(|i| got[*i].to_bits() != full[*i].to_bits());
-                    assert_eq!(
-                        at.map(|i| i / width),
-                        None,
-                        "{layout:?}: row of {name}, {t} rows before {what}"
-                    );
+fn deltanet_on_cuda_agrees_with_the_cpu() {
+    let mut wrong = Vec::new();
+    for (precision, gpu) in gpus() {
+        for (heads, lengths) in
+            HEADS.into_iter().flat_map(|heads| [(heads, [1, 130, 64]), (heads, [5, 3, 200])])
+        {
+            let d = dims(heads, &lengths);
+            let x: Tensors<f32> =
+                (0..).zip(inputs::<f32>(d)).map(|(seed, x)| numbers(seed + 1, x.len())).collect();
+            let run = |device: &Device| {
+                let forward = forward_of(device, d, &lengths, &x);
+                [&forward[1..], &backward_of(device, d, &lengths, &x, 0.0)].concat()
+            };
+            let (got, expected) = (run(&gpu), run(&cpu()));
+            let names = ["inv_norms", "out", "d_raw", "d_conv", "d_a_log", "d_dt_bias", "d_norm"];
+            for (name, (got, expected)) in names.into_iter().zip(got.iter().zip(&expected)) {
+                let off = distance(got, expected);
+                println!("{precision:?} {heads:?} {lengths:?} {name}: {off:.1e}");
+                let tolerance = match precision {
+                    Precision::F32 => 5e-5,
+                    Precision::Bf16 => 5e-2,
+                };
+                if off.is_nan() || off > tolerance {
+                    wrong.push(format!("{precision:?} {heads:?} {lengths:?} {name}: {off:.1e}"));
                 }
             }
-        }
-        let mut again = Memory::new(device, layout, &state);
-        again.run(device, layout, &rows, 0, CHUNK);
-        let next = bits(&again.next.view().to_vec());
-        assert!(next == bits(&decode.next.view().to_vec()), "{layout:?}: the state after decode differs");
-    }
-}
-
-/// The recurrence in f64: `S = exp(g) S + k^T beta (v - exp(g) k S)`, `o = q S`. Outputs and the last state.
-fn recurrence(layout: Layout, rows: &Rows, state: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let Layout { key_heads, value_heads, dim } = layout;
-    let mut s: Vec<f64> = state.iter().map(|x| f64::from(*x)).collect();
-    let mut out = vec![0f32; CHUNK * value_heads * dim];
-    for t in 0..CHUNK {
-        for head in 0..value_heads {
-            let key_at = (t * key_heads + head / (value_heads / key_heads)) * dim;
-            let at = t * value_heads + head;
-            let (decay, beta) = (f64::from(rows.log_decay[at]).exp(), f64::from(rows.beta[at]));
-            let s = &mut s[head * dim * dim..][..dim * dim];
-            for x in s.iter_mut() {
-                *x *= decay;
-            }
-            for column in 0..dim {
-                let read = |x: &[f32], s: &[f64]| -> f64 {
-                    (0..dim).map(|i| f64::from(x[key_at + i]) * s[i * dim + column]).sum()
-                };
-                let corrected = beta * (f64::from(rows.v[at * dim + column]) - read(&rows.k, s));
-                (0..dim).for_each(|i| s[i * dim + column] += f64::from(rows.k[key_at + i]) * corrected);
-                out[at * dim + column] = read(&rows.q, s) as f32;
-            }
+            let again = run(&gpu);
+            assert!(
+                got.iter().zip(&again).all(|(a, b)| bits(a) == bits(b)),
+                "{heads:?}: a second run differs"
+            );
         }
     }
-    (out, s.into_iter().map(|x| x as f32).collect())
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
-fn the_deltanet_tile_has_the_numbers_of_the_recurrence() {
-    let Some(device) = &skip_unless_hopper() else { return };
-    for layout in LAYOUTS {
-        let state = numbers(90, layout.value_heads * layout.dim * layout.dim);
-        let rows = Rows::new(layout, 10);
-        let mut memory = Memory::new(device, layout, &state);
-        let (out, _) = memory.run(device, layout, &rows, 0, CHUNK);
-        let expected = recurrence(layout, &rows, &state);
-        let (off_out, off_state) =
-            (distance(&out, &expected.0), distance(&memory.next.view().to_vec(), &expected.1));
-        println!("{layout:?}: outputs off by {off_out:.1e}, the state by {off_state:.1e}");
-        assert!(off_out < 1e-2 && off_state < 1e-2, "{layout:?}: {off_out:.1e} {off_state:.1e}");
+fn a_row_of_deltanet_has_the_same_bits_in_any_call() {
+    for (precision, gpu) in gpus() {
+        for heads in HEADS {
+            println!("{precision:?} {heads:?}");
+            check_calls(&gpu, heads, [9, 70, 4], &[1, 2, 1, 3, 1, 40, 1, 30]);
+            // Chunks end within a call, at its end and at its start; calls of several chunks.
+            check_calls(&gpu, heads, [200, 64, 129], &[63, 1, 1, 62, 2, 1, 70]);
+            check_calls(&gpu, heads, [130, 129, 65], &[1; 130]);
+        }
+    }
+}
+
+#[test]
+fn extreme_gates_give_finite_numbers_on_cuda() {
+    for (_, gpu) in gpus() {
+        HEADS.into_iter().for_each(|heads| check_extreme_gates(&gpu, heads));
+    }
+}
+
+#[test]
+fn the_output_gate_on_cuda_agrees_with_the_cpu() {
+    for (precision, gpu) in gpus() {
+        let heads = crate::attention::Heads { query: 6, kv: 2, dim: 34 };
+        let d = output_gate::Dims { tokens: 37, heads };
+        let run = |device: &Device| -> Tensors<f32> {
+            let input = |seed, width: usize| super::parity::compute(device, &numbers(seed, d.tokens * width));
+            let empty = |width: usize| super::parity::empty(device, d.tokens * width);
+            let (projected, d_out) = (input(1, d.projected_width()), input(2, heads.out_width()));
+            let [mut qkv, mut joined] = [heads.qkv_width(), d.projected_width()].map(empty);
+            let [mut gate, mut out, mut d_attended, mut d_gate] = [heads.out_width(); 4].map(empty);
+            let attended = input(3, heads.out_width());
+            output_gate::divide(device, d, projected.view(), qkv.view_mut(), gate.view_mut());
+            output_gate::forward(device, d, attended.view(), gate.view(), out.view_mut());
+            let saved = (attended.view(), gate.view());
+            output_gate::backward(device, d, saved, d_out.view(), d_attended.view_mut(), d_gate.view_mut());
+            output_gate::join(device, d, qkv.view(), gate.view(), joined.view_mut());
+            assert_eq!(bits(&joined.view().to_vec()), bits(&projected.view().to_vec()));
+            [qkv, gate, out, d_attended, d_gate].iter().map(|x| x.view().to_vec()).collect()
+        };
+        let tolerance = if precision == Precision::F32 { 1e-6 } else { 6e-3 };
+        for (i, (got, expected)) in run(&gpu).iter().zip(run(&cpu())).enumerate() {
+            let off = distance(got, &expected);
+            assert!(off <= tolerance, "{precision:?} output {i}: off by {off:.1e}");
+        }
     }
 }

@@ -191,7 +191,7 @@ const MAX_DRAFT_KV_BYTES: u64 = 2 << 30;
 /// Keys and values of a model that drafts.
 pub fn draft_kv_bytes(plan: &Plan, model: &ModelConfig, n_bytes: usize) -> u64 {
     let n_tokens = plan.longest_sequence() + GPU_BLOCK_TOKENS;
-    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens, MODEL_DRAFT_ROWS);
+    let sequence = model.sequence_bytes(n_tokens, MODEL_DRAFT_ROWS, n_bytes);
     (DRAFT_SEQUENCES * sequence).min(MAX_DRAFT_KV_BYTES).max(2 * sequence)
 }
 
@@ -209,7 +209,7 @@ pub fn judge_kv_bytes(spec: &JudgeSpec, model: &ModelConfig, device: &Device) ->
 fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_gpu: bool) -> u64 {
     let n_tokens = spec.max_prompt_tokens + spec.max_tokens + GPU_BLOCK_TOKENS;
     let n_rows = EngineSettings::default().max_rows;
-    let sequence = n_bytes as u64 * model.sequence_numbers(n_tokens, n_rows);
+    let sequence = model.sequence_bytes(n_tokens, n_rows, n_bytes);
     let most = if is_gpu { (JUDGE_SEQUENCES * sequence).min(MAX_JUDGE_KV_BYTES) } else { CPU_KV_BYTES };
     most.max(sequence)
 }
@@ -393,7 +393,7 @@ impl Needs<'_> {
     fn sequence_kv_bytes(&self, n_rows: usize) -> u64 {
         let rollout = &self.plan.config.rollout;
         let n_tokens = rollout.max_prompt_tokens + rollout.max_response_tokens + GPU_BLOCK_TOKENS;
-        self.device.compute_bytes() as u64 * self.model.sequence_numbers(n_tokens, n_rows)
+        self.model.sequence_bytes(n_tokens, n_rows, self.device.compute_bytes())
     }
 
     /// Keys and values of all sequences that can run at once; more would never be used.

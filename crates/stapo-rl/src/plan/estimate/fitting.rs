@@ -74,11 +74,11 @@ impl Floor {
         let longest = rollout.max_prompt_tokens + rollout.max_response_tokens;
         let device = plan.device();
         let n_rows = EngineSettings::default().max_rows;
-        let sequence = model.sequence_numbers(longest + BLOCK_TOKENS, n_rows) as usize;
+        let sequence = model.sequence_bytes(longest + BLOCK_TOKENS, n_rows, device.compute_bytes());
         Self {
             microbatch_tokens: longest,
             // One sequence of the greatest length, and a block.
-            kv_mib: ((sequence * device.compute_bytes()) >> 20) + 1,
+            kv_mib: (sequence as usize >> 20) + 1,
             base: least_base,
             // Adapters are refused 8-bit states.
             states: if device == DeviceName::Cpu || plan.config.lora.is_some() {

@@ -142,7 +142,7 @@ fn capacity(costs: &Costs, work: &SamplingWork, unit: usize, longest: usize) -> 
     let block_bytes = (block_tokens * unit) as f64 * costs.set_key_bytes();
     let n_sets = windows(costs, unit).len();
     let max_sequences = work.max_sequences.max(1);
-    let state_bytes = (costs.model.state_numbers() as f64 * costs.compute_bytes()) as u64;
+    let state_bytes = costs.model.state_bytes(costs.compute_bytes() as usize);
     let n_states = states_within(work.kv_bytes, state_bytes, max_sequences);
     let left = work.kv_bytes.saturating_sub(n_states.unwrap_or(0) as u64 * state_bytes);
     let n_blocks = (left as f64 / block_bytes) as usize;

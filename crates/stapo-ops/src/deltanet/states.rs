@@ -1,0 +1,90 @@
+//! What a layer keeps of sequences between calls.
+
+use super::{Heads, Sequences, cpu, cuda};
+use crate::{Buffer, Device, Float, OutOfMemory};
+
+/// What one layer keeps of sequences between calls.
+#[derive(Debug)]
+pub struct States<T: Float> {
+    /// `[slots, value heads, key_dim, value_dim]`; with the tile, the state at the start of the chunk that a sequence is in.
+    pub(super) recurrent: Buffer<T>,
+    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read.
+    pub(super) rows: Buffer<T>,
+    pub(super) chunk: Option<KeptChunk<T>>,
+    n_slots: usize,
+}
+
+/// The rows of the chunk that a sequence is in, for the tile.
+#[derive(Debug)]
+pub(super) struct KeptChunk<T: Float> {
+    /// `[slots, value heads, 64, dim]` each.
+    pub keys: Buffer<T>,
+    pub values: Buffer<T>,
+    /// `[slots, value heads, 64]`
+    pub log_decays: Buffer<T>,
+}
+
+/// Rows of a chunk.
+pub(super) const CHUNK: usize = 64;
+
+impl<T: Float> States<T> {
+    pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
+        let n_rows = n_slots * (kernel - 1) * heads.conv_width();
+        let n_kept = n_slots * CHUNK * heads.value;
+        let chunk = || -> Result<_, OutOfMemory> {
+            let [keys, values] =
+                [heads.key_dim, heads.value_dim].map(|dim| device.compute_zeros(n_kept * dim));
+            Ok(KeptChunk { keys: keys?, values: values?, log_decays: device.zeros(n_kept)? })
+        };
+        Ok(Self {
+            recurrent: device.zeros(n_slots * heads.state_len())?,
+            rows: device.compute_zeros(n_rows)?,
+            chunk: cuda::has_tile(device, heads).then(chunk).transpose()?,
+            n_slots,
+        })
+    }
+
+    /// Bytes of one slot on a device whose activations have `compute_bytes`: on a GPU in bf16 the state is f32, and the tile keeps
+    /// a chunk.
+    pub fn slot_bytes(heads: Heads, kernel: usize, compute_bytes: usize) -> usize {
+        let f32_bytes = size_of::<f32>();
+        let state = heads.state_len() * f32_bytes;
+        let rows = (kernel - 1) * heads.conv_width() * compute_bytes;
+        let keeps_chunk = compute_bytes < f32_bytes && heads.fit_tile();
+        let row = (heads.key_dim + heads.value_dim) * compute_bytes + f32_bytes;
+        state + rows + if keeps_chunk { CHUNK * heads.value * row } else { 0 }
+    }
+
+    /// Copies the state of one slot to another.
+    pub fn copy(&mut self, from: usize, to: usize) {
+        if from == to {
+            return;
+        }
+        let n_slots = self.n_slots;
+        for buffer in self.buffers_mut() {
+            let len = buffer.len() / n_slots;
+            let [from, mut to] = buffer.disjoint_mut([from, to].map(|slot| slot * len..(slot + 1) * len));
+            to.copy_from(from.into_view());
+        }
+    }
+
+    /// All memory, each buffer as many numbers for each slot.
+    pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer<T>> {
+        let Self { recurrent, rows, chunk, .. } = self;
+        let chunk =
+            chunk.iter_mut().flat_map(|kept| [&mut kept.keys, &mut kept.values, &mut kept.log_decays]);
+        [recurrent, rows].into_iter().chain(chunk)
+    }
+}
+
+impl<'a, T: Float> Sequences<'a, T> {
+    pub(super) fn into_host(self) -> cpu::HostSequences<'a, T> {
+        let carried = self.carried.map(|carried| cpu::HostCarried {
+            contexts: carried.contexts.host(),
+            slots: carried.slots.host(),
+            recurrent: carried.states.recurrent.view_mut().into_host(),
+            rows: carried.states.rows.view_mut().into_host(),
+        });
+        cpu::HostSequences { offsets: self.offsets.host(), carried }
+    }
+}
