@@ -22,10 +22,10 @@
 #define SLICES 1
 #define TILE (KEYS * DIM)
 
-// A block's next tile: the sequence's first token, the tile's first row within it, the head, and the keys that the
-// last row sees (0: there are no more tiles).
+// A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys, positions of the tile's first
+// row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
 struct Turn {
-    int start, first, head, n_keys;
+    int token, key_start, first, first_query, head, n_keys;
 };
 
 struct PipelineShared {
@@ -34,13 +34,14 @@ struct PipelineShared {
 };
 
 struct ForwardArgs {
-    const u32* offsets;
+    Packing packing;
     bf16* out;
     float* lse;
     // How many tiles were drawn beyond the first of each block, and how many blocks have drawn their last. Both are 0 before
     // and after a launch.
     u32* drawn;
-    int sequences, query, kv, out_pitch;
+    // Heads in front of the keys in a row of keys.
+    int out_pitch, heads_before_keys;
 };
 
 // A place in the ring of stages: tiles of keys and of values alternate there.
@@ -68,8 +69,10 @@ __device__ __forceinline__ void end_draws(const ForwardArgs& args) {
 
 __device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
     WorkTile work;
-    if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, index / args.query, &work)) return {0, 0, 0, 0};
-    return {(int)args.offsets[work.sequence], work.first, index % args.query, min(work.rows, work.first + ROWS)};
+    int query = args.packing.query;
+    if (!args.packing.find_queries(ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
+    Sequence s = args.packing.sequence(work.sequence);
+    return {s.token, s.key_start, work.first, s.first_query, index % query, min(work.rows, work.first + ROWS)};
 }
 
 __device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS - 1) / KEYS; }
@@ -88,15 +91,15 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap&
         mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, goes_on ? ROWS * DIM * 2 : 0);
         for (int part = 0; goes_on && part < PARTS; ++part)
             tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.start + t.first, shared.queries_full + turn % 2);
-        int kv_head = t.head / (args.query / args.kv), n_tiles = 2 * count_steps(t.n_keys);
+                          t.token + t.first, shared.queries_full + turn % 2);
+        int kv = args.packing.kv, kv_head = t.head / (args.packing.query / kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
-            int first_head = i % 2 ? args.query + args.kv : args.query;
+            int first_head = args.heads_before_keys + (i % 2 ? kv : 0);
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
             for (int part = 0; part < PARTS; ++part)
                 tma_load_tile(tiles + at.stage * TILE + part * KEYS * 64, map_kv,
-                              (first_head + kv_head) * HEAD_DIM + part * 64, t.start + i / 2 * KEYS,
+                              (first_head + kv_head) * HEAD_DIM + part * 64, t.key_start + i / 2 * KEYS,
                               shared.full + at.stage);
             at.advance(1);
             is_first = is_first && at.stage > 0;
@@ -278,7 +281,8 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         in.queries = queries + turn % 2 * ROWS * DIM;
         mbarrier_wait(shared.queries_full + turn % 2, turn / 2 % 2);
         const Turn& t = shared.turns[turn % 2];
-        int n_keys = uniform(t.n_keys), start = uniform(t.start), first = uniform(t.first), head = uniform(t.head);
+        int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
+        int first_query = uniform(t.first_query);
         if (n_keys == 0) break;
         int n_steps = count_steps(n_keys);
         in.load_queries();
@@ -293,14 +297,16 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
         QueryTile tile;
-        tile.token = (size_t)start + first;
+        tile.token = (long long)token + first;
+        tile.lead = first_query - first;
         tile.n_rows = has_rows ? n_keys - first : 0;
         tile.head = head;
-        store_rows(tile, rows, row, args.query, in.factor, rule, args.out, args.out_pitch, args.lse);
+        store_rows(tile, rows, row, args.packing.query, in.factor, rule, args.out, args.out_pitch, args.lse);
     }
 }
 
-// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries and of 64 keys or values.
+// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
+// of 64.
 // Shared: queries [2][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
