@@ -62,14 +62,13 @@ struct WorkTile {
     int sequence, first, rows;
 };
 
-// Cuts each sequence's (tokens * per_token) rows into tiles of `height` and finds tile number `index`. Tiles are
+// Cuts the rows_of(s) rows of each sequence s into tiles of `height` and finds tile number `index`. Tiles are
 // numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
 // first, so that no long tile is left running alone at the end. False: there are fewer tiles. All lanes of a warp take
-// part and get the same.
-__device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
-                                               WorkTile* work) {
+// part and get the same. rows_of is 0 past the last sequence.
+template <class Rows>
+__device__ __forceinline__ bool find_tile_of(const Rows& rows_of, int sequences, int height, int index, WorkTile* work) {
     int lane = threadIdx.x % 32, most = 0;
-    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
     auto tiles_of = [&](int s) { return (rows_of(s) + height - 1) / height; };
     // Tiles of all sequences behind the first `level` of each.
     auto n_behind = [&](int level) {
@@ -102,6 +101,13 @@ __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences
         }
         index -= n;
     }
+}
+
+// The same for sequences of (tokens * per_token) rows.
+__device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
+                                               WorkTile* work) {
+    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
+    return find_tile_of(rows_of, sequences, height, index, work);
 }
 
 // A block's query rows of one head of a packed batch, qkv [T, query + 2 kv heads, HEAD_DIM], and the keys they see.
