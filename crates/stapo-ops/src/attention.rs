@@ -4,7 +4,7 @@
 //! position. In a split, a row's maximum is exact; its sum of exponentials takes sixteen lanes (key j in lane j mod 16,
 //! keys in increasing order) and a fixed tree; an output is one chain over the keys in increasing order. Splits are
 //! combined in increasing order, a sink behind them, and the output is divided by the sum. So a token's output depends on its query and the
-//! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size.
+//! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size and wherever the keys lie.
 
 mod cache;
 pub(crate) mod cpu_backward;
@@ -15,15 +15,19 @@ pub(crate) mod cpu_rows;
 pub(crate) mod cuda;
 pub(crate) mod cuda_decode;
 pub(crate) mod cuda_paged;
+pub mod key_copies;
 pub mod paged;
+pub(crate) mod sequences;
 pub mod sinks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use crate::heads::{Heads, ScoreRule};
+pub use sequences::{Keys, Sequences};
 
 use cpu_rows::HostInputs;
-use cuda::CudaInputs;
+use cuda::{CudaInputs, CudaSequences};
+use sequences::check_offsets;
 
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check, pitch_of};
@@ -67,32 +71,32 @@ impl<'a, T: Float> Inputs<'a, T> {
     }
 }
 
-/// Shapes: inputs `[T, ..]`; offsets `[sequences + 1]`, rising from 0 to T, sequence s
-/// being the tokens `offsets[s]..offsets[s + 1]`; out `[T, out_width]`; lse `[T, query heads]`, the logarithm of each
-/// row's sum of exponentials with the sink, kept for backward.
+/// Shapes: inputs `[T, ..]`; out `[T, out_width]`; lse `[T, query heads]`, the logarithm of each row's sum of exponentials with
+/// the sink, kept for backward.
 pub fn forward<'a, T: Float>(
     device: &Device,
     dims: Dims,
     inputs: impl Into<Inputs<'a, T>>,
-    offsets: View<'_, u32>,
+    sequences: impl Into<Sequences<'a, T>>,
     out: ViewMut<'_, T>,
     lse: ViewMut<'_, T>,
 ) {
     let op = "attention::forward";
-    let inputs = inputs.into();
+    let (inputs, sequences) = (inputs.into(), sequences.into());
     dims.heads.check(op);
     dims.rule.check(op);
     inputs.check(op, dims.tokens, dims.heads);
     pitch_of(op, "out", out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", lse.len(), dims.tokens * dims.heads.query);
-    check(op, "offsets", offsets.len(), dims.sequences + 1);
+    sequences.check(op, dims.sequences, dims.heads);
     match device.backend() {
         Backend::Cpu(cpu) => {
-            check_offsets(op, offsets, dims.sequences, dims.tokens);
-            T::attention_forward(cpu, dims, inputs.host(), offsets.host(), out.into_host(), lse.into_host());
+            let sequences = sequences.host(op, dims.tokens, dims.heads);
+            T::attention_forward(cpu, dims, inputs.host(), sequences, out.into_host(), lse.into_host());
         }
         Backend::Cuda(cuda) => {
-            cuda::forward(cuda, dims, inputs.cuda(), offsets.cuda(), out.cuda(), lse.cuda());
+            let sequences = CudaSequences::new(dims, inputs.qkv.cuda(), &sequences);
+            cuda::forward(cuda, dims, inputs.cuda(), sequences, out.cuda(), lse.cuda());
         }
     }
 }
@@ -108,38 +112,57 @@ pub struct Saved<'a, T: Float> {
     pub lse: View<'a, T>,
 }
 
-/// Shapes: offsets as in [`forward`]; d_out like out; d_qkv like qkv, overwritten.
-pub fn backward<T: Float>(
+/// What [`backward`] writes.
+pub struct Gradients<'a, T: Float> {
+    /// `[T, qkv_width]`, overwritten; where keys lie apart, its columns of keys and values are left as they are.
+    pub qkv: ViewMut<'a, T>,
+    /// Like [`Keys::rows`], overwritten; there if and only if keys lie apart. Each row has the gradient from the queries of its
+    /// sequence alone.
+    pub keys: Option<ViewMut<'a, T>>,
+}
+
+impl<'a, T: Float> From<ViewMut<'a, T>> for Gradients<'a, T> {
+    fn from(qkv: ViewMut<'a, T>) -> Self {
+        Self { qkv, keys: None }
+    }
+}
+
+/// Shapes: sequences as in [`forward`]; d_out like out.
+pub fn backward<'a, T: Float>(
     device: &Device,
     dims: Dims,
-    saved: Saved<'_, T>,
-    offsets: View<'_, u32>,
+    saved: Saved<'a, T>,
+    sequences: impl Into<Sequences<'a, T>>,
     d_out: View<'_, T>,
-    d_qkv: ViewMut<'_, T>,
+    to: impl Into<Gradients<'a, T>>,
 ) {
     let op = "attention::backward";
+    let (sequences, to) = (sequences.into(), to.into());
     dims.heads.check(op);
     dims.rule.check(op);
     check(op, "qkv", saved.qkv.len(), dims.tokens * dims.heads.qkv_width());
     pitch_of(op, "out", saved.out.len(), dims.tokens, dims.heads.out_width());
     check(op, "lse", saved.lse.len(), dims.tokens * dims.heads.query);
     check(op, "d_out", d_out.len(), dims.tokens * dims.heads.out_width());
-    check(op, "d_qkv", d_qkv.len(), dims.tokens * dims.heads.qkv_width());
-    check(op, "offsets", offsets.len(), dims.sequences + 1);
+    check(op, "d_qkv", to.qkv.len(), dims.tokens * dims.heads.qkv_width());
+    sequences.check(op, dims.sequences, dims.heads);
+    let n_keys = sequences.keys.map_or(0, |keys| keys.rows.len());
+    check(op, "d_keys", to.keys.as_ref().map_or(0, ViewMut::len), n_keys);
+    assert_eq!(
+        to.keys.is_some(),
+        sequences.keys.is_some(),
+        "{op}: keys and their gradients lie in one place"
+    );
     match device.backend() {
         Backend::Cpu(cpu) => {
-            check_offsets(op, offsets, dims.sequences, dims.tokens);
-            T::attention_backward(cpu, dims, saved, offsets.host(), d_out.host(), d_qkv.into_host());
+            let sequences = sequences.host(op, dims.tokens, dims.heads);
+            let to = (to.qkv.into_host(), to.keys.map(ViewMut::into_host));
+            T::attention_backward(cpu, dims, saved, sequences, d_out.host(), to);
         }
         Backend::Cuda(cuda) => {
-            cuda::backward(cuda, dims, saved, offsets.cuda(), d_out.cuda(), d_qkv.cuda());
+            let sequences = CudaSequences::new(dims, saved.qkv.cuda(), &sequences);
+            let to = (to.qkv.cuda(), to.keys.map(|keys| keys.cuda()));
+            cuda::backward(cuda, dims, saved, sequences, d_out.cuda(), to);
         }
     }
-}
-
-#[track_caller]
-fn check_offsets(op: &str, offsets: View<'_, u32>, sequences: usize, tokens: usize) {
-    let offsets = offsets.host();
-    let rises = offsets.is_sorted() && offsets[0] == 0 && offsets[sequences] as usize == tokens;
-    assert!(rises, "{op}: offsets must rise from 0 to {tokens}, got {offsets:?}");
 }

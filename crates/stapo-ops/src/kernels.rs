@@ -10,7 +10,9 @@
 
 use crate::adamw::{self, AdamW};
 use crate::attention::cpu_rows::HostInputs;
-use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, paged, sinks};
+use crate::attention::key_copies::HostCopies;
+use crate::attention::sequences::HostSequences;
+use crate::attention::{self, cpu_backward, cpu_decode, cpu_forward, cpu_paged, key_copies, paged, sinks};
 use crate::cpu::Cpu;
 use crate::cpu::gemm::pack_panels;
 use crate::heads::Heads;
@@ -56,7 +58,7 @@ kernels! {
         cpu: &Cpu,
         dims: attention::Dims,
         inputs: HostInputs<'_, Self>,
-        offsets: &[u32],
+        sequences: HostSequences<'_, Self>,
         out: &mut [Self],
         lse: &mut [Self],
     ) = cpu_forward::forward;
@@ -65,13 +67,19 @@ kernels! {
         cpu: &Cpu,
         dims: attention::Dims,
         saved: attention::Saved<'_, Self>,
-        offsets: &[u32],
+        sequences: HostSequences<'_, Self>,
         d_out: &[Self],
-        d_qkv: &mut [Self],
+        to: (&mut [Self], Option<&mut [Self]>),
     ) = cpu_backward::backward;
 
     fn attention_backward_sinks(cpu: &Cpu, inputs: sinks::Inputs<'_, Self>, d_sinks: &mut [Self])
         = sinks::backward_cpu;
+
+    fn key_copies_forward(cpu: &Cpu, heads: Heads, copies: HostCopies<'_>, qkv: &[Self], keys: &mut [Self])
+        = key_copies::forward_cpu;
+
+    fn key_copies_backward(cpu: &Cpu, heads: Heads, copies: HostCopies<'_>, d_keys: &[Self], d_qkv: &mut [Self])
+        = key_copies::backward_cpu;
 
     fn paged_store(
         cpu: &Cpu,

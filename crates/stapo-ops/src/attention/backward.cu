@@ -80,17 +80,18 @@ __device__ __forceinline__ void add_query_gradient(float (&d_q)[FRAGMENTS][DIM /
 
 // Grid: (query heads, tiles of Q_ROWS tokens). Shared: queries and d_out [Q_ROWS], keys and values [2][32].
 KERNEL __launch_bounds__(Q_THREADS, 2)
-attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                                const float* delta, bf16* d_qkv, int sequences, int query, int kv RULE_PARAMETER) {
+attention_backward_queries_bf16(const bf16* qkv, const bf16* d_out, const __grid_constant__ Packing packing,
+                                const float* lse, const float* delta, bf16* d_qkv RULE_PARAMETER) {
     RULE_CONSTANT
     extern __shared__ uint4 memory[];
     bf16 *queries = (bf16*)memory, *d_outs = queries + Q_ROWS * STRIDE;
     QueryTile t;
-    if (!find_query_tile<Q_ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
+    if (!find_query_tile<Q_ROWS>(qkv, packing, &t)) return;
+    int query = packing.query;
     KeyStream<PaddedTile, Q_STEP, Q_THREADS> stream(t, d_outs + Q_ROWS * STRIDE);
     const bf16* d_rows = d_out + (t.token * query + t.head) * HEAD_DIM;
-    PaddedTile::load<Q_ROWS, Q_THREADS>(queries, t.n_rows, Strided{t.q, t.width});
-    PaddedTile::load<Q_ROWS, Q_THREADS>(d_outs, t.n_rows, Strided{d_rows, (size_t)query * HEAD_DIM});
+    PaddedTile::load<Q_ROWS, Q_THREADS>(queries, t.n_rows, t.queries());
+    PaddedTile::load<Q_ROWS, Q_THREADS>(d_outs, t.n_rows, QueryRows{d_rows, (size_t)query * HEAD_DIM, t.lead});
     int first_step = rule.first_key(t.first) / Q_STEP;
     stream.load(first_step);
 
@@ -190,22 +191,23 @@ __device__ __forceinline__ void add_key_gradients(float (&d_k)[DIM / 8][4], floa
 // Grid: (K_PARTS * kv heads, tiles of K_ROWS tokens). A warp has 16 keys; queries come head by head, in order.
 // Shared: keys and values [K_ROWS], queries and d_out [2][64], their log-sum-exp and delta [2][64].
 KERNEL __launch_bounds__(K_THREADS, 1)
-attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offsets, const float* lse,
-                             const float* delta, bf16* d_qkv, int sequences, int query, int kv RULE_PARAMETER) {
+attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const __grid_constant__ Packing packing,
+                             const float* lse, const float* delta, bf16* d_keys RULE_PARAMETER) {
     RULE_CONSTANT
     extern __shared__ uint4 memory[];
     bf16 *keys = (bf16*)memory, *values = keys + K_ROWS * STRIDE;
     KeyTile t;
-    if (!find_key_tile<K_ROWS>(offsets, sequences, query, kv, &t)) return;
-    int part = t.kv_head % K_PARTS;
-    t.kv_head /= K_PARTS;
-    QueryStream<PaddedTile, K_STEP, K_THREADS> stream(qkv, d_out, lse, delta, t, query, kv);
-    stream.end_at(rule.end_of_queries(t.first + t.n_keys - 1, t.rows));
+    WorkTile work;
+    int kv = packing.kv, part = blockIdx.x % K_PARTS;
+    if (!find_key_tile<K_ROWS>(packing, blockIdx.y, &t, &work)) return;
+    t.kv_head = blockIdx.x / K_PARTS;
+    int end = rule.end_of_queries(t.first + t.n_keys - 1, t.rows);
+    QueryStream<PaddedTile, K_STEP, K_THREADS> stream(qkv, d_out, lse, delta, t, packing.query, kv, end);
     stream.use(values + K_ROWS * STRIDE);
-    const bf16* k = qkv + t.token * t.width + (query + t.kv_head) * HEAD_DIM;
+    const bf16* k = packing.keys + t.token * t.width + t.kv_head * HEAD_DIM;
     PaddedTile::load<K_ROWS, K_THREADS>(keys, t.n_keys, Strided{k, t.width});
     PaddedTile::load<K_ROWS, K_THREADS>(values, t.n_keys, Strided{k + kv * HEAD_DIM, t.width});
-    stream.load(0);
+    if (stream.n_steps > 0) stream.load(0);
 
     int warp_row = threadIdx.x / 32 * 16, key = t.first + warp_row;
 #if HEAD_DIM > 128
@@ -234,11 +236,11 @@ attention_backward_keys_bf16(const bf16* qkv, const bf16* d_out, const u32* offs
         add_key_gradients(d_k, d_v, s[0], d[0], queries, d_outs);
 #endif
     }
-    int row = warp_row + fragment_row(0), head = query + t.kv_head;
+    int row = warp_row + fragment_row(0), head = t.kv_head;
 #if HEAD_DIM > 128
-    store_key_part(t, d_qkv, row, head + part * kv, sums, part == 0 ? rule.gradient_scale() : 1.0f);
+    store_key_part(t, d_keys, row, head + part * kv, sums, part == 0 ? rule.gradient_scale() : 1.0f);
 #else
-    store_key_part(t, d_qkv, row, head, d_k, rule.gradient_scale());
-    store_key_part(t, d_qkv, row, head + kv, d_v, 1.0f);
+    store_key_part(t, d_keys, row, head, d_k, rule.gradient_scale());
+    store_key_part(t, d_keys, row, head + kv, d_v, 1.0f);
 #endif
 }

@@ -17,15 +17,17 @@
 #define TILE (STEP * DIM)
 
 struct BackwardArgs {
-    const u32* offsets;
+    Packing packing;
     const float *lse, *delta;
     // [tiles of 64 queries, query heads, STEP * DIM]: sums of the gradients of queries, in the order in which
     // Consumer::hand_over stores them.
     float* sums;
     // A ticket counter, then for each tile in `sums` how many blocks have added to it. All 0 before the launch.
     u32* turns;
-    bf16* d_qkv;
-    int sequences, query, kv;
+    // The gradient of the first key of row 0.
+    bf16* d_keys;
+    // Heads in front of the keys in a row of keys.
+    int heads_before_keys;
 };
 
 struct BackwardShared {
@@ -103,16 +105,18 @@ __device__ __forceinline__ void wgmma_transposed(float (&d)[4][4], u64 a, u64 b,
         : "l"(a), "l"(b), "r"((int)adds));
 }
 
-// The tile of 64 queries from position `first` on, by its number in `sums`.
-__device__ __forceinline__ size_t sums_tile(int start, int sequence, int first, int head, int query) {
-    return (size_t)(start / STEP + sequence + first / STEP) * query + head;
+// The number in `sums` of the tile of 64 queries at a sequence's position 0. Where keys lie apart, the first tile of a sequence may
+// begin in front of its first query, so that a sequence has up to two tiles that are not full.
+__device__ __forceinline__ int first_sums_tile(const Packing& packing, int sequence, int first_query) {
+    int n_partial = packing.offsets == packing.key_offsets ? 1 : 2;
+    return (int)packing.offsets[sequence] / STEP + n_partial * sequence - first_query / STEP;
 }
 
 // A block's keys and the steps over the queries that see them.
 struct Work {
     KeyTile t;
-    // `end` is the end of the queries that see the keys.
-    int sequence, heads, end, n_tiles, n_steps;
+    // See first_sums_tile; `end` is the end of the queries that see the keys.
+    int sums_tile, heads, end, n_tiles, n_steps;
 
     __device__ __forceinline__ int first_query(int step) const { return last_query() - step % n_tiles * STEP; }
     __device__ __forceinline__ int head(int step) const { return t.kv_head * heads + step / n_tiles; }
@@ -122,45 +126,47 @@ struct Work {
 
 // Tickets count tiles of keys by rising position: the first keys of a sequence are seen by most queries.
 __device__ __forceinline__ bool find_work(int ticket, const BackwardArgs& args, const ScoreRule& rule, Work* w) {
+    int kv = args.packing.kv;
     WorkTile work;
-    if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, ticket / args.kv, &work)) return false;
-    w->t.first = uniform((work.rows - 1) / ROWS * ROWS - work.first);
-    w->t.width = (size_t)(args.query + 2 * args.kv) * HEAD_DIM;
-    w->t.start = uniform(args.offsets[work.sequence]);
-    w->t.token = w->t.start + w->t.first;
-    w->t.rows = uniform(work.rows);
+    KeyTile t;
+    if (!find_key_tile<ROWS>(args.packing, ticket / kv, &t, &work)) return false;
+    w->t = t;
+    w->t.first = uniform(t.first), w->t.rows = uniform(t.rows), w->t.begin = uniform(t.begin);
+    w->t.first_query = uniform(t.first_query), w->t.query_token = uniform(t.query_token);
+    w->t.token = (size_t)uniform((int)t.token);
     w->t.n_keys = min(ROWS, w->t.rows - w->t.first);
-    w->t.kv_head = uniform(ticket % args.kv);
-    w->sequence = uniform(work.sequence);
-    w->heads = args.query / args.kv;
+    w->t.kv_head = uniform(ticket % kv);
+    w->sums_tile = uniform(first_sums_tile(args.packing, work.sequence, t.first_query));
+    w->heads = args.packing.query / kv;
     w->end = rule.end_of_queries(w->t.first + w->t.n_keys - 1, w->t.rows);
-    w->n_tiles = (w->end - w->t.first + STEP - 1) / STEP;
+    w->n_tiles = max(0, (w->end - w->t.begin + STEP - 1) / STEP);
     w->n_steps = w->n_tiles * w->heads;
     return true;
 }
 
 // The copying warp's loop.
-__device__ __forceinline__ void produce(const TensorMap& map_qkv, const TensorMap& map_d_out, const BackwardArgs& args,
-                                        const Work& w, BackwardShared& shared, bf16* keys, bf16* queries) {
+__device__ __forceinline__ void produce(const TensorMap& map_qkv, const TensorMap& map_keys, const TensorMap& map_d_out,
+                                        const BackwardArgs& args, const Work& w, BackwardShared& shared, bf16* keys,
+                                        bf16* queries) {
     int lane = threadIdx.x % 32;
     if (lane == 0) {
         mbarrier_arrive_expect_bytes(&shared.keys_full, 2 * ROWS * DIM * 2);
         for (int of = 0; of < 2; ++of)
             for (int part = 0; part < PARTS; ++part)
                 for (int half = 0; half < 2; ++half)
-                    tma_load_tile(keys + of * ROWS * DIM + part * ROWS * 64 + half * 64 * 64, map_qkv,
-                                  (args.query + of * args.kv + w.t.kv_head) * HEAD_DIM + part * 64,
+                    tma_load_tile(keys + of * ROWS * DIM + part * ROWS * 64 + half * 64 * 64, map_keys,
+                                  (args.heads_before_keys + of * args.packing.kv + w.t.kv_head) * HEAD_DIM + part * 64,
                                   w.t.token + half * 64, &shared.keys_full);
     }
     Cursor at = {0, 0};
     for (int step = 0; step < w.n_steps; ++step) {
-        int first = w.first_query(step), head = w.head(step), n = min(STEP, w.t.rows - first);
+        int first = w.first_query(step), head = w.head(step), token = w.t.query_token + first;
         float lse[2], delta[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-            size_t place = (w.t.start + first + lane + k * 32) * args.query + head;
-            bool is_there = lane + k * 32 < n;
-            // An infinite log-sum-exp gives weight 0 to a query past the end of the sequence.
+            size_t place = ((long long)token + lane + k * 32) * args.packing.query + head;
+            bool is_there = w.t.has_query(first + lane + k * 32);
+            // An infinite log-sum-exp gives weight 0 to a row without a query.
             lse[k] = is_there ? args.lse[place] * LOG2_E : INFINITY_F32;
             delta[k] = is_there ? args.delta[place] : 0.0f;
         }
@@ -169,9 +175,9 @@ __device__ __forceinline__ void produce(const TensorMap& map_qkv, const TensorMa
             mbarrier_arrive_expect_bytes(shared.full + at.stage, 2 * TILE * 2);
             for (int part = 0; part < PARTS; ++part) {
                 tma_load_tile(queries + at.stage * 2 * TILE + part * 64 * 64, map_qkv, head * HEAD_DIM + part * 64,
-                              w.t.start + first, shared.full + at.stage);
+                              token, shared.full + at.stage);
                 tma_load_tile(queries + (at.stage * 2 + 1) * TILE + part * 64 * 64, map_d_out,
-                              head * HEAD_DIM + part * 64, w.t.start + first, shared.full + at.stage);
+                              head * HEAD_DIM + part * 64, token, shared.full + at.stage);
             }
         }
 #pragma unroll
@@ -204,7 +210,7 @@ __device__ __forceinline__ void add_up(const BackwardArgs& args, const Work& w, 
     for (int step = adder; step < w.n_steps; step += ADDERS) {
         // Tiles of keys in front of the windows of a step's queries do not add to it.
         u32 turn = tile_of_keys - rule.first_key(w.first_query(step)) / ROWS;
-        size_t tile = sums_tile(w.t.start, w.sequence, w.first_query(step), w.head(step), args.query);
+        size_t tile = (size_t)(w.sums_tile + w.first_query(step) / STEP) * args.packing.query + w.head(step);
         u32 *counter = args.turns + 1 + tile, seen = 0;
         named_barrier_wait<WITH_ADDER>(FILLED + adder);
         if (threadIdx.x % 32 == 0) {
@@ -263,11 +269,11 @@ __device__ __forceinline__ void key_score_gradient(float (&d)[STEP / 8][4], cons
     }
 }
 
-// Zeros the rows from n on of a tile of N rows, which belong to the next sequence: they may hold NaN, and 0 * NaN is
-// NaN. All consumers take part; the caller fences and waits for them.
-template <int N> __device__ __forceinline__ void zero_rows(bf16* tile, int n) {
-    for (int i = threadIdx.x; i < (N - n) * DIM / 8; i += 128 * CONSUMERS)
-        *(uint4*)(tile + i / 8 % PARTS * N * 64 + (n + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
+// Zeros the rows begin..end of a tile of N rows, which belong to other sequences: they may hold NaN, and 0 * NaN is NaN. All
+// consumers take part; the caller fences and waits for them.
+template <int N> __device__ __forceinline__ void zero_rows(bf16* tile, int begin, int end = N) {
+    for (int i = threadIdx.x; i < (end - begin) * DIM / 8; i += 128 * CONSUMERS)
+        *(uint4*)(tile + i / 8 % PARTS * N * 64 + (begin + i / 8 / PARTS) * 64 + i % 8 * 8) = make_uint4(0, 0, 0, 0);
 }
 
 // What the consumers read and write in shared memory.
@@ -298,9 +304,11 @@ struct Consumer {
     // Waits for a step's queries and starts s = k q^T.
     __device__ __forceinline__ void start_scores(float (&s)[STEP / 8][4], const Cursor& at, int first_query) {
         bf16* queries = tiles.queries_of(at);
-        int n = w.t.rows - first_query;
+        int n = min(STEP, w.t.rows - first_query), lead = max(0, w.t.first_query - first_query);
         mbarrier_wait(shared.full + at.stage, at.parity);
-        if (n < STEP) {
+        if (n < STEP || lead > 0) {
+            zero_rows<STEP>(queries, 0, lead);
+            zero_rows<STEP>(tiles.d_outs_of(at), 0, lead);
             zero_rows<STEP>(queries, n);
             zero_rows<STEP>(tiles.d_outs_of(at), n);
             fence_async_proxy_shared();
@@ -387,7 +395,7 @@ struct Consumer {
             if (step + 1 < w.n_steps) {
                 at.advance();
                 first_query -= STEP;
-                if (first_query < w.t.first) first_query = w.last_query();
+                if (first_query < w.t.begin) first_query = w.last_query();
             }
             start_scores(s, at, first_query);
             wgmma_wait<2>();
@@ -414,15 +422,16 @@ __device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w,
         named_barrier_wait<128 * CONSUMERS>(SCORES);
     }
     Consumer consumer = {w, rule, shared, tiles, group};
-    consumer.attend(d_k, d_v);
-    store_key_rows(w.t, args.d_qkv, group * 64 + warpgroup_row(), args.query, args.kv, d_k, d_v,
-                   rule.gradient_scale());
+    // With a window, keys far in front of the first query are seen by none.
+    if (w.n_steps > 0) consumer.attend(d_k, d_v);
+    store_key_rows(w.t, args.d_keys, group * 64 + warpgroup_row(), args.packing.kv, d_k, d_v, rule.gradient_scale());
 }
 
-// Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and d_out [T, query heads,
-// HEAD_DIM] in tiles of 64 rows. Shared: see Tiles.
+// Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM], rows of keys and values, and d_out [T, query
+// heads, HEAD_DIM] in tiles of 64 rows. Shared: see Tiles.
 KERNEL __launch_bounds__(THREADS, 1)
 attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_qkv,
+                                         const __grid_constant__ TensorMap map_keys,
                                          const __grid_constant__ TensorMap map_d_out,
                                          const __grid_constant__ BackwardArgs args RULE_PARAMETER) {
     RULE_CONSTANT
@@ -441,7 +450,8 @@ attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q
     if (!find_work(uniform(shared.ticket), args, rule, &w)) return;
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<24>();
-        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_qkv, map_d_out, args, w, shared, tiles.keys, tiles.queries);
+        if (threadIdx.x / 32 == 4 * CONSUMERS)
+            produce(map_qkv, map_keys, map_d_out, args, w, shared, tiles.keys, tiles.queries);
         int adder = (int)threadIdx.x / 32 - 4 * CONSUMERS - 1;
         if (adder >= 0 && adder < ADDERS) add_up(args, w, rule, adder, tiles.d_queries + adder * STEP * DIM);
     } else {
@@ -452,13 +462,15 @@ attention_backward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q
 
 // Grid: (query heads, tiles of 64 queries). The sums become the gradients of the queries.
 KERNEL __launch_bounds__(128 * CONSUMERS)
-attention_backward_store_queries_bf16(const float* sums, const u32* offsets, bf16* d_qkv, int sequences, int query,
-                                      int kv RULE_PARAMETER) {
+attention_backward_store_queries_bf16(const float* sums, const __grid_constant__ Packing packing,
+                                      bf16* d_qkv RULE_PARAMETER) {
     RULE_CONSTANT
     WorkTile work;
-    if (!find_work_tile(offsets, sequences, 1, STEP, blockIdx.y, &work)) return;
-    int start = offsets[work.sequence], row = warpgroup_row();
-    const float* from = sums + sums_tile(start, work.sequence, work.first, blockIdx.x, query) * STEP * DIM;
+    if (!packing.find_queries(STEP, blockIdx.y, &work)) return;
+    Sequence s = packing.sequence(work.sequence);
+    int tile = first_sums_tile(packing, work.sequence, s.first_query) + work.first / STEP;
+    const float* from = sums + ((size_t)tile * packing.query + blockIdx.x) * STEP * DIM;
+    int row = warpgroup_row();
     float d_q[DIM / 16][4];
 #pragma unroll
     for (int j = 0; j < DIM / 16; ++j) {
@@ -466,9 +478,11 @@ attention_backward_store_queries_bf16(const float* sums, const u32* offsets, bf1
         d_q[j][0] = x.x, d_q[j][1] = x.y, d_q[j][2] = x.z, d_q[j][3] = x.w;
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-        if (work.first + row + h * 8 < work.rows)
-            store_row(d_qkv + ((size_t)start + work.first + row + h * 8) * (query + 2 * kv) * HEAD_DIM +
+    for (int h = 0; h < 2; ++h) {
+        int position = work.first + row + h * 8;
+        if (position >= s.first_query && position < s.n_keys)
+            store_row(d_qkv + ((long long)s.token + position) * (packing.query + 2 * packing.kv) * HEAD_DIM +
                           blockIdx.x * HEAD_DIM + threadIdx.x / 128 * (DIM / 2),
                       d_q, h, rule.gradient_scale());
+    }
 }

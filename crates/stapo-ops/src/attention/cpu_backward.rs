@@ -5,12 +5,13 @@
 use std::ops::Range;
 
 use super::cpu_forward::{
-    PackedKeys, block_tokens, columns, copy_padded, for_tasks, keys_len, pack_padded, pack_transposed,
+    PackedKeys, block_tokens, copy_padded, for_tasks, keys_len, pack_padded, pack_transposed,
     prefetch_columns, prefetch_head, values_len,
 };
 use super::cpu_rows::{
     MAX_ROWS, QueryBlock, copy, pack_rows, padded, score_rows, scores_len, weights_times_values,
 };
+use super::sequences::{HostSequence, HostSequences};
 use super::{Dims, Saved};
 use crate::Float;
 use crate::cpu::simd::tile::{DEPTH, Layout, ROW_STRIDE, Start, Tile};
@@ -32,15 +33,16 @@ pub(crate) fn backward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     saved: Saved<'_, E>,
-    offsets: &[u32],
+    sequences: HostSequences<'_, E>,
     d_out: &[E],
-    d_qkv: &mut [E],
+    (d_qkv, d_keys): (&mut [E], Option<&mut [E]>),
 ) {
     let inputs = Inputs { qkv: saved.qkv.host(), out: saved.out.host(), lse: saved.lse.host(), d_out };
     let d_qkv = Shared::new(d_qkv);
+    let d_keys = d_keys.map_or(d_qkv, Shared::new);
     for_tasks(cpu, d, |sequence, kv_heads| {
-        let start = offsets[sequence] as usize;
-        let len = offsets[sequence + 1] as usize - start;
+        let sequence = sequences.sequence(d.heads, inputs.qkv, sequence);
+        let len = sequence.len;
         if len == 0 {
             return;
         }
@@ -48,7 +50,7 @@ pub(crate) fn backward<E: Float>(
         with_scratch(BackwardScratch::<E>::len(d.heads, rows, len), |memory| {
             let scratch = BackwardScratch::split(memory, d.heads, rows, len);
             let (heads, rule) = (d.heads, d.rule);
-            cpu.dispatch(BackwardTask { heads, rule, kv_heads, start, len, inputs, scratch, d_qkv });
+            cpu.dispatch(BackwardTask { heads, rule, kv_heads, sequence, inputs, scratch, d_qkv, d_keys });
         });
     });
 }
@@ -112,17 +114,18 @@ struct BackwardTask<'a, E> {
     heads: Heads,
     rule: ScoreRule,
     kv_heads: Range<usize>,
-    start: usize,
-    len: usize,
+    sequence: HostSequence<'a, E>,
     inputs: Inputs<'a, E>,
     scratch: BackwardScratch<'a, E>,
     d_qkv: Shared<'a, E>,
+    /// The gradients of what holds the keys.
+    d_keys: Shared<'a, E>,
 }
 
 impl<E: Float> Kernel<E> for BackwardTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
-        self.prefetch(l, 0..self.len, self.kv_heads.start);
+        self.prefetch(l, self.sequence.first..self.sequence.len, self.kv_heads.start);
         for kv_head in self.kv_heads.clone() {
             self.head(l, kv_head);
         }
@@ -135,9 +138,9 @@ impl<E: Float> BackwardTask<'_, E> {
     fn prefetch<L: Lanes<E = E>>(&self, l: L, positions: Range<usize>, kv_head: usize) {
         let heads = self.heads;
         let inputs = self.inputs;
-        let rows = self.start + positions.start..self.start + positions.end;
-        let width = heads.qkv_width();
-        prefetch_head(l, heads, &inputs.qkv[rows.start * width..rows.end * width], kv_head);
+        let HostSequence { start, first, .. } = self.sequence;
+        let rows = start + positions.start - first..start + positions.end - first;
+        prefetch_head(l, heads, inputs.qkv, self.sequence, positions, kv_head);
         let width = heads.out_width();
         let group = heads.group() * heads.dim;
         for x in [inputs.out, inputs.d_out] {
@@ -148,30 +151,29 @@ impl<E: Float> BackwardTask<'_, E> {
     #[inline(always)]
     fn head<L: Lanes<E = E>>(&mut self, l: L, kv_head: usize) {
         let heads = self.heads;
-        let width = heads.qkv_width();
-        let rows = &self.inputs.qkv[self.start * width..(self.start + self.len) * width];
-        let (key_at, value_at) = columns(heads, kv_head);
+        let HostSequence { start, first, key_start, len, keys: rows } = self.sequence;
+        let (key_at, value_at) = rows.columns.of_head(heads, kv_head);
         pack_transposed(l, heads, rows, key_at, self.scratch.keys_t);
         pack_transposed(l, heads, rows, value_at, self.scratch.values_t);
         pack_padded(l, heads, rows, key_at, self.scratch.keys);
         self.scratch.d_keys.fill(E::ZERO);
         self.scratch.d_values.fill(E::ZERO);
         let step = block_tokens(heads);
-        for position in (0..self.len).step_by(step) {
-            let tokens = step.min(self.len - position);
+        for position in (first..len).step_by(step) {
+            let tokens = step.min(len - position);
             if kv_head + 1 < self.kv_heads.end {
                 self.prefetch(l, position..position + tokens, kv_head + 1);
             }
-            let token = self.start + position;
+            let token = start + position - first;
             self.block(l, QueryBlock { heads, rule: self.rule, kv_head, token, tokens, position });
         }
-        for token in 0..self.len {
-            let row = (self.start + token) * width;
+        for token in 0..len {
+            let row = (key_start + token) * rows.columns.width;
             let from = token * padded(heads.dim)..token * padded(heads.dim) + heads.dim;
             // SAFETY: this task alone writes this sequence's columns of this head.
             let (d_key, d_value) = unsafe {
-                let key = self.d_qkv.range(row + key_at..row + key_at + heads.dim);
-                (key, self.d_qkv.range(row + value_at..row + value_at + heads.dim))
+                let key = self.d_keys.range(row + key_at..row + key_at + heads.dim);
+                (key, self.d_keys.range(row + value_at..row + value_at + heads.dim))
             };
             copy(l, &self.scratch.d_keys[from.clone()], d_key);
             copy(l, &self.scratch.d_values[from], d_value);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Dims;
 use super::cpu_rows::{ForwardScratch, HostInputs, Keys, MAX_ROWS, QueryBlock, forward_rows, padded};
+use super::sequences::{HostSequence, HostSequences, KeyColumns, KeyRows};
 use crate::Float;
 use crate::cpu::gemm::{PANEL, transpose};
 use crate::cpu::simd::tile::DEPTH;
@@ -15,16 +16,16 @@ pub(crate) fn forward<E: Float>(
     cpu: &Cpu,
     d: Dims,
     inputs: HostInputs<'_, E>,
-    offsets: &[u32],
+    sequences: HostSequences<'_, E>,
     out: &mut [E],
     lse: &mut [E],
 ) {
     let out = Shared::new(out);
     let lse = Shared::new(lse);
     for_tasks(cpu, d, |sequence, kv_heads| {
-        let (start, end) = (offsets[sequence] as usize, offsets[sequence + 1] as usize);
-        let len = end - start;
-        if len == 0 {
+        let sequence = sequences.sequence(d.heads, inputs.qkv, sequence);
+        let len = sequence.len;
+        if sequence.first == len {
             return;
         }
         let rows = block_tokens(d.heads) * d.heads.group();
@@ -39,8 +40,7 @@ pub(crate) fn forward<E: Float>(
                 heads: d.heads,
                 rule: d.rule,
                 kv_heads,
-                start,
-                len,
+                sequence,
                 inputs,
                 keys,
                 values,
@@ -73,15 +73,25 @@ pub(super) fn prefetch_columns<L: Lanes>(l: L, rows: &[L::E], width: usize, at: 
     }
 }
 
-/// Prefetches the queries, keys and values of `kv_head`'s group in `rows` of qkv.
+/// Prefetches the queries, keys and values of `kv_head`'s group at these positions of a sequence, which have queries.
 #[inline(always)]
-pub(super) fn prefetch_head<L: Lanes>(l: L, heads: Heads, rows: &[L::E], kv_head: usize) {
+pub(super) fn prefetch_head<L: Lanes>(
+    l: L,
+    heads: Heads,
+    qkv: &[L::E],
+    sequence: HostSequence<'_, L::E>,
+    positions: Range<usize>,
+    kv_head: usize,
+) {
     let width = heads.qkv_width();
     let group = heads.group() * heads.dim;
-    let (key_at, value_at) = columns(heads, kv_head);
-    prefetch_columns(l, rows, width, kv_head * group, group);
-    prefetch_columns(l, rows, width, key_at, heads.dim);
-    prefetch_columns(l, rows, width, value_at, heads.dim);
+    let token = sequence.start + positions.start - sequence.first;
+    let queries = &qkv[token * width..(token + positions.len()) * width];
+    prefetch_columns(l, queries, width, kv_head * group, group);
+    let keys = sequence.keys.range(positions);
+    let (key_at, value_at) = keys.columns.of_head(heads, kv_head);
+    prefetch_columns(l, keys.rows, keys.columns.width, key_at, heads.dim);
+    prefetch_columns(l, keys.rows, keys.columns.width, value_at, heads.dim);
 }
 
 /// Tokens per block of query rows.
@@ -108,8 +118,7 @@ struct ForwardTask<'a, E> {
     heads: Heads,
     rule: ScoreRule,
     kv_heads: Range<usize>,
-    start: usize,
-    len: usize,
+    sequence: HostSequence<'a, E>,
     inputs: HostInputs<'a, E>,
     keys: &'a mut [E],
     values: &'a mut [E],
@@ -122,26 +131,20 @@ impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
     #[inline(always)]
     fn run<L: Lanes<E = E>>(mut self, l: L) {
         let heads = self.heads;
-        let width = heads.qkv_width();
-        let rows = &self.inputs.qkv[self.start * width..(self.start + self.len) * width];
-        prefetch_head(l, heads, rows, self.kv_heads.start);
+        let HostSequence { start, first, len, keys: rows, .. } = self.sequence;
+        self.prefetch(l, first..len, self.kv_heads.start);
         let step = block_tokens(heads);
         for kv_head in self.kv_heads.clone() {
-            let (key_at, value_at) = columns(heads, kv_head);
+            let (key_at, value_at) = rows.columns.of_head(heads, kv_head);
             pack_transposed(l, heads, rows, key_at, self.keys);
             pack_padded(l, heads, rows, value_at, self.values);
             let keys = PackedKeys { keys: self.keys, values: self.values, dim: heads.dim };
-            for position in (0..self.len).step_by(step) {
-                let tokens = step.min(self.len - position);
+            for position in (first..len).step_by(step) {
+                let tokens = step.min(len - position);
                 if kv_head + 1 < self.kv_heads.end {
-                    prefetch_head(
-                        l,
-                        heads,
-                        &rows[position * width..(position + tokens) * width],
-                        kv_head + 1,
-                    );
+                    self.prefetch(l, position..position + tokens, kv_head + 1);
                 }
-                let token = self.start + position;
+                let token = start + position - first;
                 let block = QueryBlock { heads, rule: self.rule, kv_head, token, tokens, position };
                 forward_rows(l, block, &keys, self.inputs, &mut self.scratch, self.out, Some(self.lse));
             }
@@ -149,25 +152,40 @@ impl<E: Float> Kernel<E> for ForwardTask<'_, E> {
     }
 }
 
+impl<E: Float> ForwardTask<'_, E> {
+    /// Prefetches what `kv_head` will read of these positions.
+    #[inline(always)]
+    fn prefetch<L: Lanes<E = E>>(&self, l: L, positions: Range<usize>, kv_head: usize) {
+        prefetch_head(l, self.heads, self.inputs.qkv, self.sequence, positions, kv_head);
+    }
+}
+
 /// Where the key and the value of a head start in a fused row.
 pub(super) fn columns(heads: Heads, kv_head: usize) -> (usize, usize) {
-    ((heads.query + kv_head) * heads.dim, (heads.query + heads.kv + kv_head) * heads.dim)
+    KeyColumns::fused(heads).of_head(heads, kv_head)
 }
 
 /// The head's columns from `at` on, transposed into panels `[len / 32, head_dim, 32]`, padded with zeros.
 #[inline(always)]
-pub(super) fn pack_transposed<L: Lanes>(l: L, heads: Heads, rows: &[L::E], at: usize, to: &mut [L::E]) {
-    let panels = rows.chunks(PANEL * heads.qkv_width()).zip(to.chunks_exact_mut(PANEL * heads.dim));
+pub(super) fn pack_transposed<L: Lanes>(
+    l: L,
+    heads: Heads,
+    keys: KeyRows<'_, L::E>,
+    at: usize,
+    to: &mut [L::E],
+) {
+    let width = keys.columns.width;
+    let panels = keys.rows.chunks(PANEL * width).zip(to.chunks_exact_mut(PANEL * heads.dim));
     for (rows, panel) in panels {
-        transpose(l, rows, heads.qkv_width(), at..at + heads.dim, panel);
+        transpose(l, rows, width, at..at + heads.dim, panel);
     }
 }
 
 /// The head's columns from `at` on, as rows padded to whole vectors.
 #[inline(always)]
-pub(super) fn pack_padded<L: Lanes>(l: L, heads: Heads, rows: &[L::E], at: usize, to: &mut [L::E]) {
+pub(super) fn pack_padded<L: Lanes>(l: L, heads: Heads, keys: KeyRows<'_, L::E>, at: usize, to: &mut [L::E]) {
     let to = to.chunks_exact_mut(padded(heads.dim));
-    for (row, to) in rows.chunks_exact(heads.qkv_width()).zip(to) {
+    for (row, to) in keys.rows.chunks_exact(keys.columns.width).zip(to) {
         copy_padded(l, &row[at..at + heads.dim], to);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Dims, Saved};
+use super::{Dims, Saved, Sequences};
 use crate::cuda::kernels::{
     ATTENTION, ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER,
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED, ATTENTION_BACKWARD_RULED, ATTENTION_HOPPER,
@@ -108,16 +108,107 @@ pub(super) struct CudaInputs {
     pub sinks: Option<Slice>,
 }
 
-pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Slice, out: Slice, lse: Slice) {
+/// [`Sequences`] on a GPU.
+#[derive(Clone, Copy)]
+pub(super) struct CudaSequences {
+    offsets: Slice,
+    key_offsets: Slice,
+    /// `[n_keys, key_width]`: what holds the keys and values, which begin behind `n_before` heads of a row.
+    keys: Slice,
+    n_keys: usize,
+    key_width: usize,
+    n_before: usize,
+    /// Tiles of a sequence's queries that may not be full: with keys apart, the first as well as the last.
+    n_partial_tiles: usize,
+}
+
+impl CudaSequences {
+    pub(super) fn new<T: Float>(d: Dims, qkv: Slice, sequences: &Sequences<'_, T>) -> Self {
+        let offsets = sequences.offsets.cuda();
+        match sequences.keys {
+            None => Self {
+                offsets,
+                key_offsets: offsets,
+                keys: qkv,
+                n_keys: d.tokens,
+                key_width: d.heads.qkv_width(),
+                n_before: d.heads.query,
+                n_partial_tiles: 1,
+            },
+            Some(keys) => Self {
+                offsets,
+                key_offsets: keys.offsets.cuda(),
+                keys: keys.rows.cuda().same(qkv, "attention"),
+                n_keys: keys.n_rows(d.heads),
+                key_width: 2 * d.heads.kv * d.heads.dim,
+                n_before: 0,
+                n_partial_tiles: 2,
+            },
+        }
+    }
+
+    /// `Packing` of tiles.cu and plain.cu.
+    fn fields(self, d: Dims) -> Fields {
+        Fields::default()
+            .eight_bytes(self.offsets)
+            .eight_bytes(self.key_offsets)
+            .eight_bytes(self.first_key(d, self.keys))
+            .four_bytes(self.key_width)
+            .four_bytes(d.sequences)
+            .four_bytes(d.heads.query)
+            .four_bytes(d.heads.kv)
+    }
+
+    /// From the first key on, of `rows` that lie like the keys.
+    fn first_key(self, d: Dims, rows: Slice) -> Slice {
+        let start = (self.n_before * d.heads.dim).min(rows.len);
+        rows.part(start, rows.len - start)
+    }
+
+    /// Whether the TMA can read the keys.
+    fn fit_maps(self) -> bool {
+        TensorMap::fits(self.keys, self.key_width)
+    }
+
+    /// Keys or values in tiles of `tile_rows`.
+    fn key_map(self, tile_rows: usize) -> TensorMap {
+        TensorMap::new(self.keys, self.n_keys, self.key_width, tile_rows)
+    }
+
+    /// Thread blocks that are enough for every sequence's queries in tiles of `height`, a multiple of a step of keys.
+    fn n_query_tiles(self, d: Dims, height: usize) -> usize {
+        d.tokens / height + self.n_partial_tiles * d.sequences
+    }
+
+    /// The same for its keys.
+    fn n_key_tiles(self, d: Dims, height: usize) -> usize {
+        n_work_tiles(self.n_keys, 1, d.sequences, height)
+    }
+
+    /// Whether sequences have `n` keys or more in the mean.
+    fn have_mean_length(self, d: Dims, n: usize) -> bool {
+        self.n_keys >= n * d.sequences.max(1)
+    }
+}
+
+pub(super) fn forward(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    inputs: CudaInputs,
+    sequences: CudaSequences,
+    out: Slice,
+    lse: Slice,
+) {
     let op = "attention::forward";
     let heads = d.heads;
     let qkv = inputs.qkv;
     let rule = d.kernel_rule(inputs.sinks);
     let kind = qkv.kind;
     let is_hopper = is_hopper(cuda, kind, heads, d.rule);
-    let is_pipelined = d.tokens >= PIPELINED_TOKENS * d.sequences.max(1);
-    if is_hopper && is_pipelined && TensorMap::fits(qkv, heads.qkv_width()) {
-        return forward_pipelined(cuda, d, inputs, offsets, out.same(qkv, op), lse.f32(op));
+    let is_pipelined = sequences.have_mean_length(d, PIPELINED_TOKENS);
+    let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && sequences.fit_maps();
+    if is_hopper && is_pipelined && has_maps {
+        return forward_pipelined(cuda, d, inputs, sequences, out.same(qkv, op), lse.f32(op));
     }
     let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
     let name = format!("attention_forward_{suffix}");
@@ -125,13 +216,12 @@ pub(super) fn forward(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Sl
         if is_hopper { (&ATTENTION_HOPPER, &ATTENTION_HOPPER_RULED) } else { (&ATTENTION, &ATTENTION_RULED) };
     let source = source(kind, heads, rule.choose(plain, ruled));
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
-    let launch = launch.arg(qkv).arg(offsets).arg(out);
+    let launch = launch.arg(qkv).fields(&sequences.fields(d)).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
-    let launch = launch.arg(lse.f32(op)).arg(d.sequences).arg(heads.query).arg(heads.kv);
-    let launch = rule.last_argument(launch, kind);
+    let launch = rule.last_argument(launch.arg(lse.f32(op)), kind);
     let rows = if is_hopper { ROWS } else { tile_rows(heads) };
-    let grid = [heads.query, n_work_tiles(d.tokens, 1, d.sequences, rows)];
+    let grid = [heads.query, sequences.n_query_tiles(d, rows)];
     if !is_bf16 {
         launch.run([d.tokens, heads.query], 32, 0);
     } else if is_hopper {
@@ -147,10 +237,17 @@ pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
 }
 
 /// By the kernel of forward_pipelined_hopper.cu.
-fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Slice, out: Slice, lse: Slice) {
+fn forward_pipelined(
+    cuda: &Arc<Cuda>,
+    d: Dims,
+    inputs: CudaInputs,
+    sequences: CudaSequences,
+    out: Slice,
+    lse: Slice,
+) {
     let CudaInputs { qkv, sinks } = inputs;
     let rule = d.kernel_rule(sinks);
-    let is_long = d.tokens >= LONG_TOKENS * d.sequences.max(1);
+    let is_long = sequences.have_mean_length(d, LONG_TOKENS);
     // As in the kernel.
     let (plain, ruled, consumers, stages) = if is_long {
         (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED, 2, 10)
@@ -160,31 +257,30 @@ fn forward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: CudaInputs, offsets: Sli
     let source = rule.choose(plain, ruled);
     let (rows, threads) = (64 * consumers, 128 * consumers + 128);
     let heads = d.heads;
-    let map = |tile_rows| TensorMap::new(qkv, d.tokens, heads.qkv_width(), tile_rows);
-    let args = Fields::default()
-        .eight_bytes(offsets)
+    let args = sequences
+        .fields(d)
         .eight_bytes(out)
         .eight_bytes(lse)
         .eight_bytes(cuda.signal())
-        .four_bytes(d.sequences)
-        .four_bytes(heads.query)
-        .four_bytes(heads.kv)
-        .four_bytes(out_pitch(d.tokens, heads, out));
-    let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16");
-    let launch = launch.head_dim(heads.dim).tensor_map(&map(rows)).tensor_map(&map(KEYS)).fields(&args);
+        .four_bytes(out_pitch(d.tokens, heads, out))
+        .four_bytes(sequences.n_before);
+    let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16").head_dim(heads.dim);
+    let launch = launch.tensor_map(&TensorMap::new(qkv, d.tokens, heads.qkv_width(), rows));
+    let launch = launch.tensor_map(&sequences.key_map(KEYS)).fields(&args);
     let launch = rule.last_argument(launch, qkv.kind);
     let n_blocks = cuda.gpu.multiprocessors as usize;
     let launch = launch.programmatic_launch(true);
     launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
 }
 
+/// `to` are the gradients of qkv, and of keys that lie apart.
 pub(super) fn backward<T: Float>(
     cuda: &Arc<Cuda>,
     d: Dims,
     saved: Saved<'_, T>,
-    offsets: Slice,
+    sequences: CudaSequences,
     d_out: Slice,
-    d_qkv: Slice,
+    (d_qkv, d_keys): (Slice, Option<Slice>),
 ) {
     let op = "attention::backward";
     let heads = d.heads;
@@ -197,29 +293,30 @@ pub(super) fn backward<T: Float>(
     let source = source(kind, heads, rule.choose(&ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED));
     let delta_memory = delta(cuda, d, out, d_out);
     let delta = delta_memory.slice();
-    let inputs = BackwardInputs { qkv, d_out, offsets, lse: lse.f32(op), delta };
+    let d_keys = sequences.first_key(d, d_keys.map_or(d_qkv, |d_keys| d_keys.same(qkv, op)));
+    let inputs = BackwardInputs { qkv, d_out, sequences, lse: lse.f32(op), delta };
     let has_maps = TensorMap::fits(qkv, heads.qkv_width()) && TensorMap::fits(d_out, heads.out_width());
-    if is_hopper(cuda, kind, heads, d.rule) && has_maps {
-        return backward_pipelined(cuda, d, &inputs, d_qkv);
+    if is_hopper(cuda, kind, heads, d.rule) && has_maps && sequences.fit_maps() {
+        return backward_pipelined(cuda, d, &inputs, (d_qkv, d_keys));
     }
     let queries = format!("attention_backward_queries_{}", kind.name());
     let keys = format!("attention_backward_keys_{}", kind.name());
-    let launch = |name| {
-        let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out).arg(offsets);
-        let launch = launch.arg(inputs.lse).arg(delta).arg(d_qkv);
-        let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
+    let launch = |name, to| {
+        let launch = cuda.kernel(source, name).head_dim(heads.dim).arg(qkv).arg(d_out);
+        let launch = launch.fields(&sequences.fields(d)).arg(inputs.lse).arg(delta).arg(to);
         rule.last_argument(launch, kind)
     };
     if kind == ElementType::Bf16 {
         let rows = tile_rows(heads);
-        let n_tiles = n_work_tiles(d.tokens, 1, d.sequences, rows);
-        launch(&queries).run([heads.query, n_tiles], 128, tile_bytes(heads, 2 * rows + 4 * 32));
+        let grid = [heads.query, sequences.n_query_tiles(d, rows)];
+        launch(&queries, d_qkv).run(grid, 128, tile_bytes(heads, 2 * rows + 4 * 32));
         // Of wide heads, keys and values have a block each.
         let shared = tile_bytes(heads, 2 * rows + 4 * 64) + 4 * 4 * 64;
-        launch(&keys).run([heads.kv * (ROWS / rows), n_tiles], 2 * rows, shared);
+        let grid = [heads.kv * (ROWS / rows), sequences.n_key_tiles(d, rows)];
+        launch(&keys, d_keys).run(grid, 2 * rows, shared);
     } else {
-        launch(&queries).run([d.tokens, heads.query], 32, 0);
-        launch(&keys).run([d.tokens, heads.kv], 32, 0);
+        launch(&queries, d_qkv).run([d.tokens, heads.query], 32, 0);
+        launch(&keys, d_keys).run([sequences.n_keys, heads.kv], 32, 0);
     }
 }
 
@@ -234,6 +331,28 @@ fn delta(cuda: &Arc<Cuda>, d: Dims, out: Slice, d_out: Slice) -> Memory {
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     launch.arg(d_out).arg(delta.slice()).arg(heads.query).run([d.tokens, 1], 128, 0);
     delta
+}
+
+/// See `key_copies::forward`.
+pub(super) fn copy_keys(cuda: &Cuda, heads: Heads, rows: Slice, qkv: Slice, keys: Slice) {
+    let (width, before) = (2 * heads.kv * heads.dim, heads.query * heads.dim);
+    let name = format!("attention_copy_keys_{}", keys.same(qkv, "attention::key_copies").name());
+    let launch = cuda.kernel(&ELEMENTWISE, &name).arg(rows).arg(qkv).arg(keys);
+    launch.arg(width).arg(before).arg(heads.qkv_width()).run([rows.len, 1], 128, 0);
+}
+
+/// See `key_copies::backward`.
+pub(super) fn add_key_copies(
+    cuda: &Cuda,
+    heads: Heads,
+    (starts, list): (Slice, Slice),
+    d_keys: Slice,
+    d_qkv: Slice,
+) {
+    let (width, before) = (2 * heads.kv * heads.dim, heads.query * heads.dim);
+    let name = format!("attention_add_key_copies_{}", d_keys.same(d_qkv, "attention::key_copies").name());
+    let launch = cuda.kernel(&ELEMENTWISE, &name).arg(starts).arg(list).arg(d_keys).arg(d_qkv);
+    launch.arg(width).arg(before).arg(heads.qkv_width()).run([starts.len - 1, 1], 128, 0);
 }
 
 /// See `sinks::backward`.
@@ -258,48 +377,46 @@ pub(super) fn backward_sinks<T: Float>(
 struct BackwardInputs {
     qkv: Slice,
     d_out: Slice,
-    offsets: Slice,
+    sequences: CudaSequences,
     lse: Slice,
     delta: Slice,
 }
 
-/// By the kernels of backward_pipelined_hopper.cu.
-fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, d_qkv: Slice) {
+/// By the kernels of backward_pipelined_hopper.cu. `d_keys` is the gradient of the first key and of what follows.
+fn backward_pipelined(cuda: &Arc<Cuda>, d: Dims, inputs: &BackwardInputs, (d_qkv, d_keys): (Slice, Slice)) {
     // As in the kernel.
     const THREADS: usize = 384;
     const STAGES: usize = 2;
     const ADDERS: usize = 2;
     let heads = d.heads;
+    let sequences = inputs.sequences;
     let (plain, ruled) = (&ATTENTION_BACKWARD_PIPELINED_HOPPER, &ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED);
     let rule = d.kernel_rule(None);
     let source = rule.choose(plain, ruled);
     let kind = inputs.qkv.kind;
     // Tiles of 64 queries, of every head.
-    let n_query_tiles = n_work_tiles(d.tokens, 1, d.sequences, KEYS);
+    let n_query_tiles = sequences.n_query_tiles(d, KEYS);
     let sums = Memory::scratch(cuda, n_query_tiles * heads.query * KEYS * heads.dim, ElementType::F32);
     let turns = Memory::scratch(cuda, 1 + n_query_tiles * heads.query, ElementType::U32);
     cuda.fill(turns.slice(), 0u32);
-    let args = Fields::default()
-        .eight_bytes(inputs.offsets)
+    let args = sequences
+        .fields(d)
         .eight_bytes(inputs.lse)
         .eight_bytes(inputs.delta)
         .eight_bytes(sums.slice())
         .eight_bytes(turns.slice())
-        .eight_bytes(d_qkv)
-        .four_bytes(d.sequences)
-        .four_bytes(heads.query)
-        .four_bytes(heads.kv);
+        .eight_bytes(d_keys)
+        .four_bytes(sequences.n_before);
     let map = |matrix, width| TensorMap::new(matrix, d.tokens, width, KEYS);
     let launch = cuda.kernel(source, "attention_backward_pipelined_hopper_bf16").head_dim(heads.dim);
-    let launch = launch.tensor_map(&map(inputs.qkv, heads.qkv_width()));
+    let launch = launch.tensor_map(&map(inputs.qkv, heads.qkv_width())).tensor_map(&sequences.key_map(KEYS));
     let launch = launch.tensor_map(&map(inputs.d_out, heads.out_width())).fields(&args);
     let launch = rule.last_argument(launch, kind);
     // Keys and values, queries and d_out of each stage, gradients of scores in bf16, and of queries in f32.
     let tiles = swizzled_bytes(heads, 2 * ROWS + 2 * STAGES * KEYS) + 2 * ROWS * KEYS;
     let shared = tiles + 4 * ADDERS * KEYS * heads.dim;
-    launch.run([heads.kv * n_work_tiles(d.tokens, 1, d.sequences, ROWS), 1], THREADS, shared);
+    launch.run([heads.kv * sequences.n_key_tiles(d, ROWS), 1], THREADS, shared);
     let launch = cuda.kernel(source, "attention_backward_store_queries_bf16").head_dim(heads.dim);
-    let launch = launch.arg(sums.slice()).arg(inputs.offsets).arg(d_qkv);
-    let launch = launch.arg(d.sequences).arg(heads.query).arg(heads.kv);
+    let launch = launch.arg(sums.slice()).fields(&sequences.fields(d)).arg(d_qkv);
     rule.last_argument(launch, kind).run([heads.query, n_query_tiles], 256, 0);
 }

@@ -11,7 +11,7 @@ use crate::cuda::kernels::{
     ATTENTION_LONG_PREFILL_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ATTENTION_PREFILL_HOPPER,
     ATTENTION_PREFILL_HOPPER_RULED, ELEMENTWISE,
 };
-use crate::cuda::{Cuda, ElementType, Fields, Slice, TensorMap};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
 
@@ -152,15 +152,22 @@ impl PagedCall {
         let of_queries = TensorMap::new(qkv, tokens, heads.qkv_width(), rows);
         let before = prefill.n_sequences_before;
         let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
+        // The log-sum-exp of rows, which only backward reads.
+        let lse = Memory::scratch(cuda, tokens * heads.query, ElementType::F32);
+        // `Packing` of tiles.cu without keys, then the rest of `ForwardArgs`.
         let args = Fields::default()
             .eight_bytes(behind(self.offsets, 1))
-            .eight_bytes(self.out.same(qkv, op).same(keys, op))
             .eight_bytes(None::<Slice>)
-            .eight_bytes(cuda.signal())
+            .eight_bytes(None::<Slice>)
+            .four_bytes(0usize)
             .four_bytes(sequences - before)
             .four_bytes(heads.query)
             .four_bytes(heads.kv)
+            .eight_bytes(self.out.same(qkv, op).same(keys, op))
+            .eight_bytes(lse.slice())
+            .eight_bytes(cuda.signal())
             .four_bytes(out_pitch(tokens, heads, self.out))
+            .four_bytes(0usize)
             .eight_bytes(behind(self.contexts, 1))
             .eight_bytes(behind(self.tables, table_width))
             .four_bytes(table_width)

@@ -15,9 +15,9 @@ template <class Tile, int THREADS> struct PackedFeed {
 
     __device__ __forceinline__ void load(int step) const {
         int first = step * KEYS, n = min(KEYS, t.n_keys - first), at = step % 2 * SIZE;
-        Tile::template load<KEYS, THREADS>(keys + at, n, Strided{t.k + (size_t)first * t.width, t.width});
+        Tile::template load<KEYS, THREADS>(keys + at, n, Strided{t.k + (size_t)first * t.key_width, t.key_width});
         cp_async_commit();
-        Tile::template load<KEYS, THREADS>(values + at, n, Strided{t.v + (size_t)first * t.width, t.width});
+        Tile::template load<KEYS, THREADS>(values + at, n, Strided{t.v + (size_t)first * t.key_width, t.key_width});
         cp_async_commit();
     }
     __device__ __forceinline__ void begin(int first = 0) const { load(first); }

@@ -47,16 +47,16 @@ __device__ __forceinline__ void multiply_pv(RowState (&rows)[FRAGMENTS], const u
 }
 
 // Grid: (query heads, tiles of ROWS tokens). Shared: queries [ROWS], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, const u32* offsets, bf16* out,
-                                                            int out_pitch, float* lse, int sequences, int query,
-                                                            int kv RULE_PARAMETER) {
+KERNEL __launch_bounds__(THREADS, 2)
+attention_forward_bf16(const bf16* qkv, const __grid_constant__ Packing packing, bf16* out, int out_pitch,
+                       float* lse RULE_PARAMETER) {
     RULE_CONSTANT
     extern __shared__ uint4 memory[];
     bf16* queries = (bf16*)memory;
     QueryTile t;
-    if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
+    if (!find_query_tile<ROWS>(qkv, packing, &t)) return;
     PackedFeed<PaddedTile, THREADS> feed(t, queries + ROWS * STRIDE);
-    PaddedTile::load<ROWS, THREADS>(queries, t.n_rows, Strided{t.q, t.width});
+    PaddedTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries());
     int first_step = rule.first_key(t.first) / KEYS;
     feed.begin(first_step);
 
@@ -95,6 +95,6 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_bf16(const bf16* qkv, con
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m) {
         end_steps(feed.n_steps, first_step, rows[m], saved[m], last_key[m], rule);
-        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), query, factor, rule, out, out_pitch, lse);
+        store_rows(t, rows[m], warp_row + m * 16 + fragment_row(0), packing.query, factor, rule, out, out_pitch, lse);
     }
 }

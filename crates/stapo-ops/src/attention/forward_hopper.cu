@@ -47,15 +47,15 @@ __device__ __forceinline__ void attend(const bf16* queries, int row, const Feed&
 #define THREADS 256
 
 // Grid: (query heads, tiles of 128 tokens); a warpgroup has 64 queries. Shared: queries [128], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* qkv, const u32* offsets, bf16* out,
-                                                                   int out_pitch, float* lse, int sequences, int query,
-                                                                   int kv RULE_PARAMETER) {
+KERNEL __launch_bounds__(THREADS, 2)
+attention_forward_hopper_bf16(const bf16* qkv, const __grid_constant__ Packing packing, bf16* out, int out_pitch,
+                              float* lse RULE_PARAMETER) {
     RULE_CONSTANT
     bf16* queries = aligned_memory();
     QueryTile t;
-    if (!find_query_tile<ROWS>(qkv, offsets, sequences, query, kv, &t)) return;
+    if (!find_query_tile<ROWS>(qkv, packing, &t)) return;
     PackedFeed<SwizzledTile, THREADS> feed(t, queries + ROWS * DIM);
-    SwizzledTile::load<ROWS, THREADS>(queries, t.n_rows, Strided{t.q, t.width});
+    SwizzledTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries());
     int first_step = rule.first_key(t.first) / KEYS;
     feed.begin(first_step);
 
@@ -63,7 +63,7 @@ KERNEL __launch_bounds__(THREADS, 2) attention_forward_hopper_bf16(const bf16* q
     LastKeys last = {{t.first + row, t.first + row + 8}, t.first + top_row, t.first + top_row + 63};
     RowState rows;
     attend<ROWS, true>(queries, top_row, feed, first_step, last, rule, rows);
-    store_rows(t, rows, row, query, rule.factor(), rule, out, out_pitch, lse);
+    store_rows(t, rows, row, packing.query, rule.factor(), rule, out, out_pitch, lse);
 }
 
 #define PAGED_ROWS 64

@@ -6,9 +6,8 @@
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
 // is worth more than the third consumer where sequences have many splits.
 
-// PAGED_KEYS: prefill. The queries are the new tokens of sequences, whose keys and values lie in a paged cache [blocks, kv
-// heads, 2^shift, HEAD_DIM]. Tiles begin at multiples of 64 positions, as those of a packed batch do, so the steps are the
-// same; the first tile of a sequence may have rows in front of its first new token, whose results are not stored.
+// PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
+// 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
 
 #ifdef LONG_SEQUENCES
 #define CONSUMERS 2
@@ -26,15 +25,10 @@
 #define SLICES 1
 #define TILE (KEYS * DIM)
 
-// A block's next tile: the row of the sequence's position 0, the tile's first position, the head, and the keys that the
-// last row sees (0: there are no more tiles).
+// A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
+// of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
 struct Turn {
-    int start, first, head, n_keys;
-#ifdef PAGED_KEYS
-    // The first row of the tile that is a new token.
-    int first_row;
-    const u32* table;
-#endif
+    int token, key_start, first, first_query, head, n_keys;
 };
 
 struct PipelineShared {
@@ -43,15 +37,16 @@ struct PipelineShared {
 };
 
 struct ForwardArgs {
-    const u32* offsets;
+    Packing packing;
     bf16* out;
     float* lse;
     // How many tiles were drawn beyond the first of each block, and how many blocks have drawn their last. Both are 0 before
     // and after a launch.
     u32* drawn;
-    int sequences, query, kv, out_pitch;
+    // Heads in front of the keys in a row of keys.
+    int out_pitch, heads_before_keys;
 #ifdef PAGED_KEYS
-    // As in paged.cu.
+    // As in paged.cu. `packing` has no keys then.
     const u32 *contexts, *tables;
     int table_width, shift;
 #endif
@@ -83,15 +78,15 @@ __device__ __forceinline__ void end_draws(const ForwardArgs& args) {
 #ifdef PAGED_KEYS
 
 __device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
-    auto n_new = [&](int s) { return (int)(args.offsets[s + 1] - args.offsets[s]); };
-    auto n_before = [&](int s) { return (int)args.contexts[s] - n_new(s); };
-    auto rows_of = [&](int s) { return s < args.sequences ? n_new(s) + n_before(s) % KEYS : 0; };
     WorkTile work;
-    if (!find_tile_of(rows_of, args.sequences, ROWS, index / args.query, &work)) return {};
-    int before = n_before(work.sequence), first = before / KEYS * KEYS + work.first;
-    return {(int)args.offsets[work.sequence] - before, first, index % args.query,
-            min((int)args.contexts[work.sequence], first + ROWS), max(0, before - first),
-            args.tables + (size_t)work.sequence * args.table_width};
+    const u32* offsets = args.packing.offsets;
+    int query = args.packing.query;
+    auto n_before = [&](int s) { return (int)(args.contexts[s] - (offsets[s + 1] - offsets[s])); };
+    auto rows_of = [&](int s) { return (int)(offsets[s + 1] - offsets[s]) + n_before(s) % KEYS; };
+    if (!find_tile(rows_of, args.packing.sequences, ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
+    int first_query = n_before(work.sequence), first = first_query / KEYS * KEYS + work.first;
+    return {(int)offsets[work.sequence] - first_query, work.sequence * args.table_width,
+            first, first_query, index % query, min((int)args.contexts[work.sequence], first + ROWS)};
 }
 
 // The keys and the values of the cache.
@@ -99,16 +94,16 @@ struct KeyMaps {
     TensorMap keys, values;
 };
 
-// Copies tile i, of the keys or values of step i / 2. Where the last step ends in front of its last block, the last block
-// with keys is copied in that place: what lies behind the last key counts for nothing.
+// Copies tile i, of the keys or values of step i / 2. Where the keys end in front of the step's last block, the last block with
+// keys is copied in its place: what lies behind the last key counts for nothing.
 __device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& maps,
                                           const ForwardArgs& args, u64* barrier) {
     const TensorMap& map = i % 2 ? maps.values : maps.keys;
     int at_once = min(KEYS, 1 << args.shift);
     for (int from = 0; from < KEYS; from += at_once) {
         int key = i / 2 * KEYS + from;
-        u32 block = t.table[min(key, t.n_keys - 1) >> args.shift];
-        int row = ((block * args.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
+        u32 block = args.tables[t.key_start + (min(key, t.n_keys - 1) >> args.shift)];
+        int row = ((block * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
         for (int part = 0; part < PARTS; ++part)
             tma_load_tile(tile + (part * KEYS + from) * 64, map, part * 64, row, barrier);
     }
@@ -118,8 +113,10 @@ __device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const 
 
 __device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
     WorkTile work;
-    if (!find_work_tile(args.offsets, args.sequences, 1, ROWS, index / args.query, &work)) return {0, 0, 0, 0};
-    return {(int)args.offsets[work.sequence], work.first, index % args.query, min(work.rows, work.first + ROWS)};
+    int query = args.packing.query;
+    if (!args.packing.find_queries(ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
+    Sequence s = args.packing.sequence(work.sequence);
+    return {s.token, s.key_start, work.first, s.first_query, index % query, min(work.rows, work.first + ROWS)};
 }
 
 typedef TensorMap KeyMaps;
@@ -127,10 +124,10 @@ typedef TensorMap KeyMaps;
 // Copies tile i, of the keys or values of step i / 2.
 __device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& map,
                                           const ForwardArgs& args, u64* barrier) {
-    int first_head = i % 2 ? args.query + args.kv : args.query;
+    int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
     for (int part = 0; part < PARTS; ++part)
         tma_load_tile(tile + part * KEYS * 64, map, (first_head + kv_head) * HEAD_DIM + part * 64,
-                      t.start + i / 2 * KEYS, barrier);
+                      t.key_start + i / 2 * KEYS, barrier);
 }
 
 #endif
@@ -151,8 +148,8 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
         mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, goes_on ? ROWS * DIM * 2 : 0);
         for (int part = 0; goes_on && part < PARTS; ++part)
             tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.start + t.first, shared.queries_full + turn % 2);
-        int kv_head = t.head / (args.query / args.kv), n_tiles = 2 * count_steps(t.n_keys);
+                          t.token + t.first, shared.queries_full + turn % 2);
+        int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
@@ -327,20 +324,6 @@ __device__ __forceinline__ void pass_steps(int from, int end, Inputs& in) {
     }
 }
 
-#ifdef PAGED_KEYS
-// As store_rows, without the log-sum-exp, of the rows from `first_row` on.
-__device__ __forceinline__ void store_new_rows(const QueryTile& t, const RowState& rows, int row, int first_row,
-                                               const ScoreRule& rule, const ForwardArgs& args) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 < first_row || row + h * 8 >= t.n_rows) continue;
-        EndedRow ended(rows.reference[h], rows.sum[h], t.head, rule);
-        bf16* to = args.out + (t.token + row + h * 8) * args.out_pitch + t.head * HEAD_DIM;
-        store_row(to, rows.o, h, ended.scale());
-    }
-}
-#endif
-
 // A consumer's loop.
 __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule& rule, PipelineShared& shared,
                                         bf16* queries, bf16* tiles) {
@@ -351,10 +334,8 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         in.queries = queries + turn % 2 * ROWS * DIM;
         mbarrier_wait(shared.queries_full + turn % 2, turn / 2 % 2);
         const Turn& t = shared.turns[turn % 2];
-        int n_keys = uniform(t.n_keys), start = uniform(t.start), first = uniform(t.first), head = uniform(t.head);
-#ifdef PAGED_KEYS
-        int first_row = uniform(t.first_row);
-#endif
+        int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
+        int first_query = uniform(t.first_query);
         if (n_keys == 0) break;
         int n_steps = count_steps(n_keys);
         in.load_queries();
@@ -369,20 +350,17 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
         QueryTile tile;
-        tile.token = (size_t)start + first;
+        tile.token = (long long)token + first;
+        tile.lead = first_query - first;
         tile.n_rows = has_rows ? n_keys - first : 0;
         tile.head = head;
-#ifdef PAGED_KEYS
-        store_new_rows(tile, rows, row, first_row, rule, args);
-#else
-        store_rows(tile, rows, row, args.query, in.factor, rule, args.out, args.out_pitch, args.lse);
-#endif
+        store_rows(tile, rows, row, args.packing.query, in.factor, rule, args.out, args.out_pitch, args.lse);
     }
 }
 
-// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries and of 64 keys or values; with
-// PAGED_KEYS the latter are of the cache, in tiles of a block, at most 64. Shared: queries [2][ROWS], keys and values
-// [STAGES][64].
+// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
+// of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
+// Shared: queries [2][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
                                         const __grid_constant__ ForwardArgs args RULE_PARAMETER) {

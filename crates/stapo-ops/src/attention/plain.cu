@@ -82,16 +82,33 @@ __device__ __forceinline__ int sequence_of(const u32* offsets, int sequences, u3
     return s;
 }
 
+// Packed sequences: see Packing in tiles.cu.
+struct Packing {
+    const u32 *offsets, *key_offsets;
+    const float* keys;
+    int key_width, sequences, query, kv;
+
+    // The first key of sequence s and of a key/value head.
+    __device__ __forceinline__ const float* first_key(int s, int kv_head) const {
+        return keys + (size_t)key_offsets[s] * key_width + kv_head * HEAD_DIM;
+    }
+    // The first token of sequence s less the position of its first query.
+    __device__ __forceinline__ int start(int s) const {
+        int n_queries = offsets[s + 1] - offsets[s], n_keys = key_offsets[s + 1] - key_offsets[s];
+        return (int)offsets[s] - (n_keys - n_queries);
+    }
+};
+
 // Grid: (tokens, query heads), one warp.
-KERNEL attention_forward_float(const float* qkv, const u32* offsets, float* out, float* lse, int sequences, int query,
-                               int kv, const __grid_constant__ Rule rule) {
-    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
-    int head = blockIdx.y, kv_head = head / (query / kv);
-    size_t start = offsets[sequence_of(offsets, sequences, token)];
-    const float* k = qkv + start * width + (query + kv_head) * HEAD_DIM;
+KERNEL attention_forward_float(const float* qkv, const __grid_constant__ Packing packing, float* out, float* lse,
+                               const __grid_constant__ Rule rule) {
+    int query = packing.query, kv = packing.kv;
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x, key_width = packing.key_width;
+    int head = blockIdx.y, kv_head = head / (query / kv), s = sequence_of(packing.offsets, packing.sequences, token);
+    const float* k = packing.first_key(s, kv_head);
     attend(
-        qkv + token * width + head * HEAD_DIM, head, token - start + 1, [&](int j) { return k + j * width; },
-        [&](int j) { return k + j * width + kv * HEAD_DIM; }, out + (token * query + head) * HEAD_DIM,
+        qkv + token * width + head * HEAD_DIM, head, (int)token - packing.start(s) + 1,
+        [&](int j) { return k + j * key_width; }, [&](int j) { return k + j * key_width + kv * HEAD_DIM; }, out + (token * query + head) * HEAD_DIM,
         lse + token * query + head, rule);
 }
 
@@ -137,45 +154,51 @@ KERNEL attention_delta_float(const float* out, const float* d_out, float* delta,
 }
 
 // Grid: (tokens, query heads), one warp.
-KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                        const float* delta, float* d_qkv, int sequences, int query, int kv,
+KERNEL attention_backward_queries_float(const float* qkv, const float* d_out, const __grid_constant__ Packing packing,
+                                        const float* lse, const float* delta, float* d_qkv,
                                         const __grid_constant__ Rule rule) {
-    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int query = packing.query, kv = packing.kv;
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x, key_width = packing.key_width;
     int head = blockIdx.y, kv_head = head / (query / kv), lane = threadIdx.x % 32;
-    size_t start = offsets[sequence_of(offsets, sequences, token)], at = token * query + head;
-    const float *q = qkv + token * width + head * HEAD_DIM, *k = qkv + start * width + (query + kv_head) * HEAD_DIM;
+    int s = sequence_of(packing.offsets, packing.sequences, token);
+    size_t at = token * query + head;
+    const float *q = qkv + token * width + head * HEAD_DIM, *k = packing.first_key(s, kv_head);
     const float *v = k + kv * HEAD_DIM, *d = d_out + at * HEAD_DIM;
     float sums[COLUMNS] = {};
-    int n = token - start + 1;
+    int n = (int)token - packing.start(s) + 1;
     for (int from = rule.first_key(n); from < n; from += 32) {
         size_t j = from + lane;
         float d_score = 0.0f;
         if (j < n) {
-            float score = rule.score(dot(q, k + j * width)), p = expf(score - lse[at]);
-            d_score = p * (dot(d, v + j * width) - delta[at]) * rule.slope(score);
+            float score = rule.score(dot(q, k + j * key_width)), p = expf(score - lse[at]);
+            d_score = p * (dot(d, v + j * key_width) - delta[at]) * rule.slope(score);
         }
         for (int i = 0; i < min(32, n - from); ++i) {
             float weight = __shfl_sync(0xffffffffu, d_score, i);
             for (int c = 0; c < COLUMNS; ++c)
-                if (lane + 32 * c < HEAD_DIM) sums[c] = fmaf(weight, k[(from + i) * width + lane + 32 * c], sums[c]);
+                if (lane + 32 * c < HEAD_DIM) sums[c] = fmaf(weight, k[(from + i) * key_width + lane + 32 * c], sums[c]);
         }
     }
     for (int c = 0; c < COLUMNS; ++c)
         if (lane + 32 * c < HEAD_DIM) d_qkv[token * width + head * HEAD_DIM + lane + 32 * c] = sums[c];
 }
 
-// Grid: (tokens, kv heads), one warp.
-KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const u32* offsets, const float* lse,
-                                     const float* delta, float* d_qkv, int sequences, int query, int kv,
+// Grid: (rows of keys, kv heads), one warp. d_keys is the first key of row 0.
+KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const __grid_constant__ Packing packing,
+                                     const float* lse, const float* delta, float* d_keys,
                                      const __grid_constant__ Rule rule) {
-    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, token = blockIdx.x;
+    int query = packing.query, kv = packing.kv;
+    size_t width = (size_t)(query + 2 * kv) * HEAD_DIM, key_width = packing.key_width;
     int kv_head = blockIdx.y, group = query / kv, lane = threadIdx.x % 32;
-    size_t end = offsets[sequence_of(offsets, sequences, token) + 1];
-    const float *k = qkv + token * width + (query + kv_head) * HEAD_DIM, *v = k + kv * HEAD_DIM;
+    int s = sequence_of(packing.key_offsets, packing.sequences, blockIdx.x);
+    // The token at the key's position: one in front of the first query where the sequence has none there.
+    int own = packing.start(s) + (int)(blockIdx.x - packing.key_offsets[s]);
+    size_t end = packing.offsets[s + 1], begin = max(own, (int)packing.offsets[s]);
+    const float *k = packing.keys + blockIdx.x * key_width + kv_head * HEAD_DIM, *v = k + kv * HEAD_DIM;
     float d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
-    if (rule.window > 0) end = min(end, token + rule.window);
+    if (rule.window > 0) end = min((int)end, max((int)begin, own + rule.window));
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        for (size_t from = token; from < end; from += 32) {
+        for (size_t from = begin; from < end; from += 32) {
             size_t t = from + lane, at = t * query + head;
             float p = 0.0f, d_score = 0.0f;
             if (t < end) {
@@ -194,7 +217,7 @@ KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const
                     }
             }
         }
-    float* to = d_qkv + token * width + (query + kv_head) * HEAD_DIM;
+    float* to = d_keys + blockIdx.x * key_width + kv_head * HEAD_DIM;
     for (int c = 0; c < COLUMNS; ++c)
         if (lane + 32 * c < HEAD_DIM) {
             to[lane + 32 * c] = d_k[c];

@@ -184,7 +184,7 @@ __device__ __forceinline__ void store_rows(const QueryTile& t, const RowState& r
                                            const ScoreRule& rule, bf16* out, int pitch, float* lse) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 >= t.n_rows) continue;
+        if (!t.has(row + h * 8)) continue;
         size_t token = t.token + row + h * 8;
         EndedRow ended(rows.reference[h], rows.sum[h], t.head, rule);
         if (threadIdx.x % 4 == 0)

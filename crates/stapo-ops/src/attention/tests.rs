@@ -4,6 +4,7 @@ use crate::Buffer;
 use crate::testing::*;
 
 mod rules;
+pub(crate) mod shared;
 mod sinks;
 
 const HEADS: [Heads; 4] = [

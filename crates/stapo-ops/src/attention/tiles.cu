@@ -32,6 +32,14 @@ struct Strided {
     __device__ __forceinline__ const bf16* operator()(int r) const { return base + r * stride; }
 };
 
+// Query rows of a tile. The first `lead` rows have no query: row `lead` is read in their place, and nothing is made of it.
+struct QueryRows {
+    const bf16* base;
+    size_t stride;
+    int lead;
+    __device__ __forceinline__ const bf16* operator()(int r) const { return base + max(r, lead) * stride; }
+};
+
 // Keys or values from `first` on of a sequence in a paged cache [blocks, kv heads, 2^shift, HEAD_DIM].
 struct Pages {
     const bf16* cache;
@@ -62,13 +70,14 @@ struct WorkTile {
     int sequence, first, rows;
 };
 
-// Cuts the rows_of(s) rows of each sequence s into tiles of `height` and finds tile number `index`. Tiles are
-// numbered by falling position within their sequence, whatever the sequence: the tiles whose rows see most keys start
-// first, so that no long tile is left running alone at the end. False: there are fewer tiles. All lanes of a warp take
-// part and get the same. rows_of is 0 past the last sequence.
-template <class Rows>
-__device__ __forceinline__ bool find_tile_of(const Rows& rows_of, int sequences, int height, int index, WorkTile* work) {
+// Cuts the rows_of(s) rows of each sequence s into tiles of `height` and finds tile number `index`. Tiles are numbered by falling
+// position within their sequence, whatever the sequence: the tiles whose rows see most keys start first, so that no long tile
+// is left running alone at the end. False: there are fewer tiles. All lanes of a warp take part and get the same.
+template <class RowsOf>
+__device__ __forceinline__ bool find_tile(const RowsOf& n_rows_of, int sequences, int height, int index,
+                                          WorkTile* work) {
     int lane = threadIdx.x % 32, most = 0;
+    auto rows_of = [&](int s) { return s < sequences ? n_rows_of(s) : 0; };
     auto tiles_of = [&](int s) { return (rows_of(s) + height - 1) / height; };
     // Tiles of all sequences behind the first `level` of each.
     auto n_behind = [&](int level) {
@@ -103,38 +112,90 @@ __device__ __forceinline__ bool find_tile_of(const Rows& rows_of, int sequences,
     }
 }
 
-// The same for sequences of (tokens * per_token) rows.
+// As find_tile, for (tokens * per_token) rows of each sequence.
 __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
                                                WorkTile* work) {
-    auto rows_of = [&](int s) { return s < sequences ? (int)(offsets[s + 1] - offsets[s]) * per_token : 0; };
-    return find_tile_of(rows_of, sequences, height, index, work);
+    auto rows_of = [&](int s) { return (int)(offsets[s + 1] - offsets[s]) * per_token; };
+    return find_tile(rows_of, sequences, height, index, work);
 }
 
-// A block's query rows of one head of a packed batch, qkv [T, query + 2 kv heads, HEAD_DIM], and the keys they see.
+// One packed sequence. Its queries are those of its last positions.
+struct Sequence {
+    // The row of qkv at position 0: negative where there would be no such row. The first row of keys.
+    int token, key_start;
+    // Position of the first query; number of keys, which is the end of all positions.
+    int first_query, n_keys;
+
+    // Tiles of queries begin here: with a step of keys, as they do where all positions have queries.
+    __device__ __forceinline__ int origin() const { return first_query / KEYS * KEYS; }
+};
+
+// Packed sequences: their queries are rows of qkv [T, query + 2 kv heads, HEAD_DIM]. Their keys and values are `key_width` apart;
+// `keys` is the first key of row 0, and the values lie kv heads behind the keys. Where all rows of qkv are keys, both offsets
+// are the same.
+struct Packing {
+    const u32 *offsets, *key_offsets;
+    const bf16* keys;
+    int key_width, sequences, query, kv;
+
+    __device__ __forceinline__ Sequence sequence(int s) const {
+        int start = offsets[s], key_start = key_offsets[s];
+        int n_queries = (int)offsets[s + 1] - start, n_keys = (int)key_offsets[s + 1] - key_start;
+        return {start - (n_keys - n_queries), key_start, n_keys - n_queries, n_keys};
+    }
+
+    // The tile of queries of number `index`, by position. It may begin with rows in front of the first query.
+    __device__ __forceinline__ bool find_queries(int height, int index, WorkTile* work) const {
+        auto rows_of = [&](int s) {
+            int n = (int)(offsets[s + 1] - offsets[s]);
+            if (offsets == key_offsets || n == 0) return n;
+            return n + ((int)(key_offsets[s + 1] - key_offsets[s]) - n) % KEYS;
+        };
+        if (!find_tile(rows_of, sequences, height, index, work)) return false;
+        Sequence s = sequence(work->sequence);
+        work->first += s.origin();
+        work->rows = s.n_keys;
+        return true;
+    }
+
+    // The tile of keys of number `index`.
+    __device__ __forceinline__ bool find_keys(int height, int index, WorkTile* work) const {
+        return find_work_tile(key_offsets, sequences, 1, height, index, work);
+    }
+};
+
+// A block's query rows of one head of a packed batch, and the keys they see.
 struct QueryTile {
-    // Elements of a token in qkv; the tile's first token in the batch.
-    size_t width, token;
-    // Position of the tile's first row in its sequence; rows of the tile; keys that the last of them sees.
-    int first, n_rows, n_keys, head;
+    // Elements of a token in qkv and of a row of keys; the tile's first token in the batch, which may have no query.
+    size_t width, key_width;
+    long long token;
+    // Position of the tile's first row in its sequence; rows of the tile, of which the first `lead` have no query; keys that
+    // the last of them sees.
+    int first, n_rows, lead, n_keys, head;
     // The tile's first query, and the sequence's first key and value.
     const bf16 *q, *k, *v;
+
+    // Whether row r has a query.
+    __device__ __forceinline__ bool has(int r) const { return r >= lead && r < n_rows; }
+    __device__ __forceinline__ QueryRows queries() const { return {q, width, lead}; }
 };
 
 // The tile of block (head, index); false where there are fewer tiles.
-template <int ROWS>
-__device__ __forceinline__ bool find_query_tile(const bf16* qkv, const u32* offsets, int sequences, int query, int kv,
-                                                QueryTile* t) {
+template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* qkv, const Packing& packing, QueryTile* t) {
     WorkTile work;
-    if (!find_work_tile(offsets, sequences, 1, ROWS, blockIdx.y, &work)) return false;
-    size_t start = offsets[work.sequence];
+    if (!packing.find_queries(ROWS, blockIdx.y, &work)) return false;
+    Sequence s = packing.sequence(work.sequence);
+    int query = packing.query, kv = packing.kv;
     t->width = (size_t)(query + 2 * kv) * HEAD_DIM;
-    t->token = start + work.first;
+    t->key_width = packing.key_width;
+    t->token = (long long)s.token + work.first;
     t->first = work.first;
     t->head = blockIdx.x;
     t->n_rows = min(ROWS, work.rows - work.first);
+    t->lead = max(0, s.first_query - work.first);
     t->n_keys = work.first + t->n_rows;
-    t->q = qkv + t->token * t->width + t->head * HEAD_DIM;
-    t->k = qkv + start * t->width + (query + t->head / (query / kv)) * HEAD_DIM;
+    t->q = qkv + t->token * (long long)t->width + t->head * HEAD_DIM;
+    t->k = packing.keys + (size_t)s.key_start * t->key_width + t->head / (query / kv) * HEAD_DIM;
     t->v = t->k + kv * HEAD_DIM;
     return true;
 }

@@ -287,3 +287,51 @@ KERNEL join_factors_bf16(const Factor* factors, int n_factors) {
     u64 i = (u64)(blockIdx.x - f.first_block) * blockDim.x + threadIdx.x;
     if (i < f.n) f.to[i / f.columns * f.pitch + i % f.columns] = f.from[i];
 }
+
+// Whether rows `pitch` apart of which `before` elements are left out can be read eight elements at a time.
+__device__ __forceinline__ bool are_whole(int width, int before, int pitch) {
+    return is_whole(width) && is_whole(before) && is_whole(pitch);
+}
+
+// keys [E, width]: the columns from `before` on of rows of qkv. Grid: rows of keys.
+template <class S>
+__device__ __forceinline__ void copy_keys(const u32* rows, const S* qkv, S* keys, int width, int before, int pitch) {
+    const S* from = qkv + (size_t)rows[blockIdx.x] * pitch + before;
+    S* to = keys + (size_t)blockIdx.x * width;
+    bool whole = are_whole(width, before, pitch);
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float x[8];
+        load8(from, at, width, whole, x);
+        store8(to, at, width, whole, x);
+    }
+}
+
+// The columns from `before` on of a row of d_qkv: the sum over its copies, in their order. Grid: rows of d_qkv.
+template <class S>
+__device__ __forceinline__ void add_key_copies(const u32* starts, const u32* list, const S* d_keys, S* d_qkv, int width,
+                                               int before, int pitch) {
+    u32 begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
+    S* to = d_qkv + (size_t)blockIdx.x * pitch + before;
+    bool whole = are_whole(width, before, pitch);
+    for (int at = 8 * threadIdx.x; at < width; at += 8 * blockDim.x) {
+        float sum[8] = {};
+        for (u32 i = begin; i < end; ++i) {
+            float x[8];
+            load8(d_keys + (size_t)list[i] * width, at, width, whole, x);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum[k] += x[k];
+        }
+        store8(to, at, width, whole, sum);
+    }
+}
+
+#define KEY_COPIES(S)                                                                                                  \
+    KERNEL attention_copy_keys_##S(const u32* rows, const S* qkv, S* keys, int width, int before, int pitch) {         \
+        copy_keys(rows, qkv, keys, width, before, pitch);                                                              \
+    }                                                                                                                  \
+    KERNEL attention_add_key_copies_##S(const u32* starts, const u32* list, const S* d_keys, S* d_qkv, int width,      \
+                                        int before, int pitch) {                                                       \
+        add_key_copies(starts, list, d_keys, d_qkv, width, before, pitch);                                             \
+    }
+KEY_COPIES(float)
+KEY_COPIES(bf16)

@@ -1,0 +1,58 @@
+//! Tests on the GPU of keys that lie apart from the queries, as those of a prompt that several responses share. Without a GPU these
+//! tests print that they are skipped, and pass.
+
+use super::parity::{HEADS, check, gpu, numbers};
+use crate::attention::cuda::LONG_TOKENS;
+use crate::attention::tests::shared::{GROUPS, Group, Tree, assert_shares, rules, tree_case};
+use crate::attention::{Heads, ScoreRule};
+use crate::cuda::Precision;
+
+/// Groups and chunks for every kernel: short, pipelined and long, with first queries on both sides of steps of keys.
+fn trees() -> Vec<Tree> {
+    const LONG: usize = LONG_TOKENS + 100;
+    let pipelined = [
+        Group { prompt: 1100, responses: &[300, 1, 64, 257] },
+        Group { prompt: 640, responses: &[63, 65] },
+        Group { prompt: 2047, responses: &[2, 130] },
+    ];
+    let chunks = [(37, 100), (3, 3), (0, 70), (1, 130), (65, 300)];
+    vec![
+        Tree::new(&GROUPS),
+        Tree::new(&pipelined),
+        Tree::new(&[Group { prompt: LONG, responses: &[100, 70] }]),
+        Tree::chunks(&chunks),
+        Tree::chunks(&[(200, 1100), (700, 700), (1, 2048), (130, 3000)]),
+    ]
+}
+
+#[test]
+fn shared_keys_on_cuda_give_the_bits_of_whole_sequences_and_the_sums_of_their_gradients() {
+    for (precision, within) in [(Precision::Bf16, 1e-2), (Precision::F32, 1e-5)] {
+        let Some(device) = &gpu(precision) else { return };
+        for heads in HEADS {
+            let plain = ScoreRule::plain(heads.dim);
+            for rule in rules(heads).into_iter().chain([ScoreRule { window: Some(650), ..plain }]) {
+                for tree in trees().iter().filter(|tree| precision == Precision::Bf16 || tree.n_tokens < 5000)
+                {
+                    assert_shares(device, (heads, rule), tree, within);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shared_keys_on_cuda_agree_with_the_cpu() {
+    let heads = [HEADS[0], Heads { query: 4, kv: 2, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }];
+    for heads in heads {
+        for rule in rules(heads) {
+            for tree in [Tree::new(&GROUPS), Tree::new(&[Group { prompt: 700, responses: &[300, 65, 1] }])] {
+                let qkv = numbers(1, tree.n_tokens * heads.qkv_width());
+                let d_out = numbers(2, tree.n_tokens * heads.out_width());
+                check(&format!("shared keys {heads:?} {rule:?}"), |device| {
+                    tree_case(device, (heads, rule), &tree, &qkv, &d_out)
+                });
+            }
+        }
+    }
+}
