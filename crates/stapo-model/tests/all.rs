@@ -6,6 +6,7 @@
 
 mod bitwise;
 mod cuda;
+mod cuda_prefill;
 mod formats;
 mod formats_real;
 mod formats_shared;

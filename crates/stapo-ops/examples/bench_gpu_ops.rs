@@ -202,6 +202,7 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
             contexts: contexts.view(),
             tables: tables.view(),
             groups: Some(groups),
+            prefill: None,
         };
         paged::forward(device, call, qkv.view(), slots.view(), &mut cache, lists, out.view_mut());
     });

@@ -304,6 +304,7 @@ impl Bench {
                 contexts: contexts.view(),
                 tables: tables.view(),
                 groups: None,
+                prefill: None,
             };
             let mut out = self.values(sequences * heads.out_width())?;
             let flops = 4.0 * (sequences * context * heads.query * dim) as f64;

@@ -5,16 +5,17 @@ use super::memory::{Allocated, EngineMemory, MemorySize, divide_memory};
 use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::speculation::{Speculation, Speculator, StepCost, StepCounts};
-use super::step::{GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape};
+use super::step::{
+    GroupLimits, PendingTokens, StepBuffers, StepInputs, StepRows, StepShape, put_prefill_last,
+};
 use super::stop_texts::finish_reason;
 use super::{Completion, Event, Request, RequestError, SamplingRule, StopTexts, Ticket};
-use crate::config::Heads;
 use crate::decoder::context::{Context, Paged};
 use crate::decoder::layer::Rows;
 use crate::decoder::stack::Stack;
 use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, Purpose};
-use stapo_ops::attention::paged::{CacheDims, GROUPED_ROWS};
+use stapo_ops::attention::paged::CacheDims;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{OutOfMemory, Recording, lm_head, sampling};
 
@@ -60,6 +61,7 @@ pub struct Engine<'a> {
     pub(super) scheduler: Scheduler,
     memory: &'a mut Allocated,
     plans_ahead: bool,
+    puts_prefill_last: bool,
     pub(super) speculator: Speculator<'a>,
     stop_texts: Option<StopTexts<'a>>,
     queued: Option<QueuedStep>,
@@ -116,6 +118,7 @@ impl<'a> Engine<'a> {
             scheduler: Scheduler::new(capacity, Windows::new(config)),
             memory: memory.fit(policy, size, settings.rule)?,
             plans_ahead: device.is_async(),
+            puts_prefill_last: device.is_async(),
             speculator: Speculator::new(settings.speculation, cost),
             stop_texts: None,
             queued: None,
@@ -279,6 +282,12 @@ impl<'a> Engine<'a> {
         self.plans_ahead = is_on;
     }
 
+    /// Whether prompts are attended to by the kernel of prefill, which changes no result. The default is yes on a GPU; without
+    /// it, all rows of a step go through one kernel.
+    pub fn use_prefill_kernel(&mut self, is_on: bool) {
+        self.puts_prefill_last = is_on;
+    }
+
     /// Waits for a step's tokens and hands them out.
     fn deliver(&mut self, step: QueuedStep, on_event: &mut impl FnMut(Event<'_>)) {
         let mut finished = Vec::new();
@@ -342,10 +351,12 @@ impl<'a> Engine<'a> {
             return Ok(None);
         }
         let cache = self.memory.caches[0].dims();
-        let mut rows = StepRows::new(&step, self.scheduler.running(), cache.block_size);
+        let running = self.scheduler.running();
+        let n_prefill = if self.puts_prefill_last { put_prefill_last(&mut step, running) } else { 0 };
+        let mut rows = StepRows::new(&step, running, cache.block_size, n_prefill);
         let is_recorded = self.policy.device().is_async() && rows.is_decode();
         if is_recorded {
-            rows.group(self.group_limits(rows.shape().rows));
+            rows.group(GroupLimits::new(self.policy.config(), rows.shape().rows));
             let StepShape { rows: n, groups, table_width, .. } = rows.shape();
             let table_width = table_width.next_power_of_two().max(8);
             rows.pad(padded_rows(n), padded_rows(groups), table_width, cache.blocks - 1);
@@ -360,20 +371,6 @@ impl<'a> Engine<'a> {
         let tokens =
             self.memory.buffers.fetch(drawn.len(), (self.settings.n_alternatives, self.settings.n_kept));
         Ok(Some(QueuedStep { drawn, tokens }))
-    }
-
-    /// Larger groups read less. A group of whole splits takes no longer than one of its sequences alone. Where the rest of
-    /// a split follows sequence by sequence it does, and there are fewer groups: below this number of blocks a GPU's
-    /// multiprocessors would not all be busy.
-    fn group_limits(&self, n_sequences: usize) -> GroupLimits {
-        const BUSY_BLOCKS: usize = 512;
-        let heads = || self.policy.config().attentions().map(|attention| attention.heads);
-        let queries_per_key = heads().map(Heads::group).max().unwrap_or(1);
-        let kv_heads = heads().map(|heads| heads.kv).min().unwrap_or(1);
-        // The kernel for half as many rows has more blocks on a multiprocessor.
-        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / queries_per_key).max(1));
-        let split_parts = (n_sequences * kv_heads / BUSY_BLOCKS).clamp(1, half);
-        GroupLimits { whole_splits: most, split_parts }
     }
 
     /// Copies shared blocks for the sequences that are about to write into them.

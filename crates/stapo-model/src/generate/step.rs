@@ -1,14 +1,17 @@
 //! A step's rows as the ops take them, and the buffers that hold them.
 
+#[cfg(test)]
+mod tests;
+
 use super::running::RunningSequences;
 use super::scheduler::{ScheduledRows, ScheduledStep};
 use super::sequence::Sequence;
 use super::table::BlockTable;
 use super::{Alternative, SampledToken, Ticket};
-use crate::config::ModelConfig;
+use crate::config::{Heads, ModelConfig};
 use crate::decoder::alternatives;
 use crate::decoder::context::PagedSet;
-use stapo_ops::attention::paged::{self, GROUPED_KEYS, Groups, Partials, SPLIT_KEYS};
+use stapo_ops::attention::paged::{self, GROUPED_KEYS, GROUPED_ROWS, Groups, Partials, Prefill, SPLIT_KEYS};
 use stapo_ops::{Buffer, Device, OutOfMemory, PendingDownload, View};
 
 /// Rows of a step, sequence after sequence.
@@ -36,6 +39,7 @@ pub struct StepRows {
     pub draws: Vec<(Ticket, u32, u32)>,
     table_width: usize,
     has_drafts: bool,
+    prefill: Option<Prefill>,
     /// One more than the largest position.
     pub n_positions: usize,
     /// Positions in a block of the cache.
@@ -67,6 +71,8 @@ pub struct StepShape {
     pub drawn: usize,
     /// Whether rows of one sequence are sequences of their own, which read each other's keys.
     pub has_drafts: bool,
+    /// The sequences with many rows, which come last.
+    pub prefill: Option<Prefill>,
 }
 
 /// The most sequences that decode attention takes together: see [`StepRows::group`].
@@ -76,17 +82,58 @@ pub struct GroupLimits {
     pub split_parts: usize,
 }
 
+impl GroupLimits {
+    /// Larger groups read less. A group of whole splits takes no longer than one of its sequences alone. Where the rest of
+    /// a split follows sequence by sequence it does, and there are fewer groups: below this number of blocks a GPU's
+    /// multiprocessors would not all be busy.
+    pub fn new(config: &ModelConfig, n_sequences: usize) -> Self {
+        const BUSY_BLOCKS: usize = 512;
+        let heads = || config.attentions().map(|attention| attention.heads);
+        let queries_per_key = heads().map(Heads::group).max().unwrap_or(1);
+        let kv_heads = heads().map(|heads| heads.kv).min().unwrap_or(1);
+        // The kernel for half as many rows has more blocks on a multiprocessor.
+        let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / queries_per_key).max(1));
+        let split_parts = (n_sequences * kv_heads / BUSY_BLOCKS).clamp(1, half);
+        GroupLimits { whole_splits: most, split_parts }
+    }
+}
+
+/// Puts the sequences last for whose rows a GPU has the kernel of prefill, and returns their number.
+pub fn put_prefill_last(step: &mut ScheduledStep, running: &RunningSequences) -> usize {
+    let is_prefill = |scheduled: &ScheduledRows| {
+        Prefill::suits(scheduled.n_rows, running[scheduled.running_idx].n_cached + scheduled.n_rows)
+    };
+    step.rows.sort_by_key(is_prefill);
+    step.rows.iter().filter(|scheduled| is_prefill(scheduled)).count()
+}
+
 impl StepRows {
-    pub fn new(step: &ScheduledStep, running: &RunningSequences, block_tokens: usize) -> Self {
+    /// The last `n_prefill` sequences are those of [`put_prefill_last`].
+    pub fn new(
+        step: &ScheduledStep,
+        running: &RunningSequences,
+        block_tokens: usize,
+        n_prefill: usize,
+    ) -> Self {
         let tables = |scheduled: &ScheduledRows| &running[scheduled.running_idx].tables;
         let n_blocks = |scheduled: &ScheduledRows| tables(scheduled).first().map_or(0, BlockTable::len);
         let table_width = step.rows.iter().map(n_blocks).max().unwrap_or(0);
         let mut rows = Self { offsets: vec![0], table_width, block_tokens, ..Self::default() };
         let n_sets = step.rows.first().map_or(0, |scheduled| tables(scheduled).len());
         rows.sets.resize_with(n_sets, SetRows::default);
-        for scheduled in &step.rows {
+        let (others, prefill) = step.rows.split_at(step.rows.len() - n_prefill);
+        for scheduled in others {
             rows.push(&running[scheduled.running_idx], scheduled);
         }
+        let (n_sequences_before, n_tokens_before) = (rows.contexts.len(), rows.tokens.len());
+        for scheduled in prefill {
+            rows.push(&running[scheduled.running_idx], scheduled);
+        }
+        let contexts = &rows.contexts[n_sequences_before..];
+        rows.prefill = (n_prefill > 0).then(|| {
+            let n_keys: usize = contexts.iter().map(|n| *n as usize).sum();
+            Prefill { n_sequences_before, n_tokens_before, mean_keys: n_keys / contexts.len() }
+        });
         rows
     }
 
@@ -141,6 +188,7 @@ impl StepRows {
             has_states: !self.state_slots.is_empty(),
             drawn: self.drawing.len(),
             has_drafts: self.has_drafts,
+            prefill: self.prefill,
         }
     }
 
@@ -319,7 +367,10 @@ impl<'a> StepInputs<'a> {
         let groups = (list.len() > 0).then_some(groups);
         let sets = (0..n_sets).map(|_| {
             let (slots, tables) = (take(rows), take(table));
-            PagedSet { slots, sequences: paged::Sequences { offsets, contexts, tables, groups } }
+            PagedSet {
+                slots,
+                sequences: paged::Sequences { offsets, contexts, tables, groups, prefill: shape.prefill },
+            }
         });
         StepInputs { tokens, positions, sets: sets.collect(), state_slots, drawing }
     }
@@ -388,81 +439,4 @@ fn partials(device: &Device, config: &ModelConfig, n: usize) -> Result<Partials,
     let heads = config.attentions().map(|attention| attention.heads);
     let largest = heads.max_by_key(|heads| Partials::split_len(*heads)).expect("a model has attention");
     Partials::new(device, largest, n)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BLOCK: usize = 32;
-
-    /// A decode step of sequences given as (prompt, blocks of it that are shared with the same prompt, keys).
-    fn decode_step(sequences: &[(u32, usize, usize)]) -> StepRows {
-        let table_width = sequences.iter().map(|(.., keys)| keys.div_ceil(BLOCK)).max().unwrap_or(0);
-        let sets = vec![SetRows::default()];
-        let mut rows =
-            StepRows { offsets: vec![0], sets, table_width, block_tokens: BLOCK, ..StepRows::default() };
-        for (s, &(prompt, n_shared, n_keys)) in sequences.iter().enumerate() {
-            let block = |b: usize| {
-                if b < n_shared { prompt * 1000 + b as u32 } else { (s * 1000 + b + 90_000) as u32 }
-            };
-            rows.sets[0].tables.extend((0..table_width).map(block));
-            rows.contexts.push(n_keys as u32);
-            rows.tokens.push(0);
-            rows.drawing.push(s as u32);
-            rows.offsets.push(s as u32 + 1);
-        }
-        rows
-    }
-
-    #[test]
-    fn each_split_of_each_sequence_is_in_one_group_of_sequences_that_share_it() {
-        let whole = SPLIT_KEYS / BLOCK;
-        let sequences = [
-            (1, 2 * whole + 3, 2 * SPLIT_KEYS + 200),
-            (1, 2 * whole + 3, 2 * SPLIT_KEYS + 100),
-            (1, 2 * whole + 3, 3 * SPLIT_KEYS + 1),
-            (2, whole, SPLIT_KEYS + 1),
-            (2, whole, SPLIT_KEYS + 77),
-            (3, 4, 150),
-            (3, 4, 130),
-            (4, 1, 33),
-        ];
-        for limits in [(8, 1), (8, 2), (2, 4), (1, 1)] {
-            let mut rows = decode_step(&sequences);
-            rows.group(GroupLimits { whole_splits: limits.0, split_parts: limits.1 });
-            let mut covered = Vec::new();
-            for group in rows.groups.chunks_exact(4) {
-                let [first, count, common, split] = [0, 1, 2, 3].map(|i| group[i] as usize);
-                let (from, end) = (split * SPLIT_KEYS, (split + 1) * SPLIT_KEYS);
-                let common = common * GROUPED_KEYS;
-                assert!(sequences[first].2 > from, "the first sequence has keys in split {split}");
-                assert!(count <= if common >= end { limits.0 } else { limits.1 }, "{limits:?} {group:?}");
-                for (s, sequence) in sequences.iter().enumerate().skip(first).take(count) {
-                    assert!(count == 1 || common > from && common <= sequence.1 * BLOCK, "{group:?}");
-                    assert!(sequence.0 == sequences[first].0 && sequence.2 > from, "{group:?}");
-                    covered.push((s, split));
-                }
-            }
-            covered.sort_unstable();
-            let splits = |(s, sequence): (usize, &(u32, usize, usize))| {
-                (0..sequence.2.div_ceil(SPLIT_KEYS)).map(move |split| (s, split))
-            };
-            let all: Vec<_> = sequences.iter().enumerate().flat_map(splits).collect();
-            assert_eq!(covered, all, "{limits:?}");
-            // Room for the splits of the sequences that have several: 3, 3, 4, 2 and 2.
-            assert_eq!((&rows.first_partials[..6], rows.n_partials), (&[0, 3, 6, 10, 12, 14][..], 14));
-        }
-        let mut rows = decode_step(&sequences);
-        rows.group(GroupLimits { whole_splits: 8, split_parts: 2 });
-        let groups: Vec<&[u32]> = rows.groups.chunks_exact(4).collect();
-        let shared = (2 * SPLIT_KEYS + 64) / GROUPED_KEYS;
-        // Whole splits are read once for all sequences of a prompt, the rest for two at most.
-        assert!(
-            groups.contains(&&[0, 3, shared as u32, 0][..])
-                && groups.contains(&&[0, 3, shared as u32, 1][..])
-        );
-        assert!(groups.contains(&&[0, 2, shared as u32, 2][..]) && groups.contains(&&[5, 2, 2, 0][..]));
-        assert!(groups.contains(&&[3, 2, (SPLIT_KEYS / GROUPED_KEYS) as u32, 0][..]));
-    }
 }

@@ -101,6 +101,26 @@ pub struct Sequences<'a> {
     pub tables: View<'a, u32>,
     /// Only where each sequence has one query token. Groups change no result.
     pub groups: Option<Groups<'a>>,
+    /// Where the last sequences have many query tokens, which changes no result.
+    pub prefill: Option<Prefill>,
+}
+
+/// The last sequences of a call: those with many query tokens, for which a GPU has another kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prefill {
+    /// Sequences in front of them, and the query tokens of those.
+    pub n_sequences_before: usize,
+    pub n_tokens_before: usize,
+    /// Keys of a sequence, on average.
+    pub mean_keys: usize,
+}
+
+impl Prefill {
+    /// Whether the kernel for many query tokens is the faster one for a sequence with `n_tokens` of them and `n_keys` keys:
+    /// it takes 128 or 192 of them at a time, and has work to overlap where there are many steps of keys.
+    pub fn suits(n_tokens: usize, n_keys: usize) -> bool {
+        n_tokens >= 128 && n_keys >= 512
+    }
 }
 
 /// The work of a decode call on a GPU, cut into groups: a group is one split of the keys of consecutive sequences, whose

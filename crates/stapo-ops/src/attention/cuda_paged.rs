@@ -1,11 +1,17 @@
 //! Attention over a paged cache on a GPU.
 
-use super::cache::{Cache, CacheDims, Dims, Groups, Sequences};
-use super::cuda::{KEYS, KernelRule, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes};
-use crate::cuda::kernels::{
-    ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ELEMENTWISE,
+use std::sync::Arc;
+
+use super::cache::{Cache, CacheDims, Dims, Groups, Prefill, Sequences};
+use super::cuda::{
+    KEYS, KernelRule, LONG_TOKENS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes,
 };
-use crate::cuda::{Cuda, ElementType, Fields, Slice};
+use crate::cuda::kernels::{
+    ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
+    ATTENTION_LONG_PREFILL_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ATTENTION_PREFILL_HOPPER,
+    ATTENTION_PREFILL_HOPPER_RULED, ELEMENTWISE,
+};
+use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
 use crate::{Float, View, ViewMut};
 
@@ -46,6 +52,7 @@ pub(crate) struct PagedCall {
     pub(super) contexts: Slice,
     pub(super) tables: Slice,
     pub(super) groups: Option<GroupedCall>,
+    prefill: Option<Prefill>,
     pub(super) out: Slice,
 }
 
@@ -80,7 +87,7 @@ impl PagedCall {
         sequences: Sequences<'_>,
         out: &ViewMut<'_, T>,
     ) -> Self {
-        let Sequences { offsets, contexts, tables, groups } = sequences;
+        let Sequences { offsets, contexts, tables, groups, prefill } = sequences;
         Self {
             dims,
             sinks: sinks.map(|sinks| sinks.cuda()),
@@ -91,6 +98,7 @@ impl PagedCall {
             contexts: contexts.cuda(),
             tables: tables.cuda(),
             groups: groups.map(GroupedCall::new),
+            prefill,
             out: out.cuda(),
         }
     }
@@ -110,7 +118,71 @@ impl PagedCall {
     }
 
     /// Attends with any number of tokens of each sequence, whose keys and values are in the cache.
-    pub(super) fn attend(&self, cuda: &Cuda, qkv: Slice) {
+    pub(super) fn attend(&self, cuda: &Arc<Cuda>, qkv: Slice) {
+        let Dims { tokens, sequences, heads, rule, .. } = self.dims;
+        let prefill = self.prefill.filter(|_| {
+            let (keys, values) = self.cache;
+            let has_maps = TensorMap::fits(qkv, heads.qkv_width())
+                && TensorMap::fits(keys, heads.dim)
+                && TensorMap::fits(values, heads.dim);
+            has_maps && is_hopper(cuda, qkv.kind, heads, rule)
+        });
+        let Some(prefill) = prefill else { return self.attend_first(cuda, qkv, sequences, tokens) };
+        if prefill.n_sequences_before > 0 {
+            self.attend_first(cuda, qkv, prefill.n_sequences_before, prefill.n_tokens_before);
+        }
+        self.attend_prefill(cuda, qkv, prefill);
+    }
+
+    /// Attends with the tokens of the last sequences, by the kernel of forward_pipelined_hopper.cu.
+    fn attend_prefill(&self, cuda: &Arc<Cuda>, qkv: Slice, prefill: Prefill) {
+        let op = "attention::paged::forward";
+        let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
+        // As in the kernel.
+        let (plain, ruled, consumers, stages) = if prefill.mean_keys >= LONG_TOKENS {
+            (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED, 2, 10)
+        } else {
+            (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED, 3, 8)
+        };
+        let (rows, threads) = (64 * consumers, 128 * consumers + 128);
+        let (keys, values) = self.cache;
+        let block_size = self.cache_dims.block_size;
+        let of_cache =
+            |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
+        let of_queries = TensorMap::new(qkv, tokens, heads.qkv_width(), rows);
+        let before = prefill.n_sequences_before;
+        let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
+        // The log-sum-exp of rows, which only backward reads.
+        let lse = Memory::scratch(cuda, tokens * heads.query, ElementType::F32);
+        // `Packing` of tiles.cu without keys, then the rest of `ForwardArgs`.
+        let args = Fields::default()
+            .eight_bytes(behind(self.offsets, 1))
+            .eight_bytes(None::<Slice>)
+            .eight_bytes(None::<Slice>)
+            .four_bytes(0usize)
+            .four_bytes(sequences - before)
+            .four_bytes(heads.query)
+            .four_bytes(heads.kv)
+            .eight_bytes(self.out.same(qkv, op).same(keys, op))
+            .eight_bytes(lse.slice())
+            .eight_bytes(cuda.signal())
+            .four_bytes(out_pitch(tokens, heads, self.out))
+            .four_bytes(0usize)
+            .eight_bytes(behind(self.contexts, 1))
+            .eight_bytes(behind(self.tables, table_width))
+            .four_bytes(table_width)
+            .four_bytes(block_size.ilog2() as usize);
+        let rule = self.rule();
+        let launch = cuda.kernel(rule.choose(plain, ruled), "attention_forward_pipelined_hopper_bf16");
+        let launch = launch.head_dim(heads.dim).tensor_map(&of_queries);
+        let launch = launch.tensor_maps::<2>(&[of_cache(keys), of_cache(values)]).fields(&args);
+        let launch = rule.last_argument(launch, qkv.kind).programmatic_launch(true);
+        let n_blocks = cuda.gpu.multiprocessors as usize;
+        launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
+    }
+
+    /// Attends with the tokens of the first sequences.
+    fn attend_first(&self, cuda: &Cuda, qkv: Slice, n_sequences: usize, n_tokens: usize) {
         let op = "attention::paged::forward";
         let d = self.dims;
         let (keys, values) = self.cache;
@@ -131,16 +203,16 @@ impl PagedCall {
         let source = source(kind, heads, self.rule().choose(plain, ruled));
         let launch = cuda.kernel(source, &name).head_dim(heads.dim).arg(qkv).arg(keys).arg(values);
         let launch = launch.arg(self.offsets).arg(self.contexts).arg(self.tables).arg(self.out);
-        let numbers = [d.sequences, d.table_width, heads.query, heads.kv, shift];
+        let numbers = [n_sequences, d.table_width, heads.query, heads.kv, shift];
         let pitch = is_bf16.then(|| out_pitch(d.tokens, heads, self.out));
         let shape = numbers.into_iter().chain(pitch).fold(Fields::default(), Fields::four_bytes);
         let launch = launch.fields(&shape);
         let launch = self.rule().last_argument(launch, kind);
         // Query rows of a work tile: the height of the matrix instruction.
         let height = if is_hopper { 64 } else { 16 };
-        let grid = [heads.kv, n_work_tiles(d.tokens, heads.group(), d.sequences, height)];
+        let grid = [heads.kv, n_work_tiles(n_tokens, heads.group(), n_sequences, height)];
         if !is_bf16 {
-            launch.run([d.tokens, heads.query], 32, 0);
+            launch.run([n_tokens, heads.query], 32, 0);
         } else if is_hopper {
             launch.run(grid, 128, swizzled_bytes(heads, height + 2 * KEYS));
         } else {

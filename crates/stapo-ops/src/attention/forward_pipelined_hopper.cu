@@ -6,6 +6,9 @@
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
 // is worth more than the third consumer where sequences have many splits.
 
+// PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
+// 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
+
 #ifdef LONG_SEQUENCES
 #define CONSUMERS 2
 #define CONSUMER_REGISTERS 240
@@ -22,8 +25,8 @@
 #define SLICES 1
 #define TILE (KEYS * DIM)
 
-// A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys, positions of the tile's first
-// row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
+// A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
+// of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
 struct Turn {
     int token, key_start, first, first_query, head, n_keys;
 };
@@ -42,6 +45,11 @@ struct ForwardArgs {
     u32* drawn;
     // Heads in front of the keys in a row of keys.
     int out_pitch, heads_before_keys;
+#ifdef PAGED_KEYS
+    // As in paged.cu. `packing` has no keys then.
+    const u32 *contexts, *tables;
+    int table_width, shift;
+#endif
 };
 
 // A place in the ring of stages: tiles of keys and of values alternate there.
@@ -67,6 +75,42 @@ __device__ __forceinline__ void end_draws(const ForwardArgs& args) {
     if (atomicInc(args.drawn + 1, gridDim.x - 1) == gridDim.x - 1) *args.drawn = 0;
 }
 
+#ifdef PAGED_KEYS
+
+__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
+    WorkTile work;
+    const u32* offsets = args.packing.offsets;
+    int query = args.packing.query;
+    auto n_before = [&](int s) { return (int)(args.contexts[s] - (offsets[s + 1] - offsets[s])); };
+    auto rows_of = [&](int s) { return (int)(offsets[s + 1] - offsets[s]) + n_before(s) % KEYS; };
+    if (!find_tile(rows_of, args.packing.sequences, ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
+    int first_query = n_before(work.sequence), first = first_query / KEYS * KEYS + work.first;
+    return {(int)offsets[work.sequence] - first_query, work.sequence * args.table_width,
+            first, first_query, index % query, min((int)args.contexts[work.sequence], first + ROWS)};
+}
+
+// The keys and the values of the cache.
+struct KeyMaps {
+    TensorMap keys, values;
+};
+
+// Copies tile i, of the keys or values of step i / 2. Where the keys end in front of the step's last block, the last block with
+// keys is copied in its place: what lies behind the last key counts for nothing.
+__device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& maps,
+                                          const ForwardArgs& args, u64* barrier) {
+    const TensorMap& map = i % 2 ? maps.values : maps.keys;
+    int at_once = min(KEYS, 1 << args.shift);
+    for (int from = 0; from < KEYS; from += at_once) {
+        int key = i / 2 * KEYS + from;
+        u32 block = args.tables[t.key_start + (min(key, t.n_keys - 1) >> args.shift)];
+        int row = ((block * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
+        for (int part = 0; part < PARTS; ++part)
+            tma_load_tile(tile + (part * KEYS + from) * 64, map, part * 64, row, barrier);
+    }
+}
+
+#else
+
 __device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
     WorkTile work;
     int query = args.packing.query;
@@ -75,10 +119,23 @@ __device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
     return {s.token, s.key_start, work.first, s.first_query, index % query, min(work.rows, work.first + ROWS)};
 }
 
+typedef TensorMap KeyMaps;
+
+// Copies tile i, of the keys or values of step i / 2.
+__device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& map,
+                                          const ForwardArgs& args, u64* barrier) {
+    int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
+    for (int part = 0; part < PARTS; ++part)
+        tma_load_tile(tile + part * KEYS * 64, map, (first_head + kv_head) * HEAD_DIM + part * 64,
+                      t.key_start + i / 2 * KEYS, barrier);
+}
+
+#endif
+
 __device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS - 1) / KEYS; }
 
 // The producer's loop. It finds the tiles for the consumers too.
-__device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap& map_kv, const ForwardArgs& args,
+__device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& maps, const ForwardArgs& args,
                                         const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
     Cursor at = {0, 0};
     bool is_first = true, goes_on = true;
@@ -92,15 +149,11 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const TensorMap&
         for (int part = 0; goes_on && part < PARTS; ++part)
             tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
                           t.token + t.first, shared.queries_full + turn % 2);
-        int kv = args.packing.kv, kv_head = t.head / (args.packing.query / kv), n_tiles = 2 * count_steps(t.n_keys);
+        int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
-            int first_head = args.heads_before_keys + (i % 2 ? kv : 0);
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
-            for (int part = 0; part < PARTS; ++part)
-                tma_load_tile(tiles + at.stage * TILE + part * KEYS * 64, map_kv,
-                              (first_head + kv_head) * HEAD_DIM + part * 64, t.key_start + i / 2 * KEYS,
-                              shared.full + at.stage);
+            load_tile(tiles + at.stage * TILE, i, kv_head, t, maps, args, shared.full + at.stage);
             at.advance(1);
             is_first = is_first && at.stage > 0;
         }
@@ -306,11 +359,10 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
 }
 
 // Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
-// of 64.
+// of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
 // Shared: queries [2][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
-attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
-                                        const __grid_constant__ TensorMap map_kv,
+attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
                                         const __grid_constant__ ForwardArgs args RULE_PARAMETER) {
     RULE_CONSTANT
     __shared__ PipelineShared shared;
@@ -327,7 +379,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<24>();
-        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, map_kv, args, rule, shared, queries, tiles);
+        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, maps, args, rule, shared, queries, tiles);
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
         consume(args, rule, shared, queries, tiles);

@@ -11,12 +11,17 @@ KERNEL attention_store_bf16(const bf16* qkv, const u32* slots, bf16* keys, bf16*
                             int block_size, u32 n_slots) {
     u32 slot = slots[blockIdx.x];
     if (slot >= n_slots) __trap();
+    // Sixteen bytes at a time where heads are whole multiples of them.
+    constexpr int AT_ONCE = HEAD_DIM % 8 == 0 ? 8 : 1;
+    struct alignas(2 * AT_ONCE) Chunk {
+        bf16 elements[AT_ONCE];
+    };
     const bf16* row = qkv + ((size_t)blockIdx.x * (query + 2 * kv) + query) * HEAD_DIM;
-    for (int i = threadIdx.x; i < kv * HEAD_DIM; i += blockDim.x) {
-        int head = i / HEAD_DIM, column = i % HEAD_DIM;
-        size_t at = (((size_t)(slot / block_size) * kv + head) * block_size + slot % block_size) * HEAD_DIM + column;
-        keys[at] = row[i];
-        values[at] = row[kv * HEAD_DIM + i];
+    size_t first = (size_t)(slot / block_size) * kv * block_size + slot % block_size;
+    for (int i = threadIdx.x * AT_ONCE; i < kv * HEAD_DIM; i += blockDim.x * AT_ONCE) {
+        size_t at = (first + (size_t)(i / HEAD_DIM) * block_size) * HEAD_DIM + i % HEAD_DIM;
+        *(Chunk*)(keys + at) = *(const Chunk*)(row + i);
+        *(Chunk*)(values + at) = *(const Chunk*)(row + kv * HEAD_DIM + i);
     }
 }
 

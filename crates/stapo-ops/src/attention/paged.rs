@@ -5,7 +5,7 @@
 //! keys at a time.
 
 pub use super::cache::{
-    Cache, CacheDims, Dims, GROUPED_KEYS, GROUPED_ROWS, Groups, Partials, SPLIT_KEYS, Sequences,
+    Cache, CacheDims, Dims, GROUPED_KEYS, GROUPED_ROWS, Groups, Partials, Prefill, SPLIT_KEYS, Sequences,
 };
 
 use super::Inputs;

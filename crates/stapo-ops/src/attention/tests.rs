@@ -94,7 +94,7 @@ fn lists<'a>(offsets: &'a Buffer<u32>, contexts: &'a Buffer<u32>, tables: &'a Bu
     let offsets = offsets.view();
     let contexts = contexts.view();
     let tables = tables.view();
-    Sequences { offsets, contexts, tables, groups: None }
+    Sequences { offsets, contexts, tables, groups: None, prefill: None }
 }
 
 #[test]
@@ -309,6 +309,7 @@ fn decoded_of<T: Float>(
             contexts: contexts.view(),
             tables: tables.view(),
             groups: None,
+            prefill: None,
         };
         let d = paged::Dims {
             tokens: running.len(),

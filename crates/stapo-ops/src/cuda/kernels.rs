@@ -53,6 +53,8 @@ const RULE: &str = include_str!("../attention/rule.cu");
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
 /// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
 const LONG: &str = "#define LONG_SEQUENCES\n";
+/// Keys and values of a paged cache: see forward_pipelined_hopper.cu.
+const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
@@ -106,6 +108,14 @@ sources! {
         [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_PREFILL_HOPPER = "attention_prefill_hopper", Hopper,
+        [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_LONG_PREFILL_HOPPER = "attention_long_prefill_hopper", HopperOnDemand,
+        [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_LONG_PREFILL_HOPPER_RULED = "attention_long_prefill_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,

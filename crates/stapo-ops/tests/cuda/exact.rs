@@ -68,6 +68,7 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
                     contexts: contexts.view(),
                     tables: tables.view(),
                     groups: (asked == 1).then_some(groups),
+                    prefill: None,
                 };
                 let to = out.view_mut();
                 paged::forward(device, call, qkv.view(), slots.view(), &mut cache, sequences, to);
@@ -206,6 +207,7 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                     partials: Some(&partials),
                     reads_new_keys: false,
                 }),
+                prefill: None,
             };
             let call =
                 paged::Dims { tokens: members, sequences: members, heads, rule, table_width: per_sequence };
@@ -276,7 +278,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 inv_rms: inv_rms.view_mut(),
             };
             let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
-            let sequences = paged::Sequences { offsets, contexts, tables, groups };
+            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
             let rule = attention::ScoreRule::plain(heads.dim);
             let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
             rope_paged_attention::forward(

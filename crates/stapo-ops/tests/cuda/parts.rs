@@ -73,6 +73,7 @@ fn paged_case(
             contexts: contexts.view(),
             tables: tables.view(),
             groups: None,
+            prefill: None,
         };
         let inputs = Inputs { qkv: qkv.view(), sinks: sinks.as_ref().map(Buffer::view) };
         paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, out.view_mut());
