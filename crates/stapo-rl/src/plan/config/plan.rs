@@ -22,8 +22,8 @@ use stapo_model::{DeviceName, ModelConfig};
 const MAX_PROBLEMS: usize = 1 << 20;
 const MAX_SAMPLES: usize = 1 << 16;
 const MAX_TOKENS: usize = 1 << 22;
-/// Rows of keys for each row of a micro-batch, at most: memory for them is taken once. With 8 responses of 256 tokens to a prompt
-/// of 8,192 there are 6.6, and a larger group of such prompts is cut.
+/// The most rows of keys for each row of a micro-batch: all layers share the memory of one. With 8 responses of 256 tokens to a
+/// prompt of 8,192 there are 6.6.
 const MAX_KEYS_PER_TOKEN: usize = 8;
 const MAX_MICROBATCH_TOKENS: usize = 1 << 26;
 const MAX_KV_MIB: usize = 1 << 24;
@@ -85,8 +85,16 @@ impl Plan {
         let budget_tokens = self.config.update.microbatch_tokens;
         let is_gpu = self.device() != DeviceName::Cpu;
         let shares = self.config.update.share_prompts.unwrap_or(is_gpu) && model.state_numbers() == 0;
-        let per_token = self.config.rollout.group_size.min(MAX_KEYS_PER_TOKEN);
-        Packing { budget_tokens, budget_keys: shares.then_some(per_token * budget_tokens) }
+        Packing { budget_tokens, budget_keys: shares.then_some(self.keys_per_token() * budget_tokens) }
+    }
+
+    /// Rows of keys for each row of a micro-batch of groups that share their prompts. Counted for the longest prompt and responses of
+    /// a quarter of the limit; groups with more rows of keys are cut.
+    fn keys_per_token(&self) -> usize {
+        let rollout = &self.config.rollout;
+        let (prompt, response) = (rollout.max_prompt_tokens, rollout.max_response_tokens.div_ceil(4));
+        let n_keys = rollout.group_size * (prompt + response);
+        n_keys.div_ceil((prompt + rollout.group_size * response).max(1)).clamp(1, MAX_KEYS_PER_TOKEN)
     }
 
     /// True where ratios divide by the log-probs of another engine from the first update on.
