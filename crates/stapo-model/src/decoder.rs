@@ -41,7 +41,7 @@ pub use batch::PackedBatch;
 pub use gradients::Gradients;
 pub(crate) use head::alternatives;
 pub use head::{HeadOptions, PendingAlternatives, PendingScores, TokenScores};
-pub use layout::{ArenaLayout, Purpose, Recompute};
+pub use layout::{ArenaLayout, BatchRows, Purpose, Recompute};
 pub use lora::{HiddenLayout, LoraScale, LoraSpec, LoraTarget};
 pub use pass::Pass;
 pub use policy::{Policy, PolicyId, PolicySpec};

@@ -19,6 +19,7 @@ mod inside;
 mod quantised;
 mod real_model;
 mod reward_models;
+mod shared_prompts;
 mod speculation;
 #[path = "../src/testing.rs"]
 mod testing;

@@ -234,7 +234,7 @@ fn sampling_and_updating_in_one_region_in_turn_give_the_bits_of_memory_of_their_
         poison(&device, &region, Tenant::Updating);
         let memory = device.in_region(&region, Tenant::Updating);
         let mut sums = Gradients::zeros_in(&policy, &memory).unwrap();
-        let mut pass = Pass::training_in(&policy, &memory, Recompute::Inputs, 512).unwrap();
+        let mut pass = Pass::training_in(&policy, &memory, Recompute::Inputs, (512, 512).into()).unwrap();
         for turn in 0..3 {
             region.enter(Tenant::Sampling);
             assert_eq!(sample(&policy, &mut engine), responses, "{family:?}, turn {turn}");

@@ -37,7 +37,8 @@ fn trained(policy: &Policy, responses: &[Completion]) -> TokenScores {
         tokens.extend(response.tokens.iter().map(|t| t.token));
         is_scored.resize(tokens.len(), true);
         let kept: Vec<Vec<u32>> = response.tokens.iter().map(|t| t.kept.clone()).collect();
-        batch.push_kept(&tokens, &is_scored, &kept);
+        batch.push(&tokens, &is_scored);
+        batch.keep(&kept);
     }
     let options = HeadOptions { temperature: 1.2, n_alternatives: 3, has_entropy_gradient: true };
     Pass::scoring(policy).unwrap().forward(policy, &batch, options).unwrap()

@@ -4,6 +4,7 @@ mod episodes;
 mod golden_steps;
 mod lora;
 mod quantised;
+mod shared_prompts;
 mod watching;
 
 use super::{Quiet, device, resume, start, timeless, whole_run};

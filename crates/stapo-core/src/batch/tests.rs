@@ -42,3 +42,44 @@ fn a_sequence_over_the_budget_is_named() {
     assert!(error.to_string().contains("sequence 1: 9 tokens"));
     assert_eq!(pack_in_order(&[], 8).unwrap(), vec![]);
 }
+
+/// Groups of sequences that share a prompt: its tokens, and the lengths of the responses.
+fn groups(groups: &[(usize, &[usize])]) -> Vec<SequenceLength> {
+    let of_group = |(prompt, responses): &(usize, &[usize])| {
+        let prompt = *prompt;
+        let length = move |(idx, response): (usize, &usize)| SequenceLength {
+            n_tokens: prompt + response,
+            n_shared: if idx == 0 { 0 } else { prompt },
+        };
+        responses.iter().enumerate().map(length).collect::<Vec<_>>()
+    };
+    groups.iter().flat_map(of_group).collect()
+}
+
+fn shared(lengths: &[SequenceLength], budget_tokens: usize, budget_keys: usize) -> Vec<(Vec<usize>, usize)> {
+    let packing = Packing { budget_tokens, budget_keys: Some(budget_keys) };
+    let packed = pack(lengths, packing).unwrap();
+    packed.into_iter().map(|microbatch| (microbatch.sequences, microbatch.n_tokens)).collect()
+}
+
+#[test]
+fn a_prompt_counts_once_and_its_sequences_stay_together() {
+    let lengths = groups(&[(10, &[1, 2, 3]), (20, &[4, 5]), (5, &[30])]);
+    assert_eq!(shared(&lengths, 100, 1000), [(vec![0, 1, 2, 3, 4, 5], 16 + 29 + 35)]);
+    // The second group would fit in part, and begins the next micro-batch as a whole.
+    assert_eq!(shared(&lengths, 42, 1000), [(vec![0, 1, 2], 16), (vec![3, 4], 29), (vec![5], 35)]);
+    let alone = pack(&lengths, Packing::whole(42)).unwrap();
+    assert_eq!(alone.iter().map(|microbatch| microbatch.n_tokens).collect::<Vec<_>>(), [36, 24, 25, 35]);
+}
+
+#[test]
+fn a_group_above_a_budget_computes_its_prompt_once_in_each_part() {
+    let lengths = groups(&[(2, &[3]), (10, &[5, 5, 5, 5]), (1, &[1])]);
+    let parts = [(vec![0], 5), (vec![1, 2], 20), (vec![3, 4], 20), (vec![5], 2)];
+    assert_eq!(shared(&lengths, 20, 1000), parts);
+    // Rows of keys: 30 of two sequences of 15.
+    assert_eq!(shared(&lengths, 100, 30), [(vec![0], 5), (vec![1, 2], 20), (vec![3, 4], 20), (vec![5], 2)]);
+    assert_eq!(shared(&lengths, 100, 1).len(), 6, "a sequence is never cut");
+    let error = pack(&lengths, Packing { budget_tokens: 14, budget_keys: Some(1000) }).unwrap_err();
+    assert_eq!((error.sequence_idx, error.n_tokens), (1, 15));
+}

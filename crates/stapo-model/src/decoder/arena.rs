@@ -138,6 +138,7 @@ pub struct AttentionViews<'a, T: Float> {
     pub qkv: ViewMut<'a, T>,
     pub attended: ViewMut<'a, T>,
     pub lse: ViewMut<'a, T>,
+    pub keys: ViewMut<'a, T>,
     pub result: ResultViews<'a, T>,
     pub addend: ViewMut<'a, T>,
     /// The feed-forward's entry.
@@ -197,6 +198,8 @@ pub struct AttentionBackward<'a, T: Float> {
     pub d_attended: ViewMut<'a, T>,
     pub d_qkv: ViewMut<'a, T>,
     pub d_raw_qkv: OutputRows<'a, T>,
+    pub keys: ViewMut<'a, T>,
+    pub d_keys: ViewMut<'a, T>,
     pub hidden: Option<HalfHiddenBackward<'a, T>>,
 }
 
@@ -249,6 +252,7 @@ impl<T: Float> Arena<T> {
             first,
             second,
             product,
+            keys,
         ] = split(
             &mut self.compute,
             [
@@ -264,6 +268,7 @@ impl<T: Float> Arena<T> {
                 at.hidden.qkv.elements(),
                 at.hidden.output.elements(),
                 at.attention_result.product,
+                at.keys,
             ],
         );
         let result = at.attention_result.inv_rms;
@@ -276,6 +281,7 @@ impl<T: Float> Arena<T> {
             qkv,
             attended,
             lse,
+            keys,
             result: ResultViews { product, inv_rms: result_inv_rms },
             addend,
             exit: HalfEntry { stream: exit_stream, normed: exit_normed, inv_rms: exit_inv_rms },
@@ -377,9 +383,12 @@ impl<T: Float> Arena<T> {
             at.hidden.output.elements(),
             layout.gradients.hidden,
             at.attention_result.product,
+            d.keys[0],
+            d.keys[1],
         ];
         let [stream, normed, raw_qkv, qkv, attended, parts @ ..] = split(&mut self.compute, spans);
-        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, first, second, d_hidden, product] = parts;
+        let [d_stream, d_normed, d_attended, d_qkv, d_raw_qkv, parts @ ..] = parts;
+        let [first, second, d_hidden, product, keys, d_keys] = parts;
         let [inv_rms, head_inv_rms, lse, result_inv_rms] = split(
             &mut self.exact,
             [at.attention.inv_rms, at.head_inv_rms, at.lse, at.attention_result.inv_rms],
@@ -399,6 +408,8 @@ impl<T: Float> Arena<T> {
             d_attended,
             d_qkv,
             d_raw_qkv: OutputRows { rows: d_raw_qkv, is_joined: d.raw_qkv.is_joined },
+            keys,
+            d_keys,
             hidden: HalfHiddenBackward::new(
                 layout,
                 [at.hidden.qkv, at.hidden.output],

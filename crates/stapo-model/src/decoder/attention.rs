@@ -15,7 +15,7 @@ use super::linear::{NextRows, OutputGradient, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::LayerWeights;
 use crate::config::{AttentionSpec, Mixer, QkNorm};
-use stapo_ops::attention::paged;
+use stapo_ops::attention::{key_copies, paged};
 use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums, NormExtent};
 use stapo_ops::{Float, View, ViewMut, attention, deltanet, output_gate, rope};
@@ -69,7 +69,9 @@ fn attend<T: Float>(
             let dims = packed_dims(layer, spec, packed);
             let lse = views.lse.reborrow();
             let inputs = attention::Inputs { qkv: qkv.view(), sinks: sinks(layer) };
-            attention::forward(device, dims, inputs, packed.offsets, out.reborrow(), lse);
+            let keys = views.keys.reborrow();
+            let sequences = sequences(layer, spec, packed, inputs.qkv, keys);
+            attention::forward(device, dims, inputs, sequences, out.reborrow(), lse);
         }
         Context::Paged(paged) => {
             let unrotated = Unrotated {
@@ -221,7 +223,8 @@ pub fn backward<T: Float>(
             let saved = attention::Saved { qkv: views.qkv, out: views.attended, lse: views.lse };
             let dims = packed_dims(layer, spec, &packed);
             let (d_attended, d_qkv) = (views.d_attended.view(), views.d_qkv.reborrow());
-            attention::backward(device, dims, saved, packed.offsets, d_attended, d_qkv);
+            let keys = (views.keys.reborrow(), views.d_keys.reborrow());
+            attend_backward(layer, spec, &packed, saved, keys, (d_attended, d_qkv));
             if let (Some(sinks), Some(Some(d_sinks))) = (sinks(layer), &mut gradients.sinks) {
                 attention::sinks::backward(device, dims, saved, sinks, d_attended, d_sinks.sum_mut());
             }
@@ -264,12 +267,45 @@ fn attend_gated_backward<T: Float>(
     let (gate_dims, to) = (gate_dims(layer, spec), (d_ungated.reborrow(), d_gate.reborrow()));
     output_gate::backward(device, gate_dims, (ungated, gate), d_out, to.0, to.1);
     let saved = attention::Saved { qkv: views.qkv.range(0..n_qkv), out: ungated, lse: views.lse };
-    let dims = packed_dims(layer, spec, &packed);
-    attention::backward(device, dims, saved, packed.offsets, d_ungated.view(), d_qkv.reborrow());
+    let keys = (views.keys.reborrow(), views.d_keys.reborrow());
+    attend_backward(layer, spec, &packed, saved, keys, (d_ungated.view(), d_qkv.reborrow()));
     let between = (d_qkv.view(), d_raw.reborrow());
     rotate_backward(layer, spec, (raw, views.head_inv_rms), between, gradients);
     let to = views.d_raw_qkv.rows.reborrow();
     output_gate::join(device, gate_dims, d_raw.into_view(), d_gate.into_view(), to);
+}
+
+/// What attention reads of packed sequences. Where these share rows, `keys` becomes copies of their keys and values.
+fn sequences<'a, T: Float>(
+    layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
+    packed: &Packed<'a>,
+    qkv: View<'_, T>,
+    mut keys: ViewMut<'a, T>,
+) -> attention::Sequences<'a, T> {
+    let Some(copied) = packed.keys else { return packed.offsets.into() };
+    key_copies::forward(layer.device, spec.heads, copied.copies, qkv, keys.reborrow());
+    let keys = attention::Keys { rows: keys.into_view(), offsets: copied.offsets };
+    attention::Sequences { offsets: packed.offsets, keys: Some(keys) }
+}
+
+/// From the gradient of attention's outputs to that of `qkv`: of a row that several sequences share, the sum over these.
+fn attend_backward<T: Float>(
+    layer: &LayerPass<'_, T>,
+    spec: &AttentionSpec,
+    packed: &Packed<'_>,
+    saved: attention::Saved<'_, T>,
+    (keys, mut d_keys): (ViewMut<'_, T>, ViewMut<'_, T>),
+    (d_out, mut d_qkv): (View<'_, T>, ViewMut<'_, T>),
+) {
+    let device = layer.device;
+    let dims = packed_dims(layer, spec, packed);
+    let sequences = sequences(layer, spec, packed, saved.qkv, keys);
+    let to = attention::Gradients { qkv: d_qkv.reborrow(), keys: packed.keys.map(|_| d_keys.reborrow()) };
+    attention::backward(device, dims, saved, sequences, d_out, to);
+    if let Some(copied) = packed.keys {
+        key_copies::backward(device, spec.heads, copied.copies, d_keys.into_view(), d_qkv);
+    }
 }
 
 /// From the gradient after rope to that before it and before the norms, from what these took in.

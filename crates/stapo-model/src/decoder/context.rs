@@ -1,6 +1,7 @@
 //! The sequences that the rows of a batch belong to.
 
 use crate::config::LayerSets;
+use stapo_ops::attention::key_copies::Copies;
 use stapo_ops::attention::paged::{self, Cache};
 use stapo_ops::deltanet::States;
 use stapo_ops::{Float, View};
@@ -16,6 +17,16 @@ pub enum Context<'a, T: Float> {
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     pub n_sequences: usize,
+    /// `[n_sequences + 1]`
+    pub offsets: View<'a, u32>,
+    /// Where sequences share rows.
+    pub keys: Option<CopiedKeys<'a>>,
+}
+
+/// The keys of sequences that share rows: attention reads copies of them, so that those of a sequence lie together.
+#[derive(Clone, Copy)]
+pub struct CopiedKeys<'a> {
+    pub copies: Copies<'a>,
     /// `[n_sequences + 1]`
     pub offsets: View<'a, u32>,
 }

@@ -19,7 +19,10 @@ pub fn forward<T: Float>(
     context: &mut Context<'_, T>,
 ) {
     let (n_sequences, sequences) = match context {
-        Context::Packed(packed) => (packed.n_sequences, Sequences { offsets: packed.offsets, carried: None }),
+        Context::Packed(packed) => {
+            assert!(packed.keys.is_none(), "DeltaNet: sequences that share rows would need copies of states");
+            (packed.n_sequences, Sequences { offsets: packed.offsets, carried: None })
+        }
         Context::Paged(paged) => {
             let states = paged.states[layer.index].as_mut().expect("a layer of DeltaNet has states");
             // Sets of layers differ in blocks alone.

@@ -30,6 +30,21 @@ pub enum Purpose {
     Training(Recompute),
 }
 
+/// Rows of a batch, as far as memory is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchRows {
+    pub tokens: usize,
+    pub scored: usize,
+    /// Rows of keys of sequences that share rows; 0 where none do.
+    pub keys: usize,
+}
+
+impl From<(usize, usize)> for BatchRows {
+    fn from((tokens, scored): (usize, usize)) -> Self {
+        Self { tokens, scored, keys: 0 }
+    }
+}
+
 /// A run of elements of the arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Span {
@@ -92,6 +107,9 @@ pub struct LayerSpans {
     pub attended: Span,
     /// `[T, heads]` exact
     pub lse: Span,
+    /// `[E, 2 KV]`: copies of keys and values for sequences that share rows. All layers share its memory, in training with the
+    /// gradients of activations: it is made anew in backward.
+    pub keys: Span,
     /// What attention's norm on its result takes in.
     pub attention_result: ResultSpans,
     pub ffn: EntrySpans,
@@ -182,6 +200,8 @@ pub struct LayerGradientSpans {
     pub qkv: Span,
     /// `[T, W]`
     pub raw_qkv: OutputSpan,
+    /// `[E, 2 KV]` each: the copies of keys and values, and their gradients.
+    pub keys: [Span; 2],
 }
 
 /// The gradient of a linear layer's outputs.
@@ -218,10 +238,11 @@ impl ArenaLayout {
     /// With the memory that adapters need; without it a pass leaves adapters out.
     pub fn new(
         config: &ModelConfig,
-        (n_tokens, n_scored): (usize, usize),
+        rows: impl Into<BatchRows>,
         purpose: Purpose,
         adapters: Option<&HiddenLayout>,
     ) -> Self {
+        let BatchRows { tokens: n_tokens, scored: n_scored, keys: n_keys } = rows.into();
         let mut at = Cursors::default();
         let width = config.width;
         let hidden = |layer, role| adapters.map(|hidden| hidden.columns(layer, role)).unwrap_or_default();
@@ -243,10 +264,17 @@ impl ArenaLayout {
             let (start, mut end) = (at.compute.0, head_at.0);
             for (layer, columns) in layers.iter_mut().zip(&columns) {
                 let layer_end;
-                (layer.gradients, layer_end) = LayerGradientSpans::new(columns, n_tokens, start);
+                (layer.gradients, layer_end) = LayerGradientSpans::new(columns, (n_tokens, n_keys), start);
+                layer.keys = layer.gradients.keys[0];
                 end = end.max(layer_end);
             }
             at.compute.0 = end;
+        } else {
+            let widest = columns.iter().map(|columns| columns.keys).max().unwrap_or(0);
+            let shared = at.compute.take(n_keys * widest);
+            for (layer, columns) in layers.iter_mut().zip(&columns) {
+                layer.keys = shared.first(n_keys * columns.keys);
+            }
         }
         let start = at.compute.0;
         let mut end = start;
@@ -352,6 +380,7 @@ impl LayerSpans {
             qkv: at.compute.take(t * columns.qkv),
             attended: at.compute.take(t * columns.attended),
             lse: at.exact.take(t * columns.heads),
+            keys: Span::default(),
             attention_result: ResultSpans::new(t, columns.result, at),
             ffn: EntrySpans::new((t, width), columns.ffn_normed, at),
             gate_up: at.compute.take(t * 2 * columns.ffn),
@@ -414,7 +443,7 @@ impl LayerSpans {
 
 impl LayerGradientSpans {
     /// Spans from `start` on, and the end of the last.
-    fn new(columns: &LayerColumns, t: usize, start: usize) -> (Self, usize) {
+    fn new(columns: &LayerColumns, (t, n_keys): (usize, usize), start: usize) -> (Self, usize) {
         let [mut ffn, mut attention] = [Cursor(start), Cursor(start)];
         let output = |at: &mut Cursor, columns: usize, behind: usize| OutputSpan {
             rows: at.take(t * (columns + behind)),
@@ -426,6 +455,7 @@ impl LayerGradientSpans {
             attended: attention.take(t * columns.query),
             qkv: attention.take(t * columns.d_qkv),
             raw_qkv: output(&mut attention, columns.d_raw_qkv, columns.behind_d_qkv),
+            keys: [(); 2].map(|()| attention.take(n_keys * columns.keys)),
         };
         (spans, ffn.0.max(attention.0))
     }

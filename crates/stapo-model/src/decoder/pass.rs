@@ -1,17 +1,18 @@
 //! Forward and backward over packed batches.
 
 use super::accumulate::Accumulate;
-use super::batch::PackedBatch;
-use super::context::{Context, Packed};
+use super::batch::{KeyRows, PackedBatch};
+use super::context::{Context, CopiedKeys, Packed};
 use super::head::{HeadOptions, HeadOutputs, PendingScores, TokenGradients, TokenScores};
 use super::layer::Rows;
-use super::layout::{ArenaLayout, Purpose, Recompute};
+use super::layout::{ArenaLayout, BatchRows, Purpose, Recompute};
 use super::lora::HiddenLayout;
 use super::policy::Policy;
 use super::rope_tables::RopeTables;
 use super::score;
 use super::stack::Stack;
 use super::workspace::Workspace;
+use stapo_ops::attention::key_copies::Copies;
 use stapo_ops::lm_head::{Kept, Targets};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory};
 
@@ -43,6 +44,16 @@ struct DeviceBatch {
     targets: Buffer<u32>,
     /// As in [`PackedBatch::kept`].
     kept: Option<(usize, Buffer<u32>)>,
+    keys: Option<DeviceKeys>,
+}
+
+/// [`KeyRows`] on the device.
+#[derive(Debug)]
+struct DeviceKeys {
+    rows: Buffer<u32>,
+    offsets: Buffer<u32>,
+    starts: Buffer<u32>,
+    list: Buffer<u32>,
 }
 
 impl<T: Float> Pass<T> {
@@ -56,15 +67,14 @@ impl<T: Float> Pass<T> {
         Self::new(policy, policy.device(), Purpose::Training(recompute))
     }
 
-    /// As [`Pass::training`], with activations in the memory of `memory` and room for batches of up to `n_tokens`.
+    /// As [`Pass::training`], with activations in the memory of `memory` and room for batches of up to `rows`.
     pub fn training_in(
         policy: &Policy<T>,
         memory: &Device,
         recompute: Recompute,
-        n_tokens: usize,
+        rows: BatchRows,
     ) -> Result<Self, OutOfMemory> {
         let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
-        let rows = (n_tokens, n_tokens);
         let layout = ArenaLayout::new(policy.config(), rows, pass.purpose, policy.hidden_layout());
         pass.workspace.reserve(policy.device(), &layout, 0)?;
         Ok(pass)
@@ -151,7 +161,7 @@ impl<T: Float> Pass<T> {
         batch: &PackedBatch,
     ) -> Result<(ArenaLayout, DeviceBatch), OutOfMemory> {
         let device = policy.device();
-        let rows = (batch.n_tokens(), batch.n_scored());
+        let rows = BatchRows { tokens: batch.n_tokens(), scored: batch.n_scored(), keys: batch.n_key_rows() };
         let layout = ArenaLayout::new(policy.config(), rows, purpose, adapters);
         self.unfinished = None;
         self.workspace.adopt(device, policy.config())?;
@@ -242,19 +252,29 @@ impl<T: Float> Pass<T> {
     }
 }
 
+impl DeviceKeys {
+    fn upload(device: &Device, keys: &KeyRows) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            rows: device.upload(&keys.rows)?,
+            offsets: device.upload(&keys.offsets)?,
+            starts: device.upload(&keys.starts)?,
+            list: device.upload(&keys.list)?,
+        })
+    }
+}
+
 impl DeviceBatch {
     fn upload(device: &Device, batch: &PackedBatch) -> Result<Self, OutOfMemory> {
-        let positions: Vec<u32> =
-            batch.starts().windows(2).flat_map(|ends| 0..(ends[1] - ends[0]) as u32).collect();
         let offsets: Vec<u32> = batch.starts().iter().map(|&start| start as u32).collect();
         Ok(Self {
             n_sequences: batch.n_sequences(),
             tokens: device.upload(batch.tokens())?,
-            positions: device.upload(&positions)?,
+            positions: device.upload(&batch.positions())?,
             offsets: device.upload(&offsets)?,
             rows: device.upload(batch.rows())?,
             targets: device.upload(batch.targets())?,
             kept: batch.kept().map(|(n, ids)| device.upload(&ids).map(|ids| (n, ids))).transpose()?,
+            keys: batch.key_rows().map(|keys| DeviceKeys::upload(device, &keys)).transpose()?,
         })
     }
 
@@ -264,7 +284,11 @@ impl DeviceBatch {
     }
 
     fn packed(&self) -> Packed<'_> {
-        Packed { n_sequences: self.n_sequences, offsets: self.offsets.view() }
+        let keys = self.keys.as_ref().map(|keys| CopiedKeys {
+            copies: Copies { rows: keys.rows.view(), starts: keys.starts.view(), list: keys.list.view() },
+            offsets: keys.offsets.view(),
+        });
+        Packed { n_sequences: self.n_sequences, offsets: self.offsets.view(), keys }
     }
 
     fn rows<'a, T: Float>(&'a self, tables: &'a RopeTables<T>, n_tokens: usize) -> Rows<'a, T> {

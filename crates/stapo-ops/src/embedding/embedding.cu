@@ -13,8 +13,8 @@ __device__ __forceinline__ void forward(const u32* ids, const S* table, S* out, 
 }
 
 // The block of an id's first token adds the rows of all tokens with that id, in order; the blocks of the other tokens
-// return at once. Without `apart` the sum goes on from d_table. With `apart` it starts from zero, lies there until it is
-// complete, and is then added to d_table.
+// return at once. Sums are f32, whatever d_table stores. Without `apart` a sum goes on from d_table. With `apart` it starts from
+// zero, is kept there, and is then added to d_table.
 template <class S, class D>
 __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* apart, D* d_table, int tokens, int vocab,
                                          int width) {
@@ -27,42 +27,42 @@ __device__ __forceinline__ void backward(const u32* ids, const S* d_out, D* apar
     for (int t = threadIdx.x; t < first; t += blockDim.x) seen |= ids[t] == id;
     if (__syncthreads_or(seen)) return;
     bool whole = is_whole(width);
-    D* sums = (apart ? apart : d_table) + (size_t)id * width;
-    for (int start = first; start < tokens; start += blockDim.x) {
-        // The tokens with this id among the next blockDim.x, in order.
-        int t = start + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        u32 same = __ballot_sync(0xffffffffu, t < tokens && ids[t] == id);
-        __shared__ u32 masks[8];
-        if (lane == 0) masks[warp] = same;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            int n = 0;
-            for (int w = 0; w < 8; ++w)
-                for (u32 mask = masks[w]; mask; mask &= mask - 1) found[n++] = start + 32 * w + __ffs(mask) - 1;
-            n_found = n;
-        }
-        __syncthreads();
-        int n = n_found;
-        for (int at = 8 * threadIdx.x; n > 0 && at < width; at += 8 * blockDim.x) {
-            float sum[8] = {};
-            if (!apart || start > first) load8(sums, at, width, whole, sum);
-            for (int k = 0; k < n; ++k) {
+    size_t row = (size_t)id * width;
+    for (int base = 0; base < width; base += 8 * blockDim.x) {
+        int at = base + 8 * threadIdx.x;
+        bool has_columns = at < width;
+        float sum[8] = {};
+        if (has_columns && !apart) load8(d_table + row, at, width, whole, sum);
+        for (int start = first; start < tokens; start += blockDim.x) {
+            // The tokens with this id among the next blockDim.x, in order.
+            int t = start + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+            u32 same = __ballot_sync(0xffffffffu, t < tokens && ids[t] == id);
+            __shared__ u32 masks[8];
+            if (lane == 0) masks[warp] = same;
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                int n = 0;
+                for (int w = 0; w < 8; ++w)
+                    for (u32 mask = masks[w]; mask; mask &= mask - 1) found[n++] = start + 32 * w + __ffs(mask) - 1;
+                n_found = n;
+            }
+            __syncthreads();
+            for (int k = 0; has_columns && k < n_found; ++k) {
                 float x[8];
                 load8(d_out + (size_t)found[k] * width, at, width, whole, x);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) sum[i] += x[i];
             }
-            store8(sums, at, width, whole, sum);
+            __syncthreads();
         }
-        __syncthreads();
-    }
-    for (int at = 8 * threadIdx.x; apart && at < width; at += 8 * blockDim.x) {
-        float sum[8], x[8];
-        load8(d_table + (size_t)id * width, at, width, whole, sum);
-        load8(sums, at, width, whole, x);
+        if (has_columns && apart) {
+            float before[8];
+            store8(apart + row, at, width, whole, sum);
+            load8(d_table + row, at, width, whole, before);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum[i] += x[i];
-        store8(d_table + (size_t)id * width, at, width, whole, sum);
+            for (int i = 0; i < 8; ++i) sum[i] += before[i];
+        }
+        if (has_columns) store8(d_table + row, at, width, whole, sum);
     }
 }
 

@@ -1,11 +1,14 @@
 //! Tests on the GPU of keys that lie apart from the queries, as those of a prompt that several responses share. Without a GPU these
 //! tests print that they are skipped, and pass.
 
-use super::parity::{HEADS, check, gpu, numbers};
+use super::parity::{HEADS, check, compute, gpu, numbers};
 use crate::attention::cuda::LONG_TOKENS;
 use crate::attention::tests::shared::{GROUPS, Group, Tree, assert_shares, rules, tree_case};
 use crate::attention::{Heads, ScoreRule};
 use crate::cuda::Precision;
+use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::embedding;
+use crate::testing::{bits, ids, upload};
 
 /// Groups and chunks for every kernel: short, pipelined and long, with first queries on both sides of steps of keys.
 fn trees() -> Vec<Tree> {
@@ -54,5 +57,25 @@ fn shared_keys_on_cuda_agree_with_the_cpu() {
                 });
             }
         }
+    }
+}
+
+/// The last row of a prompt is scored once for each response: its gradient is their sum, in order, in f32, and is rounded once.
+#[test]
+fn gradients_of_a_repeated_row_on_cuda_are_added_in_f32() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for width in [64, 33, 4104] {
+        let dims = embedding::Dims { tokens: 700, vocab: 5, width };
+        let ids = ids(1, dims.tokens, dims.vocab);
+        let d_out = numbers(2, dims.tokens * width);
+        let mut sums = vec![0.0f32; dims.vocab * width];
+        for (id, row) in ids.iter().zip(d_out.chunks(width)) {
+            sums[*id as usize * width..][..width].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        let rounded: Vec<f32> = sums.iter().map(|x| bf16_to_f32(f32_to_bf16(*x))).collect();
+        let mut d_table = compute(device, &vec![0.0; sums.len()]);
+        let (ids, d_out) = (upload(device, &ids), compute(device, &d_out));
+        embedding::backward(device, dims, ids.view(), d_out.view(), d_table.view_mut());
+        assert_eq!(bits(&d_table.view().to_vec()), bits(&rounded), "rows of {width}");
     }
 }

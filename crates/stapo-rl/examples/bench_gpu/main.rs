@@ -2,19 +2,21 @@
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
 //! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
 //! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them), `update` (the same with records
-//! in a folder, and where the time of updates goes). Each task prints JSON objects.
+//! in a folder, and where the time of updates goes). Each task prints JSON objects. `train --prompt=100 --samples=8 --share=1` lets
+//! every eight sequences share the rows of a prompt; `update --share=0` turns sharing off.
 //! `--lora=RANK` gives the model adapters on all linear modules; `--blocks=4` and `--blocks=8` then keep random layers
 //! quantised, as files of Q4_K with some Q6_K and of Q8_0 have them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark's result")]
 
+use stapo_core::batch::{Microbatch, Packing, SequenceLength, pack};
 use stapo_core::objective::{
     AdvantagesRef, ObjectiveSpec, ResponseSignals, SequenceTally, TokenEffect, UpdateKey,
 };
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
-    ArenaLayout, Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy,
-    PolicySpec, Purpose, Recompute, TokenScores,
+    ArenaLayout, BatchRows, Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass,
+    Policy, PolicySpec, Purpose, Recompute, TokenScores,
 };
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
@@ -78,7 +80,7 @@ fn used_gib(device: &Device) -> f64 {
 }
 
 /// The expected memory: weights, gradients, optimizer states, activations, logits and their gradient, libraries.
-fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompute: Recompute) -> f64 {
+fn planned_gib(config: &ModelConfig, options: &Options, rows: BatchRows, recompute: Recompute) -> f64 {
     let lora = lora(options);
     let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
     let padded = |lora: &LoraSpec| {
@@ -92,12 +94,45 @@ fn planned_gib(config: &ModelConfig, options: &Options, n_tokens: usize, recompu
     let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
     let adapters = lora.as_ref().map(|lora| lora.hidden_layout(config, true));
     let purpose = Purpose::Training(recompute);
-    let arena = ArenaLayout::new(config, (n_tokens, n_tokens), purpose, adapters.as_ref()).bytes(2);
-    let logits = n_tokens.min(2048) * config.vocabulary * 6;
+    let arena = ArenaLayout::new(config, rows, purpose, adapters.as_ref()).bytes(2);
+    let logits = rows.tokens.min(2048) * config.vocabulary * 6;
     (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
 }
 
-/// Measures optimizer steps over `sequences` x `length` tokens in micro-batches of at most `microbatch` tokens.
+/// The micro-batches of `sequences` x `length` tokens, with at most `microbatch` tokens each. Every `samples` of the sequences
+/// begin with the same `prompt` tokens, whose rows they share with `--share=1`.
+fn lessons(options: &Options, vocabulary: usize) -> Result<Vec<(Range<usize>, PackedBatch)>, Failure> {
+    let (length, n_prompt) = (options.get("length", 2048), options.get("prompt", 1));
+    let samples = options.get("samples", 1);
+    let sequence = |s: usize| -> Vec<u32> {
+        let response = tokens(s, length, vocabulary).split_off(n_prompt);
+        [tokens(s / samples, n_prompt, vocabulary), response].concat()
+    };
+    let n_shared = |s: usize| if s.is_multiple_of(samples) { 0 } else { n_prompt };
+    let lengths: Vec<SequenceLength> = (0..options.get("sequences", 8))
+        .map(|s| SequenceLength { n_tokens: length, n_shared: n_shared(s) })
+        .collect();
+    let budget_tokens = options.get("microbatch", 8192).max(length);
+    let shares = options.get("share", 0) == 1;
+    let packing = Packing { budget_tokens, budget_keys: shares.then_some(8 * budget_tokens) };
+    let batch = |microbatch: &Microbatch| {
+        let mut batch = PackedBatch::new();
+        for (place, &s) in microbatch.sequences.iter().enumerate() {
+            let is_scored: Vec<bool> = (0..length).map(|position| position >= n_prompt).collect();
+            match n_shared(s) {
+                n_shared @ 1.. if shares && place > 0 => {
+                    batch.push_sharing(n_shared, &sequence(s), &is_scored)
+                }
+                _ => batch.push(&sequence(s), &is_scored),
+            }
+        }
+        let first = microbatch.sequences[0];
+        (first..first + microbatch.sequences.len(), batch)
+    };
+    Ok(pack(&lengths, packing)?.iter().map(batch).collect())
+}
+
+/// Measures optimizer steps over the micro-batches of [`lessons`].
 fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant) -> Result<(), Failure> {
     let device = policy.device().clone();
     let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
@@ -107,12 +142,17 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
     let mut pass = Pass::training(&policy, recompute)?;
     let n_sequences = options.get("sequences", 8);
     let length = options.get("length", 2048);
-    let per_batch = (options.get("microbatch", 8192) / length).max(1);
-    let vocabulary = policy.config().vocabulary;
-    let sequences: Vec<Vec<u32>> = (0..n_sequences).map(|s| tokens(s, length, vocabulary)).collect();
+    let lessons = lessons(options, policy.config().vocabulary)?;
+    let most =
+        |count: fn(&PackedBatch) -> usize| lessons.iter().map(|(_, batch)| count(batch)).max().unwrap_or(0);
+    let rows = BatchRows {
+        tokens: most(PackedBatch::n_tokens),
+        scored: most(PackedBatch::n_scored),
+        keys: most(PackedBatch::n_key_rows),
+    };
     let mut lesson = Lesson::new(n_sequences);
-    let planned = planned_gib(policy.config(), options, per_batch * length, recompute)
-        - saved_bytes as f64 / f64::from(1 << 30);
+    let planned =
+        planned_gib(policy.config(), options, rows, recompute) - saved_bytes as f64 / f64::from(1 << 30);
     let mut best = f64::INFINITY;
     let mut parts = [0.0; 4];
     let mut peak = 0.0f64;
@@ -121,18 +161,13 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
         let start = Instant::now();
         let mut times = [0.0; 4];
         let mut tallies = Vec::new();
-        for (place, part) in sequences.chunks(per_batch).enumerate() {
-            let mut batch = PackedBatch::new();
-            for sequence in part {
-                batch.push_response(sequence, 1);
-            }
+        for (of, batch) in &lessons {
             let clock = Instant::now();
             let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
-            let scores = pass.forward(&policy, &batch, options)?;
+            let scores = pass.forward(&policy, batch, options)?;
             times[0] += clock.elapsed().as_secs_f64();
             let clock = Instant::now();
-            let of = place * per_batch..place * per_batch + part.len();
-            let (d_logp, d_entropy) = lesson.evaluate(of, &scores, &mut tallies)?;
+            let (d_logp, d_entropy) = lesson.evaluate(of.clone(), &scores, &mut tallies)?;
             times[3] += clock.elapsed().as_secs_f64();
             let clock = Instant::now();
             pass.backward(&policy, &d_logp, &d_entropy, &mut gradients)?;

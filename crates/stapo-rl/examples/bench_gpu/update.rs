@@ -127,6 +127,7 @@ pub fn update(options: &Options) -> Result<(), Failure> {
         format!("rollout.problems_per_step={}", options.get("problems", 128)),
         format!("update.problems_per_minibatch={}", options.get("minibatch", 32)),
         format!("update.microbatch_tokens={}", options.get("microbatch", 16_384)),
+        format!("update.share_prompts={}", options.get("share", 1) == 1),
         format!("record.state_hash_every_steps={}", options.get("hash", 1)),
         format!("record.checkpoint_every_steps={}", options.get("checkpoint", 1000)),
     ];

@@ -8,7 +8,7 @@ use crate::plan::config::{GradientSum, ModelSource, Plan};
 use crate::plan::memory::{CPU_KV_BYTES, MemoryPlan, draft_kv_bytes};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Ranks;
-use stapo_model::decoder::{GradientSums, Gradients, Pass, Policy};
+use stapo_model::decoder::{BatchRows, GradientSums, Gradients, Pass, Policy};
 use stapo_model::generate::EngineMemory;
 use stapo_model::{Device, Region, Tenant};
 
@@ -84,8 +84,10 @@ impl RunMemory {
             1 => Accumulated::InPlace(Gradients::by_microbatch_in(policy, &memory)?),
             _ => Accumulated::ByOwner(GradientSums::new(policy, &memory, ranks)?),
         };
-        let n_tokens = plan.config.update.microbatch_tokens;
-        let pass = Pass::training_in(policy, &memory, recompute, n_tokens)?;
+        let packing = plan.packing(policy.config());
+        let tokens = packing.budget_tokens;
+        let rows = BatchRows { tokens, scored: tokens, keys: packing.budget_keys.unwrap_or(0) };
+        let pass = Pass::training_in(policy, &memory, recompute, rows)?;
         let sampling = SamplingMemory { engine, kv_bytes, drafter: None };
         Ok((Self { planned, region: Some(region), sampling, pass }, gradients))
     }

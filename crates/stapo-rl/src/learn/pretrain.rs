@@ -37,7 +37,7 @@ use crate::tasks::{DataPath, Task};
 use file_rows::RowKind;
 use preference::{Reference, check_texts};
 use sequence::TextSequence;
-use stapo_core::batch::pack_in_order;
+use stapo_core::batch::{Packing, pack_in_order};
 use stapo_core::record::{
     Best, EventKind, Extra, Identity, PreferenceMetrics, PretrainMetrics, RankingMetrics, SCHEMA, StopReason,
     Writer,
@@ -193,7 +193,7 @@ impl Pretrainer {
         for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
             let chosen: Vec<Sequence> =
                 microbatch.sequences.iter().map(|&idx| Sequence::from(&sequences[idx])).collect();
-            let batch = packed(&chosen);
+            let batch = packed(&chosen, Packing::whole(config.update.microbatch_tokens));
             let scores = self.pass.forward(&self.learner.model.policy, &batch, options)?;
             loss -= scores.logp.iter().map(|&logp| f64::from(logp)).sum::<f64>();
             n_scored += batch.n_scored();
@@ -252,7 +252,7 @@ impl Pretrainer {
         for microbatch in pack_in_order(&lengths, config.update.microbatch_tokens)? {
             let chosen: Vec<Sequence> =
                 microbatch.sequences.iter().map(|&idx| Sequence::from(&sequences[idx])).collect();
-            let batch = packed(&chosen);
+            let batch = packed(&chosen, Packing::whole(config.update.microbatch_tokens));
             let scores = self.pass.forward(&learner.model.policy, &batch, options)?;
             let sum = |values: &[f32]| values.iter().map(|&value| f64::from(value)).sum::<f64>();
             loss -= sum(&scores.logp);

@@ -5,7 +5,7 @@ use crate::plan::config::Plan;
 use crate::ranks::wire::{Malformed, Packer, Unpacker};
 use crate::ranks::{RankError, Transport};
 use stapo_core::Rollout;
-use stapo_core::batch::{Microbatch, pack_in_order};
+use stapo_core::batch::{Microbatch, Packing, SequenceLength, SequenceTooLong, pack};
 use stapo_core::objective::EntropyBonus;
 use stapo_model::OutOfMemory;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, PendingScores, Policy, TokenScores};
@@ -39,6 +39,35 @@ impl Sequence<'_> {
     pub fn n_scored(&self) -> usize {
         self.is_scored.iter().filter(|is_scored| **is_scored).count()
     }
+
+    /// The tokens in front of the first scored one; none where no token is scored.
+    fn prompt(&self) -> &[u32] {
+        let n_prompt = self.is_scored.iter().position(|is_scored| *is_scored).unwrap_or(0);
+        &self.tokens[..n_prompt]
+    }
+
+    /// Tokens of the prompt where it is the prompt of the sequence in front as well.
+    fn n_shared(&self, before: Option<&Sequence>) -> usize {
+        before.filter(|before| before.prompt() == self.prompt()).map_or(0, |_| self.prompt().len())
+    }
+}
+
+/// How many leading tokens each sequence has in common with the one in front.
+fn shared_lengths(sequences: &[Sequence]) -> Vec<SequenceLength> {
+    let before = std::iter::once(None).chain(sequences.iter().map(Some));
+    let length = |(sequence, before): (&Sequence, Option<&Sequence>)| SequenceLength {
+        n_tokens: sequence.tokens.len(),
+        n_shared: sequence.n_shared(before),
+    };
+    sequences.iter().zip(before).map(length).collect()
+}
+
+/// Sequences in micro-batches, in order.
+pub fn microbatches(
+    sequences: &[Sequence],
+    packing: Packing,
+) -> std::result::Result<Vec<Microbatch>, SequenceTooLong> {
+    pack(&shared_lengths(sequences), packing)
 }
 
 /// The scores of one sequence's scored tokens. The model's f32 values are widened to the objective's f64, which is exact.
@@ -58,9 +87,9 @@ pub fn score(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    let limit = plan.config.update.microbatch_tokens;
+    let packing = plan.packing(policy.config());
     let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
-    score_by(limit, options, ranks, sequences, |batch, options| pass.start_score(policy, batch, options))
+    score_by(packing, options, ranks, sequences, |batch, options| pass.start_score(policy, batch, options))
 }
 
 /// As [`score`], under the policy without its adapters.
@@ -71,9 +100,11 @@ pub fn score_base(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<ResponseScores>> {
-    let limit = plan.config.update.microbatch_tokens;
+    let packing = plan.packing(policy.config());
     let options = HeadOptions { n_alternatives: 0, ..head_options(plan) };
-    score_by(limit, options, ranks, sequences, |batch, options| pass.start_score_base(policy, batch, options))
+    score_by(packing, options, ranks, sequences, |batch, options| {
+        pass.start_score_base(policy, batch, options)
+    })
 }
 
 /// The likeliest token in place of every scored token of every sequence.
@@ -84,26 +115,25 @@ pub fn preferred(
     ranks: &dyn Transport,
     sequences: &[Sequence],
 ) -> Result<Vec<Vec<u32>>> {
-    let limit = plan.config.update.microbatch_tokens;
+    let packing = plan.packing(policy.config());
     let options = HeadOptions { n_alternatives: 1, ..head_options(plan) };
-    let scores = score_by(limit, options, ranks, sequences, |batch, options| {
+    let scores = score_by(packing, options, ranks, sequences, |batch, options| {
         pass.start_score(policy, batch, options)
     })?;
     let likeliest = |scores: ResponseScores| scores.alternatives.iter().map(|listed| listed[0].0).collect();
     Ok(scores.into_iter().map(likeliest).collect())
 }
 
-/// The scores of every sequence, in order: `start` begins the forward pass of a micro-batch of at most `limit` tokens.
+/// The scores of every sequence, in order: `start` begins the forward pass of a micro-batch.
 pub fn score_by(
-    limit: usize,
+    packing: Packing,
     options: HeadOptions,
     ranks: &dyn Transport,
     sequences: &[Sequence],
     mut start: impl FnMut(&PackedBatch, HeadOptions) -> std::result::Result<PendingScores, OutOfMemory>,
 ) -> Result<Vec<ResponseScores>> {
-    let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
     let mut scored: Vec<(usize, ResponseScores)> = Vec::new();
-    let microbatches = pack_in_order(&lengths, limit)?;
+    let microbatches = microbatches(sequences, packing)?;
     let read = |(pending, packed, microbatch): (PendingScores, Vec<Sequence>, &Microbatch)| {
         let scores = split(&pending.wait(), &packed);
         microbatch.sequences.iter().copied().zip(scores).collect::<Vec<_>>()
@@ -111,7 +141,7 @@ pub fn score_by(
     let mut pending = None;
     for microbatch in microbatches.iter().skip(ranks.rank()).step_by(ranks.world()) {
         let chosen: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| sequences[idx]).collect();
-        let started = start(&packed(&chosen), options)?;
+        let started = start(&packed(&chosen, packing), options)?;
         // A GPU runs a micro-batch while the host reads the one before.
         if let Some(before) = pending.replace((started, chosen, microbatch)) {
             scored.extend(read(before));
@@ -183,11 +213,17 @@ pub fn head_options(plan: &Plan) -> HeadOptions {
     }
 }
 
-/// Sequences as the model takes them.
-pub fn packed(sequences: &[Sequence]) -> PackedBatch {
+/// The sequences of a micro-batch as the model takes them.
+pub fn packed(sequences: &[Sequence], packing: Packing) -> PackedBatch {
     let mut batch = PackedBatch::new();
-    for Sequence { tokens, is_scored, kept } in sequences {
-        batch.push_kept(tokens, is_scored, kept);
+    for (Sequence { tokens, is_scored, kept }, length) in sequences.iter().zip(shared_lengths(sequences)) {
+        match length.n_shared {
+            n_shared if n_shared > 0 && packing.budget_keys.is_some() => {
+                batch.push_sharing(n_shared, tokens, is_scored);
+            }
+            _ => batch.push(tokens, is_scored),
+        }
+        batch.keep(kept);
     }
     batch
 }

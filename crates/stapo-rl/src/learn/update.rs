@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::learn::carried::Carried;
 use crate::learn::constants::ResponseConstants;
 use crate::learn::learner::Learner;
-use crate::learn::scoring::{Sequence, all_scores, head_options, packed, score};
+use crate::learn::scoring::{Sequence, all_scores, head_options, score};
 use crate::plan::config::Plan;
 use crate::ranks::wire::words;
 use crate::run::meter::{Meter, Part, Phase};
@@ -162,7 +162,8 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         };
         let tokens = deferral.map_or(Tokens::All, Tokens::Ready);
         let all: Vec<usize> = (0..members.len()).collect();
-        let work = work(plan, &members, &all, tokens)?;
+        let packing = plan.packing(learner.model.policy.config());
+        let work = work(packing, &members, &all, tokens)?;
         if deferral.is_none() && (is_stale || reads_collision) {
             let sequences: Vec<Sequence> = members.iter().map(Member::sequence).collect();
             let policy = &learner.model.policy;
@@ -227,7 +228,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let policy = &learner.model.policy;
         let device = policy.device().clone();
         let options = head_options(self.plan);
-        let batch = meter.part(Part::Pack, || packed(&self.work[work_idx].sequences(&self.members)));
+        let batch = meter.part(Part::Pack, || self.work[work_idx].batch(&self.members));
         let pending = meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
         let (scores, alternatives) = meter.part(Part::Wait, || pending.wait_for_numbers());
         let sequences = self.work[work_idx].microbatch.sequences.clone();
@@ -282,13 +283,14 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let has_waited = |idx: &usize| deferral.has_waited(&self.members[*idx].effects);
         let waiting: Vec<usize> = all.iter().copied().filter(has_waited).collect();
         let n_done = self.work.len();
-        self.work.extend(work(self.plan, &self.members, &waiting, Tokens::Deferred(deferral))?);
+        let packing = self.plan.packing(learner.model.policy.config());
+        self.work.extend(work(packing, &self.members, &waiting, Tokens::Deferred(deferral))?);
         let options = HeadOptions { n_alternatives: 0, ..head_options(self.plan) };
         let deferred = &self.work[n_done..];
         let meter = self.context.meter;
         for round in rounds(deferred.len(), &*learner.ranks) {
             if let Some(work) = round.microbatch_idx.map(|idx| &deferred[idx]) {
-                let batch = meter.part(Part::Pack, || packed(&work.sequences(&self.members)));
+                let batch = meter.part(Part::Pack, || work.batch(&self.members));
                 let policy = &learner.model.policy;
                 let device = policy.device().clone();
                 meter.part_on(Part::Forward, &device, || pass.start(policy, &batch, options))?;
@@ -355,7 +357,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
         let (rank, world) = (learner.ranks.rank(), learner.ranks.world());
         for (work_idx, work) in self.work.iter().enumerate().skip(rank).step_by(world) {
             let policy = &learner.model.policy;
-            pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
+            pass.forward(policy, &work.batch(&self.members), head_options(self.plan))?;
             let (d_logp, d_entropy) = work.gradients(&self.members);
             if !learner.is_finite_backward(pass, (&d_logp, &d_entropy))? {
                 found = Some(work_idx);

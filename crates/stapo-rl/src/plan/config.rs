@@ -211,6 +211,10 @@ pub struct UpdateConfig {
     /// How gradients are summed; by default `tokens` on the CPU and `microbatches` on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<GradientSum>,
+    /// Whether responses to one problem share the rows of their prompt, which is then computed once for each micro-batch; by default
+    /// on a GPU only. Log-probs keep their bits, gradients differ by rounding. With `sum = "tokens"` prompts cannot be shared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_prompts: Option<bool>,
     /// What backward computes once more instead of keeping it in memory. No choice changes a bit of any result.
     pub recompute: RecomputeChoice,
     /// The optimizer's state for each weight.
@@ -412,6 +416,7 @@ impl Default for UpdateConfig {
             problems_per_minibatch: 16,
             microbatch_tokens: 8192,
             sum: None,
+            share_prompts: None,
             recompute: RecomputeChoice::Auto,
             states: States::F32,
             learning_rate: 1e-4,

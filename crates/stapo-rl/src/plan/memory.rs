@@ -8,7 +8,7 @@ use crate::plan::host::HostMemory;
 use crate::policy::found::FoundModel;
 use crate::reward::{JUDGE, JudgeReading, JudgeSpec, REWARD_MODEL, RewardModelSpec};
 use serde::Serialize;
-use stapo_model::decoder::{ArenaLayout, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
+use stapo_model::decoder::{ArenaLayout, BatchRows, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::{EngineSettings, MODEL_DRAFT_ROWS};
 use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
 use std::fmt;
@@ -298,9 +298,15 @@ impl Needs<'_> {
     /// What updates take: gradients and activations. Frozen models score in the memory of the activations.
     fn updating(&self, frozen: &[(&'static str, ModelConfig)], recompute: Recompute) -> Vec<MemoryPart> {
         let tokens = self.microbatch_tokens();
+        let rows = |model: &ModelConfig| {
+            let packing = self.plan.packing(model);
+            let keys = packing.budget_keys.map_or(0, |most| most / packing.budget_tokens * tokens);
+            BatchRows { tokens, scored: tokens, keys }
+        };
         let scoring = frozen.iter().filter(|(name, _)| !is_verifying(name) && *name != DRAFT);
-        let scoring = scoring.map(|(_, model)| self.arena(model, None, tokens, Purpose::Inference));
-        let training = self.arena(self.model, self.lora.as_ref(), tokens, Purpose::Training(recompute));
+        let scoring = scoring.map(|(_, model)| self.arena(model, None, rows(model), Purpose::Inference));
+        let training =
+            self.arena(self.model, self.lora.as_ref(), rows(self.model), Purpose::Training(recompute));
         vec![
             MemoryPart { name: "gradients", bytes: 4 * self.n_gradients() + self.slack() },
             MemoryPart { name: "activations", bytes: scoring.fold(training, u64::max) },
@@ -317,7 +323,10 @@ impl Needs<'_> {
         let kv_bytes = if writes { kv_bytes_of_judge(spec, model, n_bytes, is_gpu) } else { 0 };
         // Rows of logits, 6 bytes per entry.
         let logits = if is_gpu { 6 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
-        self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
+        self.arena(model, None, (rows, rows).into(), Purpose::Inference)
+            + logits as u64
+            + kv_bytes
+            + self.slack()
     }
 
     /// What a model that drafts takes beside its weights.
@@ -325,13 +334,16 @@ impl Needs<'_> {
         let rows = MODEL_DRAFT_ROWS;
         let kv_bytes = draft_kv_bytes(self.plan, model, self.device.compute_bytes());
         let logits = if self.device == DeviceName::Cpu { 0 } else { 6 * rows * model.vocabulary };
-        self.arena(model, None, rows, Purpose::Inference) + logits as u64 + kv_bytes + self.slack()
+        self.arena(model, None, (rows, rows).into(), Purpose::Inference)
+            + logits as u64
+            + kv_bytes
+            + self.slack()
     }
 
     /// What a reward model takes beside its weights.
     fn scorer_bytes(&self, model: &ModelConfig, spec: &RewardModelSpec) -> u64 {
         let rows = spec.max_tokens.max(JUDGE_BATCH_TOKENS);
-        self.arena(model, None, rows, Purpose::Inference) + self.slack()
+        self.arena(model, None, (rows, rows).into(), Purpose::Inference) + self.slack()
     }
 
     /// Tokens of the largest micro-batch. A CPU takes memory for those that a mini-batch has, a GPU for all that the plan
@@ -368,7 +380,7 @@ impl Needs<'_> {
         let rows = EngineSettings::default().max_rows;
         // A CPU's threads have scratch memory for logits.
         let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * self.model.vocabulary };
-        let arena = self.arena(self.model, self.lora.as_ref(), rows, Purpose::Inference);
+        let arena = self.arena(self.model, self.lora.as_ref(), (rows, rows).into(), Purpose::Inference);
         arena + logits as u64 + self.slack()
     }
 
@@ -376,10 +388,10 @@ impl Needs<'_> {
         if self.device == DeviceName::Cpu { 0 } else { GPU_REGION_SLACK }
     }
 
-    fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, n_tokens: usize, purpose: Purpose) -> u64 {
+    fn arena(&self, model: &ModelConfig, lora: Option<&LoraSpec>, rows: BatchRows, purpose: Purpose) -> u64 {
         // Counted as a Hopper GPU lays it out.
         let adapters = lora.map(|lora| lora.hidden_layout(model, self.device != DeviceName::Cpu));
-        let layout = ArenaLayout::new(model, (n_tokens, n_tokens), purpose, adapters.as_ref());
+        let layout = ArenaLayout::new(model, rows, purpose, adapters.as_ref());
         layout.bytes(self.device.compute_bytes()) as u64
     }
 

@@ -50,6 +50,7 @@ pub fn object(planned: &Planned) -> Value {
             "sampled_tokens_per_second": prediction.sampled_per_second(),
             "trained_tokens_per_second": prediction.trained_per_second(),
             "sequences_at_once": prediction.most_running,
+            "shared_prompt_tokens": prediction.n_saved_tokens,
         },
         "measured": planned.measured.map(|step| json!({
             "problems": step.n_problems,

@@ -160,6 +160,10 @@ fn print_time(planned: &Planned) {
         )
     });
     line("", &format!("{sampled}{trained}"));
+    if prediction.n_saved_tokens > 0.0 {
+        let n_saved = rate(prediction.n_saved_tokens);
+        line("", &format!("responses share their prompts: updates compute {n_saved} tokens of a batch less"));
+    }
     if let Some(step) = &planned.measured {
         line(
             "measured",

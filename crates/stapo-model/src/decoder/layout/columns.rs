@@ -15,6 +15,8 @@ pub(super) struct LayerColumns {
     pub query: usize,
     pub attended: usize,
     pub heads: usize,
+    /// Of copies of keys and values.
+    pub keys: usize,
     pub ffn_normed: usize,
     pub ffn: usize,
     pub activated: usize,
@@ -33,6 +35,7 @@ impl LayerColumns {
             Some(hidden(role)).filter(|hidden| hidden.joins_gradients).map_or(0, |hidden| hidden.pitch)
         };
         let (projected, query) = spec.mixer_widths();
+        let keys = spec.attention().map_or(0, |attention| 2 * attention.heads.kv * attention.heads.dim);
         let (normed_heads, heads) = match &spec.mixer {
             Mixer::Attention(AttentionSpec { heads, qk_norm: QkNorm::Absent, .. }) => (0, heads.query),
             Mixer::Attention(AttentionSpec { heads, .. }) => (heads.query + heads.kv, heads.query),
@@ -53,6 +56,7 @@ impl LayerColumns {
             query,
             attended: query + behind(LinearRole::AttentionOutput),
             heads,
+            keys,
             ffn_normed: width + behind(LinearRole::GateUp),
             ffn: spec.ffn_width(),
             activated: spec.ffn_width() + behind(LinearRole::Down),
@@ -73,6 +77,7 @@ impl LayerColumns {
             query: self.query.max(other.query),
             attended: self.attended.max(other.attended),
             heads: self.heads.max(other.heads),
+            keys: self.keys.max(other.keys),
             ffn_normed: self.ffn_normed.max(other.ffn_normed),
             ffn: self.ffn.max(other.ffn),
             activated: self.activated.max(other.activated),

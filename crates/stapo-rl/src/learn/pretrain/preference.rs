@@ -11,7 +11,7 @@ use super::{LearnedBatch, Pretrainer};
 use crate::error::{Error, Result};
 use crate::learn::scoring::{ResponseScores, Sequence, packed, split};
 use crate::policy::loaded::LoadedModel;
-use stapo_core::batch::pack_in_order;
+use stapo_core::batch::{Packing, pack_in_order};
 use stapo_core::objective::Mask;
 use stapo_core::preference::{
     Comparison, ComparisonEffect, JudgedResponse, PreferenceCalibration, PreferenceLoss, PreferenceSpec, Side,
@@ -167,7 +167,7 @@ impl Pretrainer {
                 .flat_map(|&idx| &rows[idx].sequences)
                 .map(Sequence::from)
                 .collect();
-            let batch = packed(&sequences);
+            let batch = packed(&sequences, Packing::whole(limit));
             let all = self.pass.forward(&self.learner.model.policy, &batch, OPTIONS)?;
             let mut scores = split(&all, &sequences).into_iter();
             let mut d_logp: Vec<f32> = Vec::with_capacity(batch.n_scored());

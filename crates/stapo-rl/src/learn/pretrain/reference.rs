@@ -7,6 +7,7 @@ use crate::policy::loaded::LoadedModel;
 use crate::ranks::Solo;
 use crate::run::disk::{sha256_hex, write_whole};
 use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
+use stapo_core::batch::Packing;
 use stapo_model::decoder::{HeadOptions, Pass};
 use stapo_model::read_f32;
 use std::fs;
@@ -45,7 +46,7 @@ pub(super) fn scores(
     sequences: &[&TextSequence],
 ) -> Result<Vec<ResponseScores>> {
     let marked: Vec<Sequence> = sequences.iter().map(|sequence| Sequence::from(*sequence)).collect();
-    score_by(limit, OPTIONS, &*Solo::ranks(), &marked, |batch, options| match scorer {
+    score_by(Packing::whole(limit), OPTIONS, &*Solo::ranks(), &marked, |batch, options| match scorer {
         Scorer::Policy => pass.start_score(&model.policy, batch, options),
         Scorer::Base => pass.start_score_base(&model.policy, batch, options),
     })

@@ -6,9 +6,8 @@ use crate::error::{Error, Result};
 use crate::learn::carried::Carried;
 use crate::learn::constants::ResponseConstants;
 use crate::learn::learner::Learner;
-use crate::learn::scoring::{Sequence, head_options, packed};
+use crate::learn::scoring::{Sequence, head_options, microbatches, packed};
 use crate::plan::config::Plan;
-use stapo_core::batch::pack_in_order;
 use stapo_core::objective::{ObjectiveSpec, SequenceTally};
 use stapo_core::{Group, TokenEffect};
 use stapo_model::decoder::{Gradients, Pass};
@@ -60,7 +59,7 @@ impl Minibatch<'_, '_> {
         let policy = &learner.model.policy;
         let mut gradients = Gradients::zeros(policy)?;
         for work in &self.work {
-            pass.forward(policy, &packed(&work.sequences(&self.members)), head_options(self.plan))?;
+            pass.forward(policy, &work.batch(&self.members), head_options(self.plan))?;
             let (d_logp, d_entropy) = work.gradients(&self.members);
             pass.backward(policy, &d_logp, &d_entropy, &mut gradients)?;
         }
@@ -99,10 +98,10 @@ pub fn likelihood_gradient(
 ) -> Result<Vec<f32>> {
     let policy = &learner.model.policy;
     let mut gradients = Gradients::zeros(policy)?;
-    let lengths: Vec<usize> = responses.iter().map(|sequence| sequence.tokens.len()).collect();
-    for microbatch in pack_in_order(&lengths, plan.config.update.microbatch_tokens)? {
+    let packing = plan.packing(policy.config());
+    for microbatch in microbatches(responses, packing)? {
         let chosen: Vec<Sequence> = microbatch.sequences.iter().map(|&idx| responses[idx]).collect();
-        let batch = packed(&chosen);
+        let batch = packed(&chosen, packing);
         pass.forward(policy, &batch, head_options(plan))?;
         let d_logp = vec![-1.0 / responses.len() as f32; batch.n_scored()];
         pass.backward(policy, &d_logp, &vec![0.0; batch.n_scored()], &mut gradients)?;

@@ -2,11 +2,11 @@
 
 use super::member::Member;
 use crate::error::Result;
-use crate::learn::scoring::Sequence;
-use crate::plan::config::Plan;
+use crate::learn::scoring::{Sequence, microbatches, packed};
 use crate::ranks::Transport;
-use stapo_core::batch::{Microbatch, pack_in_order};
+use stapo_core::batch::{Microbatch, Packing};
 use stapo_core::objective::Deferral;
+use stapo_model::decoder::PackedBatch;
 
 /// Which tokens of a micro-batch backward starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,18 +20,19 @@ pub enum Tokens {
 
 /// A micro-batch and its tokens that backward starts from.
 pub struct Work {
+    packing: Packing,
     /// Sequences by their index in the mini-batch.
     pub microbatch: Microbatch,
     tokens: Tokens,
 }
 
 /// The members `chosen` of a mini-batch, in order, in micro-batches.
-pub fn work(plan: &Plan, members: &[Member], chosen: &[usize], tokens: Tokens) -> Result<Vec<Work>> {
-    let lengths: Vec<usize> = chosen.iter().map(|&idx| members[idx].scored.rollout.tokens.len()).collect();
-    let packed = pack_in_order(&lengths, plan.config.update.microbatch_tokens)?;
+pub fn work(packing: Packing, members: &[Member], chosen: &[usize], tokens: Tokens) -> Result<Vec<Work>> {
+    let sequences: Vec<Sequence> = chosen.iter().map(|&idx| members[idx].sequence()).collect();
+    let packed = microbatches(&sequences, packing)?;
     let of_minibatch = |mut microbatch: Microbatch| {
         microbatch.sequences.iter_mut().for_each(|idx| *idx = chosen[*idx]);
-        Work { microbatch, tokens }
+        Work { packing, microbatch, tokens }
     };
     Ok(packed.into_iter().map(of_minibatch).collect())
 }
@@ -53,8 +54,11 @@ pub fn rounds(n_microbatches: usize, ranks: &dyn Transport) -> impl Iterator<Ite
 }
 
 impl Work {
-    pub fn sequences<'a>(&self, members: &[Member<'a>]) -> Vec<Sequence<'a>> {
-        self.microbatch.sequences.iter().map(|&idx| Sequence::from(&members[idx].scored.rollout)).collect()
+    /// The micro-batch as the model takes it.
+    pub fn batch(&self, members: &[Member]) -> PackedBatch {
+        let sequences: Vec<Sequence> =
+            self.microbatch.sequences.iter().map(|&idx| members[idx].sequence()).collect();
+        packed(&sequences, self.packing)
     }
 
     /// The derivatives by log-prob and entropy of each token, with which backward starts; 0 for tokens that are not

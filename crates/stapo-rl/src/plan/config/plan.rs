@@ -12,15 +12,19 @@ use super::{
 use crate::reward::{JudgeSpec, RewardModelSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
+use stapo_core::batch::Packing;
 use stapo_core::objective::{OffPolicy, preset};
-use stapo_model::DeviceName;
 use stapo_model::generate::SamplingRule;
 use stapo_model::optimizer::AdamWSettings;
+use stapo_model::{DeviceName, ModelConfig};
 
 /// The largest counts. Their products fit the numbers that memory and time are computed in.
 const MAX_PROBLEMS: usize = 1 << 20;
 const MAX_SAMPLES: usize = 1 << 16;
 const MAX_TOKENS: usize = 1 << 22;
+/// The most rows of keys for each row of a micro-batch: all layers share the memory of one. With 8 responses of 256 tokens to a
+/// prompt of 8,192 there are 6.6.
+const MAX_KEYS_PER_TOKEN: usize = 8;
 const MAX_MICROBATCH_TOKENS: usize = 1 << 26;
 const MAX_KV_MIB: usize = 1 << 24;
 
@@ -74,6 +78,23 @@ impl Plan {
             DeviceName::Cuda { .. } => GradientSum::Microbatches,
         };
         self.config.update.sum.unwrap_or(default)
+    }
+
+    /// How responses are packed into the micro-batches of a model. Layers with states instead of keys share no prompts.
+    pub fn packing(&self, model: &ModelConfig) -> Packing {
+        let budget_tokens = self.config.update.microbatch_tokens;
+        let is_gpu = self.device() != DeviceName::Cpu;
+        let shares = self.config.update.share_prompts.unwrap_or(is_gpu) && model.state_numbers() == 0;
+        Packing { budget_tokens, budget_keys: shares.then_some(self.keys_per_token() * budget_tokens) }
+    }
+
+    /// Rows of keys for each row of a micro-batch of groups that share their prompts. Counted for the longest prompt and responses of
+    /// a quarter of the limit; groups with more rows of keys are cut.
+    fn keys_per_token(&self) -> usize {
+        let rollout = &self.config.rollout;
+        let (prompt, response) = (rollout.max_prompt_tokens, rollout.max_response_tokens.div_ceil(4));
+        let n_keys = rollout.group_size * (prompt + response);
+        n_keys.div_ceil((prompt + rollout.group_size * response).max(1)).clamp(1, MAX_KEYS_PER_TOKEN)
     }
 
     /// True where ratios divide by the log-probs of another engine from the first update on.
@@ -207,6 +228,13 @@ impl Plan {
             "tokens",
             "is for the CPU; a GPU sums micro-batch by micro-batch",
             "leave it out, or set device=cpu",
+        )?;
+        require(
+            config.update.share_prompts != Some(true) || self.sum() == GradientSum::Microbatches,
+            "update.share_prompts",
+            true,
+            "conflicts with update.sum = \"tokens\", under which no bit depends on the cuts between micro-batches",
+            "leave it out, or set update.sum=microbatches",
         )?;
         self.check_objective()?;
         self.check_rollout()?;

@@ -378,6 +378,7 @@ fn every_config_key_that_a_message_names_exists() {
     (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
     config.update.reuse = Some(Reuse::default());
     config.update.sum = Some(GradientSum::Microbatches);
+    config.update.share_prompts = Some(true);
     let table = Value::Table(settings::to_table(&config));
     let supervised = Value::Table(settings::to_table(&crate::learn::pretrain::PretrainConfig::preferring()));
     let is_in =

@@ -103,6 +103,8 @@ pub struct Prediction {
     pub n_steps: u64,
     /// How a step falls on several ranks; `None` for one rank.
     pub ranks: Option<RankedStep>,
+    /// Tokens of prompts in a rollout batch that responses share, so that no pass of an update computes them again.
+    pub n_saved_tokens: f64,
 }
 
 impl Prediction {
@@ -170,6 +172,7 @@ impl RunShape<'_> {
             first_step: fixed.first_step,
             n_steps: self.plan.config.steps,
             ranks,
+            n_saved_tokens: self.n_saved_tokens(),
         }
     }
 
@@ -209,15 +212,29 @@ impl RunShape<'_> {
         sampling::simulate(&self.costs(), &work, self.world.n_ranks)
     }
 
-    /// The tokens of one rollout batch.
+    /// The tokens of one rollout batch that a pass over it computes: a prompt once where responses share it.
     fn tokens(&self) -> Tokens {
         let rollout = &self.plan.config.rollout;
         let n_responses = (rollout.problems_per_step * rollout.group_size) as f64;
+        let n_saved = self.n_saved_tokens();
+        let all = n_responses * self.lengths.sequence_mean();
+        // Pairs of a query and a key, twice.
+        let pairs = all * self.lengths.attention_length() - n_saved * self.lengths.prompt_mean;
         Tokens {
-            all: n_responses * self.lengths.sequence_mean(),
+            all: all - n_saved,
             scored: n_responses * self.lengths.response_mean,
-            length: self.lengths.attention_length(),
+            length: pairs / (all - n_saved),
         }
+    }
+
+    /// Tokens of prompts that responses share instead of computing them again.
+    fn n_saved_tokens(&self) -> f64 {
+        let rollout = &self.plan.config.rollout;
+        let n_sharing = match self.plan.packing(self.model).budget_keys {
+            Some(_) => rollout.problems_per_step * (rollout.group_size - 1),
+            None => 0,
+        };
+        n_sharing as f64 * self.lengths.prompt_mean
     }
 
     /// Passes of the optimizer over a rollout batch, at most.
@@ -377,7 +394,7 @@ mod tests {
         steps = 100
         device = "cuda"
         rollout = { problems_per_step = 128, group_size = 8, max_prompt_tokens = 512, max_response_tokens = 1024 }
-        update = { problems_per_minibatch = 32, microbatch_tokens = 32768 }
+        update = { problems_per_minibatch = 32, microbatch_tokens = 32768, share_prompts = false }
         evaluation = { every_steps = 10, problems = 256, samples = 1 }
         record = { state_hash_every_steps = 20, checkpoint_every_steps = 20 }
     "#;
@@ -434,8 +451,24 @@ mod tests {
         near("reuse", reused.update, 2.0 * before.update, 1e-9);
         let seldom = changed(&|c| c.record.checkpoint_every_steps = 100);
         assert!(seldom.checkpoint < before.checkpoint);
+        let shared = changed(&|c| c.update.share_prompts = None);
+        assert!(before.update > 1.2 * shared.update && before.rollout == shared.rollout);
         let evaluated = changed(&|c| c.evaluation.samples = 64);
         assert!(evaluated.evaluate > 3.0 * before.evaluate);
+    }
+
+    #[test]
+    fn long_prompts_that_are_shared_cost_a_quarter_and_less() {
+        let text =
+            REAL_RUN.replace("problems_per_step = 128", "problems_per_step = 8").replace("= 512", "= 8192");
+        let [whole, shared] = [", share_prompts = false", ""].map(|setting| {
+            let text =
+                text.replace(", share_prompts = false", setting).replace("minibatch = 32", "minibatch = 8");
+            let model = ModelConfig::known("qwen3-1.7b").unwrap();
+            simulate(&plan(&text), &model, "h200", (8192.0, 256.0))
+        });
+        assert_eq!((whole.n_saved_tokens, shared.n_saved_tokens), (0.0, 8.0 * 7.0 * 8192.0));
+        assert!(whole.phases.update > 4.0 * shared.phases.update);
     }
 
     #[test]
