@@ -69,6 +69,15 @@ long 16 1 15000
 long 40 1 15000
 long 128 1 4000
 long 8 8 8192
+# Prompts alone, by the kernel of prefill and without it; vLLM where it is installed, with the same shapes.
+prefill() {
+    run "prefill-$1-$2" 120 "$bench" prefill --prompts="$1" --prompt="$2"
+}
+prefill 40 15000
+prefill 16 8192
+prefill 64 2048
+prefill 512 128
+[ $quick -eq 1 ] || run vllm 900 python3 "$here/gpu/vllm.py"
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention
 [ -z "$ops" ] || [ $quick -eq 1 ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"

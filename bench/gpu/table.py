@@ -17,6 +17,12 @@ def step_flops(tokens, length):
     return tokens * (6 * PARAMETERS + attention)
 
 
+def peer_rate(results, task, shape):
+    """The best rate of vLLM for prompts of this shape; 0 where it did not run."""
+    of_shape = (r for r in results if r["name"] == "vllm" and r.get("task") == task)
+    return max((r["tokens_per_s"] for r in of_shape if (r["prompts"], r["prompt"]) == shape), default=0)
+
+
 def rows(results):
     full = next((r["tokens_per_s"] for r in results if r["name"] == "train" and "failed" not in r), 0)
     for r in results:
@@ -77,6 +83,19 @@ def rows(results):
             asked = {512: 0 if r["prompts"] == n else 0.6, 64: 0.6, 2: 0.6}.get(n, 0.75)
             ok = share >= asked and (n < 512 or r["tokens_per_s"] >= 20000) if asked else ""
             yield f"decode {n} of {context:.0f} keys, {prompts}", text, f"{100 * asked:.0f} %" if asked else "", ok
+        elif name.startswith("prefill"):
+            shape = (r["prompts"], r["prompt"])
+            peer = peer_rate(results, "prefill", shape)
+            text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.0f} % of the peak; without its kernel {r['without_kernel']}"
+            asked = f"1.1 x vLLM's {peer:.0f}" if peer else ""
+            yield f"prefill {shape[0]} x {shape[1]}", text, asked, r["tokens_per_s"] >= 1.1 * peer if peer else ""
+            yield "  packed forward of training", f"{r['packed']} tokens/s", "", ""
+        elif name == "vllm" and "skipped" in r:
+            yield "vLLM", r["skipped"], "", ""
+        elif name == "vllm":
+            of = "prefill" if r["task"] == "prefill" else f"{r['samples']} samples + {r['new']}"
+            how = f", {r['mode']}" if r["task"] != "prefill" else ""
+            yield f"  vLLM {r['version']}, {r['prompts']} x {r['prompt']}, {of}{how}", f"{r['tokens_per_s']:.0f} tokens/s", "", ""
         elif name in ("attention", "torch-attention"):
             what = f"attention {r['sequences']} x {r['length']}, forward / backward"
             of_both = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"

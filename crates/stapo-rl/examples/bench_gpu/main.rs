@@ -1,9 +1,10 @@
 //! A benchmark on a GPU at the shapes of Qwen3: `bench_gpu TASK --key=value ..`; `bench/gpu.sh` compares the results with
 //! `PyTorch`. Tasks: `train` (forward, log-prob and entropy of every token, the objective of STAPO, backward, clip,
-//! `AdamW`), `decode`, `exact` (compares every sampled token's log-prob with the packed training forward), `rollout` (spread
-//! lengths, beside an ideal scheduler), `step` (training steps as `stapo train` makes them), `update` (the same with records
-//! in a folder, and where the time of updates goes). Each task prints JSON objects. `train --prompt=100 --samples=8 --share=1` lets
-//! every eight sequences share the rows of a prompt; `update --share=0` turns sharing off.
+//! `AdamW`), `decode`, `prefill` (prompts alone, beside the packed forward pass), `exact` (compares every sampled token's log-prob
+//! with the packed training forward), `rollout` (spread lengths, beside an ideal scheduler), `step` (training steps as `stapo
+//! train` makes them), `update` (the same with records in a folder, and where the time of updates goes). Each task prints JSON
+//! objects. `train --prompt=100 --samples=8 --share=1` lets every eight sequences share the rows of a prompt; `update --share=0`
+//! turns sharing off.
 //! `--lora=RANK` gives the model adapters on all linear modules; `--blocks=4` and `--blocks=8` then keep random layers
 //! quantised, as files of Q4_K with some Q6_K and of Q8_0 have them.
 
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
+mod prefill;
 mod quantised;
 mod rollout;
 mod step;
@@ -35,7 +37,7 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<(), Failure> {
     let begin = Instant::now();
     let mut arguments = std::env::args().skip(1);
-    let task = arguments.next().ok_or("expected train, decode, exact, rollout, step or update")?;
+    let task = arguments.next().ok_or("expected train, decode, prefill, exact, rollout, step or update")?;
     let options = Options::parse(arguments)?;
     match task.as_str() {
         "step" => return step::step(&options),
@@ -62,9 +64,12 @@ fn main() -> Result<(), Failure> {
     match task.as_str() {
         "train" => train(policy, &options, saved_bytes, begin),
         "decode" => decode(&policy, &options),
+        "prefill" => prefill::prefill(&policy, &options),
         "exact" => exact(&policy, &options),
         "rollout" => rollout::rollout(&policy, &options),
-        other => Err(format!("{other:?}: expected train, decode, exact, rollout, step or update").into()),
+        other => {
+            Err(format!("{other:?}: expected train, decode, prefill, exact, rollout, step or update").into())
+        }
     }
 }
 
@@ -295,6 +300,7 @@ const SETTLED: usize = 8;
 
 fn generate(policy: &Policy, memory: &mut EngineMemory, options: &Options) -> Result<Generated, Failure> {
     let mut engine = Engine::new(policy, memory, settings(options))?;
+    engine.use_prefill_kernel(options.get("prefill-kernel", 1) == 1);
     let vocabulary = policy.config().vocabulary;
     let prompts: Vec<Vec<u32>> =
         (0..options.get("prompts", 64)).map(|p| tokens(p, options.get("prompt", 128), vocabulary)).collect();
