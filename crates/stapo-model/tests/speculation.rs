@@ -221,8 +221,9 @@ fn drafts_on_a_gpu_change_no_token_and_no_number() {
         for (kv_bytes, max_sequences) in [(64 << 20, 3), (64 << 20, 1024), (4 << 20, 1024)] {
             let settings = EngineSettings { kv_bytes, max_sequences, ..settings() };
             let counts = compare(&family, &policy, settings, &repeated());
+            let has_states = policy.config().state_bytes(2) > 0;
             assert!(
-                counts.n_accepted > 0 && counts.n_drafting_steps < counts.n_steps,
+                has_states || counts.n_accepted > 0 && counts.n_drafting_steps < counts.n_steps,
                 "{family}: {counts:?}"
             );
         }
