@@ -98,6 +98,14 @@ if [ $quick -eq 0 ]; then
     run train-8b 150 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run train-8b-kept 150 "$bench" train --large=1 --8bit=1 --steps=2
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
+    # A hybrid of 2B and the shape of Qwen3.5-9B, beside 1.7B and 8B above.
+    run hybrid-exact 150 "$bench" exact --large=7
+    run hybrid-train 150 "$bench" train --large=7 --steps=3
+    run hybrid-train-16k 150 "$bench" train --large=7 --sequences=2 --length=16384 --microbatch=16384 --steps=2
+    run hybrid-decode-64 150 "$bench" decode --large=7 --prompts=8
+    run hybrid-decode-512 150 "$bench" decode --large=7
+    run hybrid-train-9b 150 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
+    run hybrid-decode-9b 150 "$bench" decode --large=6 --prompts=16
     run torch 200 python3 "$here/gpu/torch_train.py"
     run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi

@@ -267,10 +267,19 @@ fn a_buffer_of_the_other_tenant_cannot_be_used_and_a_region_ends_at_its_end() {
 /// Weights and moments that leave the GPU in their stored form come back as they were, on this device and on others.
 #[test]
 fn a_stored_form_restores_the_state_bit_for_bit() {
-    for training in [Training::F32, Training::EightBit] {
+    let [hybrid, _] = hybrids();
+    let dense = ("dense".to_string(), config(Family::Qwen3));
+    let trainings = [Training::F32, Training::EightBit];
+    for (training, (name, config)) in
+        trainings.into_iter().flat_map(|training| [(training, &dense), (training, &hybrid)])
+    {
         let options = CudaOptions { training, ..CudaOptions::default() };
         let Ok(device) = Device::cuda(options).map_err(|error| println!("skipped: {error}")) else { return };
-        let mut policy = Policy::noise(&device, &config(Family::Qwen3), 7, 0.1).unwrap();
+        if config.check_device(&device).is_err() {
+            continue;
+        }
+        println!("{name}, {training:?}");
+        let mut policy = Policy::random(&device, config, 7, 0.1).unwrap();
         let mut optimizer = Optimizer::new(&policy, AdamWSettings::default()).unwrap();
         let mut sums = Gradients::zeros(&policy).unwrap();
         let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
@@ -287,7 +296,7 @@ fn a_stored_form_restores_the_state_bit_for_bit() {
         let form = if training == Training::F32 { Form::F32 } else { Form::Bf16 };
         assert!(weights.iter().all(|stored| stored.form == form));
         for on in [device.clone(), Device::cpu(CpuOptions::default())] {
-            let mut restored = Policy::zeros(&on, &config(Family::Qwen3)).unwrap();
+            let mut restored = Policy::zeros(&on, config).unwrap();
             let mut from = weights.iter();
             restored
                 .try_write(|_, mut view| {

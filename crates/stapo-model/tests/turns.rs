@@ -116,8 +116,9 @@ fn turns_on_a_gpu_have_the_bits_of_training_whatever_memory_and_time_they_had() 
             .attentions()
             .map(|attention| attention.heads)
             .fold(0, |sum, heads| sum + heads.kv * heads.dim);
-        // About 20 blocks of 32 positions, keys and values in bf16.
-        let small = EngineSettings { kv_bytes: 20 * 32 * block * 4, max_rows: 37, ..settings() };
+        // About 20 blocks of 32 positions, keys and values in bf16; three states of sequences, where layers keep them.
+        let kv_bytes = 20 * 32 * block * 4 + 6 * policy.config().state_bytes(2) as usize;
+        let small = EngineSettings { kv_bytes, max_rows: 37, ..settings() };
         let delay: fn(usize) -> usize = |n| 31 * n % 83;
         let (disturbed, _) = episodes(&policy, small, (true, delay));
         assert!(disturbed == undisturbed, "{family}");

@@ -168,7 +168,7 @@ pub fn forward<T: Float>(
         Backend::Cpu(cpu) => {
             T::deltanet_forward(cpu, dims, parameters, raw.host(), sequences.into_host(), to);
         }
-        Backend::Cuda(cuda) => cuda::forward(cuda, dims, parameters, raw.cuda(), sequences, to),
+        Backend::Cuda(cuda) => cuda::forward(cuda, dims, parameters, raw.cuda(), sequences, &to),
     }
 }
 

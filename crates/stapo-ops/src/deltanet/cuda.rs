@@ -102,7 +102,7 @@ impl Inputs {
     }
 
     /// `ChunkArgs` of tile.cu.
-    pub fn chunks(&self, states: Slice, corrected: Option<Slice>, out: Option<Slice>) -> Fields {
+    pub fn chunks(&self, states: Option<Slice>, corrected: Option<Slice>, out: Option<Slice>) -> Fields {
         let chunk = self.carried.and_then(|carried| carried.chunk);
         let fields = Fields::default().eight_bytes(self.raw).eight_bytes(self.mixed);
         let fields = fields.eight_bytes(self.a_log).eight_bytes(self.dt_bias).eight_bytes(states);
@@ -125,7 +125,7 @@ pub(super) fn forward<T: Float>(
     parameters: Parameters<'_, T>,
     raw: Slice,
     sequences: Sequences<'_, T>,
-    to: Out<'_, T>,
+    to: &Out<'_, T>,
 ) {
     let op = "deltanet::forward";
     let mixed = to.mixed.cuda();
@@ -167,18 +167,12 @@ pub(super) fn forward<T: Float>(
 fn run_chunks(cuda: &Arc<Cuda>, inputs: &Inputs, outputs: Slice) {
     let d = inputs.d;
     let dim = d.heads.key_dim;
-    let run = |states: Slice| {
-        let args = inputs.chunks(states, None, Some(outputs));
-        let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
-        launch.run([d.heads.value, d.sequences], TILE_THREADS, tile_bytes(dim));
-    };
-    match inputs.carried {
-        Some(carried) => run(carried.recurrent),
-        None => {
-            let states = Memory::scratch(cuda, d.sequences * d.heads.state_len(), ElementType::F32);
-            run(states.slice());
-        }
-    }
+    let fresh = || Memory::scratch(cuda, d.sequences * d.heads.state_len(), ElementType::F32);
+    let scratch = inputs.carried.is_none().then(fresh);
+    let states = inputs.carried.map(|carried| carried.recurrent).or(scratch.as_ref().map(Memory::slice));
+    let args = inputs.chunks(states, None, Some(outputs));
+    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
+    launch.run([d.heads.value, d.sequences], TILE_THREADS, tile_bytes(dim));
 }
 
 /// The recurrence row by row.

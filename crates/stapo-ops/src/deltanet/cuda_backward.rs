@@ -106,7 +106,7 @@ fn chunks_backward(
     let n_states = d.tokens / CHUNK + d.sequences;
     let states = Memory::scratch(cuda, n_states * state_len, ElementType::F32);
     let corrected = Memory::scratch(cuda, d.tokens * d.heads.value_width(), ElementType::Bf16);
-    let args = inputs.chunks(states.slice(), Some(corrected.slice()), None);
+    let args = inputs.chunks(Some(states.slice()), Some(corrected.slice()), None);
     let grid = [d.heads.value, d.sequences];
     let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
     launch.run(grid, TILE_THREADS, tile_bytes(dim));

@@ -76,7 +76,9 @@ fn a_row_of_deltanet_has_the_same_bits_in_any_call() {
 #[test]
 fn extreme_gates_give_finite_numbers_on_cuda() {
     for (_, gpu) in gpus() {
-        HEADS.into_iter().for_each(|heads| check_extreme_gates(&gpu, heads));
+        for heads in HEADS {
+            check_extreme_gates(&gpu, heads);
+        }
     }
 }
 

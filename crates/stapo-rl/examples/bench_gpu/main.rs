@@ -21,7 +21,7 @@ use stapo_model::decoder::{
 };
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
-use stapo_model::{Device, ModelConfig};
+use stapo_model::{DeltaNetHeads, DeltaNetSpec, Device, Heads, LayerSpec, Mixer, ModelConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
@@ -436,15 +436,35 @@ fn fill_adapters(policy: &mut Policy) {
     });
 }
 
-/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, Gemma 3 4B, OLMo 3 7B or Mistral 7B, with as many layers as `--layers` says.
+/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, Gemma 3 4B, OLMo 3 7B, Mistral 7B, Qwen3.5-9B or a hybrid of 2B, with as
+/// many layers as `--layers` says.
 fn shape(options: &Options) -> Result<ModelConfig, Failure> {
-    let names = ["qwen3-1.7b", "qwen3-8b", "qwen3-32b", "gemma-3-4b", "olmo-3-7b", "mistral-7b"];
-    let name = names.get(options.get("large", 0)).ok_or("--large: expected 0 to 5")?;
-    let mut config = ModelConfig::known(name).ok_or("a known shape")?;
+    let names =
+        ["qwen3-1.7b", "qwen3-8b", "qwen3-32b", "gemma-3-4b", "olmo-3-7b", "mistral-7b", "qwen3.5-9b"];
+    let number = options.get("large", 0);
+    let config = if number == names.len() {
+        hybrid_2b()
+    } else {
+        ModelConfig::known(names.get(number).ok_or("--large: expected 0 to 7")?)
+    };
+    let mut config = config.ok_or("a known shape")?;
     let layer = config.layers[0].clone();
     config.layers.resize(options.get("layers", config.layers.len()), layer);
     config.validate("shape")?;
     Ok(config)
+}
+
+/// A hybrid of 2B weights with the heads of Qwen3.5-9B.
+fn hybrid_2b() -> Option<ModelConfig> {
+    let mut config = ModelConfig::known("qwen3.5-9b")?;
+    let attention = config.attentions().next()?.clone();
+    let mut full = config.family.layer(Heads { query: 8, kv: 2, dim: 256 }, attention.rope, 6144);
+    full.attention_mut()?.rotary_dim = attention.rotary_dim;
+    let heads = DeltaNetHeads { key: 16, value: 16, key_dim: 128, value_dim: 128 };
+    let linear = LayerSpec { mixer: Mixer::DeltaNet(DeltaNetSpec { heads, kernel: 4 }), ..full.clone() };
+    config.layers = [linear.clone(), linear.clone(), linear, full].into_iter().cycle().take(24).collect();
+    (config.width, config.tied_embeddings) = (2048, true);
+    Some(config)
 }
 
 /// `--key=value` arguments. Defaults are given where a value is read.

@@ -82,9 +82,9 @@ impl Choices {
     /// Memory for the keys and values of all responses of a step at once, MiB, as a power of two.
     fn kv_mib_of_all(&self, found: &Found) -> usize {
         let n_tokens = self.max_prompt_tokens + self.max_response_tokens;
-        let sequence = found.config.sequence_numbers(n_tokens, 1);
         let number_bytes = if self.device == DeviceName::Cpu { 4 } else { 2 };
-        let bytes = self.problems_per_step * self.group_size * number_bytes * sequence as usize;
+        let sequence = found.config.sequence_bytes(n_tokens, 1, number_bytes);
+        let bytes = self.problems_per_step * self.group_size * sequence as usize;
         (bytes >> 20).next_power_of_two()
     }
 
