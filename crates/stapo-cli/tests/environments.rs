@@ -93,7 +93,7 @@ fn a_class_that_plays_the_game_gives_its_bits_under_delays_kills_and_ranks() {
     ok(&stapo(at, &["launch", "--ranks", "2", "train", "config.toml", "--out", "ranks"]));
     assert_eq!(hashes(at, "ranks"), expected, "two ranks changed a bit");
     // Killed in the middle of a rollout: every answer takes a while, so a kill after the first step finds turns under way.
-    class(at, 0.2);
+    class(at, 0.1);
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(at).args(["train", "config.toml", "--out", "killed"]);
     let mut child = command
@@ -107,7 +107,7 @@ fn a_class_that_plays_the_game_gives_its_bits_under_delays_kills_and_ranks() {
         assert!(child.try_wait().unwrap().is_none(), "the run ended early");
         std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(Duration::from_millis(150));
+    std::thread::sleep(Duration::from_millis(75));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(hashes(at, "killed").len() < 3, "the run was killed too late to test anything");

