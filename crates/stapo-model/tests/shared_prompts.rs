@@ -66,7 +66,7 @@ fn assert_shares(name: &str, policy: &Policy, recompute: Recompute, within: f64)
 
 /// What can share rows: layers with states instead of keys cannot.
 fn can_share(policy: &Policy) -> bool {
-    policy.config().state_numbers() == 0
+    policy.config().state_bytes(4) == 0
 }
 
 #[test]

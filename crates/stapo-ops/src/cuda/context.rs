@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 
 use super::blas::Blas;
 use super::error::{CudaError, OrPanic, fail};
-use super::kernels::{SOURCES, Scope, Source};
+use super::kernels::{SOURCES, Scope, Source, compile_ahead};
 use super::module::{self, Function};
 use super::pinned::Pinned;
 use super::probe::{Gpu, gpu, probe};
@@ -48,6 +48,9 @@ impl Default for CudaOptions {
         CudaOptions { ordinal: 0, precision: Precision::Bf16, training: Training::F32 }
     }
 }
+
+/// The width of a head that most models have.
+const LIKELY_HEAD_DIM: usize = 128;
 
 /// The kernels that were loaded together, before their first use.
 #[derive(Default)]
@@ -136,30 +139,50 @@ impl Cuda {
         })
     }
 
-    /// Compiles, or reads from the cache, all kernels that do not depend on the model.
+    /// Compiles, or reads from the cache, all kernels that do not depend on the model. On Hopper, those for [`LIKELY_HEAD_DIM`] are
+    /// compiled at the same time, so that a first start does not compile twice in a row.
     fn warm_up(&self) -> Result<(), CudaError> {
-        self.load_all(SOURCES.iter().filter(|source| source.scope == Scope::Once), 0)
+        let is_hopper = self.is_hopper() && self.options.precision == Precision::Bf16;
+        let is_likely = |source: &&&'static Source| {
+            is_hopper && self.is_used(source, LIKELY_HEAD_DIM) && !source.is_of_adapters()
+        };
+        std::thread::scope(|scope| {
+            for source in SOURCES.iter().filter(is_likely) {
+                let head_dim = if source.scope.has_width() { LIKELY_HEAD_DIM } else { 0 };
+                scope.spawn(move || compile_ahead(source, &self.arch, head_dim));
+            }
+            self.load_all(SOURCES.iter().filter(|source| source.scope == Scope::Once), 0)
+        })
     }
 
-    /// The same for the kernels that a model with heads of this dimension uses, and its adapters, so that its first step does
-    /// not compile them one after the other. A kernel that fails to compile is told of where it is used.
-    pub(crate) fn prepare(&self, head_dim: usize, has_adapters: bool) {
+    /// Whether a model with heads of this dimension uses the kernels, adapters aside, from its first step on.
+    fn is_used(&self, source: &Source, head_dim: usize) -> bool {
         let is_plain = self.options.precision == Precision::F32;
+        let has_hopper_form = self.is_hopper() && !is_plain && [64, 128].contains(&head_dim);
+        match source.scope {
+            Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand => false,
+            Scope::Hopper | Scope::HopperOnce => has_hopper_form,
+            Scope::HeadDim => {
+                source.is_of_precision(is_plain) && !(has_hopper_form && source.has_hopper_form())
+            }
+        }
+    }
+
+    /// As [`Cuda::warm_up`], for the kernels that a model with heads of this dimension uses, and its adapters, so that its first step
+    /// does not compile them one after the other. A kernel that fails to compile is told of where it is used.
+    pub(crate) fn prepare(&self, head_dim: usize, has_adapters: bool) {
         let (of_heads, of_adapters) = {
             let mut prepared = lock(&self.prepared);
             let of_adapters = has_adapters && !prepared.adapters;
             prepared.adapters |= has_adapters;
             (prepared.dims.insert(head_dim), of_adapters)
         };
-        let is_hopper = self.is_hopper() && !is_plain;
-        let has_hopper_form = is_hopper && [64, 128].contains(&head_dim);
-        let is_used = |source: &&&'static Source| match source.scope {
-            Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand => false,
-            Scope::HopperOnce if source.is_of_adapters() => of_adapters && is_hopper,
-            Scope::Hopper | Scope::HopperOnce => of_heads && has_hopper_form,
-            Scope::HeadDim => {
-                of_heads && source.is_of_precision(is_plain) && !(has_hopper_form && source.has_hopper_form())
+        let is_hopper = self.is_hopper() && self.options.precision == Precision::Bf16;
+        let is_used = |source: &&&'static Source| {
+            if source.is_of_adapters() {
+                return of_adapters && is_hopper;
             }
+            of_heads && self.is_used(source, head_dim)
         };
         let _ = self.load_all(SOURCES.iter().filter(is_used), head_dim);
     }

@@ -60,6 +60,9 @@ const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
 const TMA: &str = include_str!("tma.cu");
 const RING: &str = include_str!("ring.cu");
+const SMALL_M: &str = include_str!("../matmul/small_m.cu");
+/// Leaves out the kernels of small_m.cu, whose functions other sources use.
+const WITHOUT_SMALL_M_KERNELS: &str = "#define WITHOUT_SMALL_M_KERNELS\n";
 const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
@@ -124,12 +127,14 @@ sources! {
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
-    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), include_str!("../matmul/few_rows.cu")];
+    MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
+    MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
+        [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, include_str!("../matmul/few_rows.cu")];
     LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
-        [GATE, WGMMA, TMA, RING, include_str!("../matmul/small_m.cu"), SIGNALS, include_str!("../lora/small_m.cu")];
+        [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, SIGNALS, include_str!("../lora/small_m.cu")];
     LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
@@ -231,6 +236,16 @@ pub(crate) fn compile_cached<T>(
         let _ = write(&path, &code);
     }
     Ok(loaded)
+}
+
+/// Compiles `source` into the cache, unless it is there. A failure is told of where the kernels are used.
+pub(crate) fn compile_ahead(source: &Source, arch: &str, head_dim: usize) {
+    let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
+    if let Some(path) = path.filter(|path| !path.exists())
+        && let Ok(code) = compile(source, arch, head_dim)
+    {
+        let _ = write(&path, &code);
+    }
 }
 
 fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {

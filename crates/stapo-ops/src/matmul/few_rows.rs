@@ -3,7 +3,7 @@
 
 use super::Dims;
 use super::cuda::SPLIT_K;
-use crate::cuda::kernels::MATMUL_SMALL_M;
+use crate::cuda::kernels::MATMUL_FEW_ROWS;
 use crate::cuda::{Cuda, ElementType, Fields, Slice, TensorMap};
 
 /// The most rows. The kernels take eight; with more than four, the norm in every block costs more than a kernel of its own.
@@ -124,7 +124,7 @@ impl Product {
             .four_bytes(tokens)
             .four_bytes(inputs)
             .four_bytes(self.width());
-        let launch = cuda.kernel(&MATMUL_SMALL_M, &name);
+        let launch = cuda.kernel(&MATMUL_FEW_ROWS, &name);
         let launch = launch.tensor_map(&TensorMap::new(self.weight, outputs, inputs, columns)).fields(&args);
         let threads = if self.norm.is_some() { tiling.threads.1 } else { tiling.threads.0 };
         let grid = [self.width().div_ceil(columns), 1];

@@ -231,6 +231,9 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
     small_m_product<N, 1, X_STAGES, W_STAGES>(x, w, Share{(int)blockIdx.x * N, 0, depth}, n, finish);
 }
 
+// Other sources take the functions above without the kernels.
+#ifndef WITHOUT_SMALL_M_KERNELS
+
 #define PRODUCT(N, X_STAGES, W_STAGES)                                                                                 \
     KERNEL __launch_bounds__(THREADS, 1)                                                                               \
         product_small_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* y, int n,  \
@@ -265,3 +268,5 @@ product_small_m_split_k(const __grid_constant__ TensorMap x, const __grid_consta
     }
 GATED_PRODUCT(swiglu, false)
 GATED_PRODUCT(geglu, true)
+
+#endif
