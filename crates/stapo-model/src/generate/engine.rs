@@ -105,7 +105,7 @@ impl<'a> Engine<'a> {
             // On a device that records there is one block more than the scheduler knows of, for padding rows.
             n_blocks: n_blocks + usize::from(device.is_async()),
             block_tokens,
-            n_states: n_states.unwrap_or(0),
+            n_states: n_states.map_or(0, |n| n + usize::from(device.is_async())),
             max_rows,
             max_drawn,
             n_alternatives: settings.n_alternatives,
@@ -359,7 +359,7 @@ impl<'a> Engine<'a> {
             rows.group(GroupLimits::new(self.policy.config(), rows.shape().rows));
             let StepShape { rows: n, groups, table_width, .. } = rows.shape();
             let table_width = table_width.next_power_of_two().max(8);
-            rows.pad(padded_rows(n), padded_rows(groups), table_width, cache.blocks - 1);
+            rows.pad(padded_rows(n), padded_rows(groups), table_width, self.memory.size.spare());
         }
         self.write_inputs(&rows)?;
         if is_recorded {

@@ -2,7 +2,7 @@
 
 use super::SamplingRule;
 use super::scheduler::states_within;
-use super::step::{StepBuffers, StepShape};
+use super::step::{Spare, StepBuffers, StepShape};
 use crate::config::{LayerSets, LayerSpec, ModelConfig};
 use crate::decoder::workspace::Workspace;
 use crate::decoder::{ArenaLayout, Policy, PolicyId, Purpose};
@@ -67,10 +67,16 @@ pub struct MemorySize {
     pub n_kept: usize,
 }
 
+impl MemorySize {
+    pub fn spare(self) -> Spare {
+        Spare { block: self.n_blocks - 1, state: self.n_states.saturating_sub(1) }
+    }
+}
+
 /// Caches hold what earlier engines left there; a sequence attends only to the keys and values that it stored itself.
 pub struct Allocated {
     policy: PolicyId,
-    size: MemorySize,
+    pub size: MemorySize,
     pub layer_sets: LayerSets,
     /// As many as a set of layers has, see [`LayerSets`].
     pub caches: Vec<Cache<f32>>,

@@ -75,6 +75,13 @@ pub struct StepShape {
     pub prefill: Option<Prefill>,
 }
 
+/// The last block of each cache and the last state, which padding rows write to where a device pads steps.
+#[derive(Debug, Clone, Copy)]
+pub struct Spare {
+    pub block: usize,
+    pub state: usize,
+}
+
 /// The most sequences that decode attention takes together: see [`StepRows::group`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimits {
@@ -252,8 +259,8 @@ impl StepRows {
     }
 
     /// Pads a decode step to `n_rows` rows, `n_groups` groups and tables of `table_width`, so that steps of about the
-    /// same size have the same shape. A padding row is a sequence of one token in `spare_block`; its result is never read.
-    pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare_block: usize) {
+    /// same size have the same shape. A padding row is a sequence of one token in the spare block and state; its result is never read.
+    pub fn pad(&mut self, n_rows: usize, n_groups: usize, table_width: usize, spare: Spare) {
         assert!(self.is_decode() && n_rows >= self.tokens.len() && table_width >= self.table_width, "pad");
         for set in &mut self.sets {
             let rows = std::mem::take(&mut set.tables);
@@ -261,8 +268,8 @@ impl StepRows {
                 set.tables.extend_from_slice(row);
                 set.tables.resize(set.tables.len() + table_width - self.table_width, 0);
             }
-            set.tables.resize(n_rows * table_width, spare_block as u32);
-            set.slots.resize(n_rows, (spare_block * self.block_tokens) as u32);
+            set.tables.resize(n_rows * table_width, spare.block as u32);
+            set.slots.resize(n_rows, (spare.block * self.block_tokens) as u32);
         }
         self.table_width = table_width;
         self.groups.resize(4 * n_groups, 0);
@@ -270,6 +277,9 @@ impl StepRows {
         self.tokens.resize(n_rows, 0);
         self.positions.resize(n_rows, 0);
         self.contexts.resize(n_rows, 1);
+        if !self.state_slots.is_empty() {
+            self.state_slots.resize(n_rows, spare.state as u32);
+        }
         self.offsets = (0..=n_rows as u32).collect();
         self.drawing = (0..n_rows as u32).collect();
     }

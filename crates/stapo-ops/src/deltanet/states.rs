@@ -27,6 +27,16 @@ pub(super) struct KeptChunk<T: Float> {
 /// Rows of a chunk.
 pub(super) const CHUNK: usize = 64;
 
+impl Heads {
+    /// Bytes that a GPU in bf16 takes for a while to go back through `n_rows` rows: states in front of chunks and their gradients,
+    /// corrected values, and gradients of queries and keys by value head. Sequences count as if they had a chunk each.
+    pub fn backward_bytes(self, n_rows: usize) -> usize {
+        let states = 3 * n_rows.div_ceil(CHUNK) * self.state_len() * size_of::<f32>();
+        let row = 2 * (self.value_width() + 2 * self.value * self.key_dim) + 4 * 2 * self.value;
+        states + n_rows * row
+    }
+}
+
 impl<T: Float> States<T> {
     pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
         let n_rows = n_slots * (kernel - 1) * heads.conv_width();

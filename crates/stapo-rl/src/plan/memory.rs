@@ -10,7 +10,7 @@ use crate::reward::{JUDGE, JudgeReading, JudgeSpec, REWARD_MODEL, RewardModelSpe
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, BatchRows, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::{EngineSettings, MODEL_DRAFT_ROWS};
-use stapo_model::{Device, DeviceName, ModelConfig, TensorSpec};
+use stapo_model::{DeltaNetSpec, Device, DeviceName, LayerSpec, ModelConfig, TensorSpec};
 use std::fmt;
 
 /// A part of a run's memory.
@@ -290,6 +290,9 @@ impl Needs<'_> {
             let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
             let logits = (6 * rows * self.model.vocabulary) as u64;
             parts.push(MemoryPart { name: "logits", bytes: logits });
+            let chunks = |spec: DeltaNetSpec| spec.heads.backward_bytes(self.microbatch_tokens()) as u64;
+            let chunks = self.model.layers.iter().filter_map(LayerSpec::delta_net).map(chunks).max();
+            parts.extend(chunks.map(|bytes| MemoryPart { name: "DeltaNet's chunks", bytes }));
             parts.push(MemoryPart { name: "libraries", bytes: GPU_LIBRARY_BYTES });
         }
         parts

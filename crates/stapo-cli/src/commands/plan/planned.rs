@@ -66,7 +66,7 @@ impl MemoryPhase {
     pub fn uses(self, part: &MemoryPart) -> bool {
         match part.name {
             "keys, values" => self == Self::Sampling,
-            "gradients" | "activations" => self == Self::Update,
+            "gradients" | "activations" | "DeltaNet's chunks" => self == Self::Update,
             "logits" => self != Self::Checkpoint,
             _ => true,
         }
