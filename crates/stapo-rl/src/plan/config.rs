@@ -17,6 +17,7 @@ mod sized;
 mod sources;
 mod style;
 mod truncation;
+mod update;
 
 pub use auto::{KvMemory, RecomputeChoice, Speculate};
 pub use canaries::CanaryConfig;
@@ -33,6 +34,7 @@ pub use sized::SizedDefaults;
 pub use sources::{Behavior, ModelSource, RolloutSourceSpec, TeacherSource};
 pub use stapo_model::decoder::Recompute;
 pub use style::PromptStyle;
+pub use update::{GradientSum, States};
 
 use crate::tasks::{EnvironmentSpec, TaskSpec};
 use schemars::JsonSchema;
@@ -211,8 +213,8 @@ pub struct UpdateConfig {
     /// How gradients are summed; by default `tokens` on the CPU and `microbatches` on a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<GradientSum>,
-    /// Whether responses to one problem share the rows of their prompt, which is then computed once for each micro-batch; by default
-    /// on a GPU only. Log-probs keep their bits, gradients differ by rounding. With `sum = "tokens"` prompts cannot be shared.
+    /// Whether responses share the rows of their prompt, which is then computed once for each micro-batch; by default on a GPU only. Log-probs
+    /// keep their bits, gradients differ by rounding. Not with `sum = "tokens"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_prompts: Option<bool>,
     /// What backward computes once more instead of keeping it in memory. No choice changes a bit of any result.
@@ -236,29 +238,6 @@ pub struct UpdateConfig {
     /// How often a rollout batch is used; once where absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
-}
-
-/// The order in which gradients are summed, on which their last bits depend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum GradientSum {
-    /// One chain over all tokens: the cuts between micro-batches change no bit. The CPU's default.
-    Tokens,
-    /// Each micro-batch from zero, then micro-batch after micro-batch: the number of processes that share them changes no
-    /// bit. The only way on a GPU.
-    Microbatches,
-}
-
-/// The optimizer's state for each weight.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum States {
-    /// Two moments in f32, and on a GPU an f32 master copy of the bf16 weight.
-    #[default]
-    #[serde(rename = "f32")]
-    F32,
-    /// On a GPU only: two moments in 8 bits, and bf16 weights with stochastic rounding.
-    #[serde(rename = "8bit")]
-    EightBit,
 }
 
 /// Evaluations during training: held-out problems of the task, and benchmarks.
