@@ -84,7 +84,7 @@ impl Plan {
     pub fn packing(&self, model: &ModelConfig) -> Packing {
         let budget_tokens = self.config.update.microbatch_tokens;
         let is_gpu = self.device() != DeviceName::Cpu;
-        let shares = self.config.update.share_prompts.unwrap_or(is_gpu) && model.state_numbers() == 0;
+        let shares = self.config.update.share_prompts.unwrap_or(is_gpu) && model.state_bytes(4) == 0;
         Packing { budget_tokens, budget_keys: shares.then_some(self.keys_per_token() * budget_tokens) }
     }
 
