@@ -84,7 +84,7 @@ run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=4
 # Updates as `stapo train` makes them: 128 x 8 responses of 290 tokens, and a quarter of them by a larger model.
 run update-0.5b 120 "$bench" update --steps=3
 run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3 --folder=0
-# Responses that share the rows of their prompt, beside whole sequences: 128 x 8 of 100 + 280 tokens, and 8 x 8 of 8,192 + 256.
+# Responses that share the rows of their prompt, compared with whole sequences: 128 x 8 of 100 + 280 tokens, and 8 x 8 of 8,192 + 256.
 for share in 0 1; do
     run "shared-short-$share" 120 "$bench" train --sequences=1024 --length=380 --prompt=100 --samples=8 --microbatch=16384 --steps=2 --share=$share
     run "shared-long-$share" 200 "$bench" train --sequences=64 --length=8448 --prompt=8192 --samples=8 --microbatch=33792 --steps=1 --share=$share

@@ -51,6 +51,11 @@ def rows(results):
             yield f"{what}: GPU busy {100 * busy:.1f} % of the update", text, "90 %", busy >= 0.9 if r["step"] > 1 else ""
         elif name.startswith("update-") and r["task"] == "hash":
             yield f"  hash of the state, {name[7:]}", f"{r['seconds']} s", "", ""
+        elif name in ("shared-short-1", "shared-long-1"):
+            whole = next((x["seconds"] for x in results if x["name"] == name[:-1] + "0" and "failed" not in x), 0)
+            what, asked = ("128 x 8, 100 + 280", 1.2) if "short" in name else ("8 x 8, 8192 + 256", 4)
+            text = f"{r['seconds']} s, {whole / r['seconds']:.2f} times as fast as whole sequences, {r['gib']} GiB"
+            yield f"training step 1.7B, shared prompts, {what}", text, f"{asked} times", whole >= asked * r["seconds"]
         elif name == "torch":
             yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
         elif name in ("exact", "exact-long", "lora-exact"):

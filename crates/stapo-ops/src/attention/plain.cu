@@ -192,11 +192,11 @@ KERNEL attention_backward_keys_float(const float* qkv, const float* d_out, const
     int kv_head = blockIdx.y, group = query / kv, lane = threadIdx.x % 32;
     int s = sequence_of(packing.key_offsets, packing.sequences, blockIdx.x);
     // The token at the key's position: one in front of the first query where the sequence has none there.
-    int own = packing.start(s) + (int)(blockIdx.x - packing.key_offsets[s]);
-    size_t end = packing.offsets[s + 1], begin = max(own, (int)packing.offsets[s]);
+    int key_token = packing.start(s) + (int)(blockIdx.x - packing.key_offsets[s]);
+    size_t end = packing.offsets[s + 1], begin = max(key_token, (int)packing.offsets[s]);
     const float *k = packing.keys + blockIdx.x * key_width + kv_head * HEAD_DIM, *v = k + kv * HEAD_DIM;
     float d_k[COLUMNS] = {}, d_v[COLUMNS] = {};
-    if (rule.window > 0) end = min((int)end, max((int)begin, own + rule.window));
+    if (rule.window > 0) end = min((int)end, max((int)begin, key_token + rule.window));
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
         for (size_t from = begin; from < end; from += 32) {
             size_t t = from + lane, at = t * query + head;

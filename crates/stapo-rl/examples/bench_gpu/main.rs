@@ -122,10 +122,10 @@ fn lessons(options: &Options, vocabulary: usize) -> Result<Vec<(Range<usize>, Pa
     let packing = Packing { budget_tokens, budget_keys: shares.then_some(8 * budget_tokens) };
     let batch = |microbatch: &Microbatch| {
         let mut batch = PackedBatch::new();
-        for (place, &s) in microbatch.sequences.iter().enumerate() {
+        for (idx, &s) in microbatch.sequences.iter().enumerate() {
             let is_scored: Vec<bool> = (0..length).map(|position| position >= n_prompt).collect();
             match n_shared(s) {
-                n_shared @ 1.. if shares && place > 0 => {
+                n_shared @ 1.. if shares && idx > 0 => {
                     batch.push_sharing(n_shared, &sequence(s), &is_scored);
                 }
                 _ => batch.push(&sequence(s), &is_scored),
