@@ -99,8 +99,8 @@ def rows(results):
             yield "vLLM", r["skipped"], "", ""
         elif name == "vllm":
             of = "prefill" if r["task"] == "prefill" else f"{r['samples']} samples + {r['new']}"
-            how = f", {r['mode']}" if r["task"] != "prefill" else ""
-            yield f"  vLLM {r['version']}, {r['prompts']} x {r['prompt']}, {of}{how}", f"{r['tokens_per_s']:.0f} tokens/s", "", ""
+            what = f"  vLLM {r['version']}, {r['mode']}: {r['prompts']} x {r['prompt']}, {of}"
+            yield what, f"{r['tokens_per_s']:.0f} tokens/s", "", ""
         elif name in ("attention", "torch-attention"):
             what = f"attention {r['sequences']} x {r['length']}, forward / backward"
             of_both = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"

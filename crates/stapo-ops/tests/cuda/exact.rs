@@ -213,9 +213,8 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
                 paged::Dims { tokens: members, sequences: members, heads, rule, table_width: per_sequence };
             let qkv = compute(device, &last);
             let mut out = empty(device, members * heads.out_width());
-            let to = out.view_mut();
             let inputs = with_sinks(&qkv, sinks.as_ref());
-            paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, to);
+            paged::forward(device, call, inputs, slots.view(), &mut cache, sequences, out.view_mut());
             let same = bits(&out.view().to_vec()) == bits(&expected);
             assert!(same, "{heads:?} {rule:?} {has_sinks} {:?}", groups.view().to_vec());
         }
