@@ -26,6 +26,9 @@ pub use states::States;
 use crate::device::Backend;
 use crate::{Device, Float, View, ViewMut, check, pitch_of};
 
+/// Rows of a chunk: the tile of a GPU takes as many at a time, and backward on the CPU keeps a state for each chunk.
+const CHUNK: usize = 64;
+
 /// Head counts; value head `h` reads key head `h / (value / key)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
-use super::states::CHUNK;
-use super::{Dims, Heads, Out, Parameters, Sequences};
+use super::{CHUNK, Dims, Heads, Out, Parameters, Sequences};
 use crate::cuda::kernels::{DELTANET_CHUNKS, DELTANET_PLAIN, DELTANET_ROWS};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Precision, Slice};
 use crate::device::Backend;

@@ -1,8 +1,7 @@
 use std::sync::Arc;
 
 use super::cuda::{Inputs, ROW_THREADS, TILE_THREADS, tile_bytes, uses_tile};
-use super::states::CHUNK;
-use super::{Dims, Heads, ParameterSums, Parameters, Saved};
+use super::{CHUNK, Dims, Heads, ParameterSums, Parameters, Saved};
 use crate::cuda::kernels::{DELTANET_CHUNKS, DELTANET_PLAIN, DELTANET_ROWS};
 use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
 use crate::{Float, pitch_of};

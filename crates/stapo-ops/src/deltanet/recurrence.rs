@@ -2,12 +2,9 @@
 
 use std::ops::Range;
 
-use super::Heads;
+use super::{CHUNK, Heads};
 use crate::Float;
 use crate::cpu::simd::{Kernel, Lanes, Real, WIDTH};
-
-/// Rows between two states that backward keeps while it recomputes them.
-pub(super) const CHUNK: usize = 64;
 
 /// Where the parts of a row that the recurrence takes in lie, of one value head.
 pub(super) struct HeadColumns {

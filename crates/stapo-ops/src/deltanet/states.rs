@@ -1,6 +1,6 @@
 //! What a layer keeps of sequences between calls.
 
-use super::{Heads, Sequences, cpu, cuda};
+use super::{CHUNK, Heads, Sequences, cpu, cuda};
 use crate::{Buffer, Device, Float, OutOfMemory};
 
 /// What one layer keeps of sequences between calls.
@@ -23,9 +23,6 @@ pub(super) struct KeptChunk<T: Float> {
     /// `[slots, value heads, 64]`
     pub log_decays: Buffer<T>,
 }
-
-/// Rows of a chunk.
-pub(super) const CHUNK: usize = 64;
 
 impl Heads {
     /// Bytes that a GPU in bf16 takes for a while to go back through `n_rows` rows: states in front of chunks and their gradients,

@@ -165,9 +165,7 @@ fn outputs_are_those_of_the_equations() {
 fn gradients_are_finite_differences() {
     let device = device();
     // Lengths on both sides of the chunks whose states backward recomputes.
-    for (heads, lengths) in
-        [(HEADS[0], &[3, 1, 5][..]), (HEADS[1], &[2, 4]), (HEADS[0], &[recurrence::CHUNK + 2])]
-    {
+    for (heads, lengths) in [(HEADS[0], &[3, 1, 5][..]), (HEADS[1], &[2, 4]), (HEADS[0], &[CHUNK + 2])] {
         let d = dims(heads, lengths);
         let x = inputs::<f64>(d);
         let gradients = backward_of(&device, d, lengths, &x, 0.0);
