@@ -1,6 +1,6 @@
 //! A config with all presets resolved and all values checked.
 
-use super::episode::{self, EpisodeConfig};
+use super::episode::{self, AnswerSource, EpisodeConfig};
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
@@ -87,6 +87,11 @@ impl Plan {
     /// The limits of episodes, where the run has an environment.
     pub fn episode(&self) -> EpisodeConfig {
         self.config.episode.clone().unwrap_or_default()
+    }
+
+    /// Whether a resumed run takes what environments answered from records and journal.
+    pub(crate) fn replays_answers(&self) -> bool {
+        self.config.environment.is_some() && self.episode().resume == AnswerSource::Records
     }
 
     /// The model that judges responses; `None` where no reward has one.
