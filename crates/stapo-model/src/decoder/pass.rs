@@ -56,6 +56,11 @@ impl<T: Float> Pass<T> {
         Self::new(policy, policy.device(), Purpose::Training(recompute))
     }
 
+    /// As [`Pass::scoring`], with activations in the memory of `memory` and room for batches of up to `n_tokens`.
+    pub fn scoring_in(policy: &Policy<T>, memory: &Device, n_tokens: usize) -> Result<Self, OutOfMemory> {
+        Self::new(policy, memory, Purpose::Inference)?.with_room(policy, n_tokens)
+    }
+
     /// As [`Pass::training`], with activations in the memory of `memory` and room for batches of up to `n_tokens`.
     pub fn training_in(
         policy: &Policy<T>,
@@ -63,11 +68,14 @@ impl<T: Float> Pass<T> {
         recompute: Recompute,
         n_tokens: usize,
     ) -> Result<Self, OutOfMemory> {
-        let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
+        Self::new(policy, memory, Purpose::Training(recompute))?.with_room(policy, n_tokens)
+    }
+
+    fn with_room(mut self, policy: &Policy<T>, n_tokens: usize) -> Result<Self, OutOfMemory> {
         let rows = (n_tokens, n_tokens);
-        let layout = ArenaLayout::new(policy.config(), rows, pass.purpose, policy.hidden_layout());
-        pass.workspace.reserve(policy.device(), &layout, 0)?;
-        Ok(pass)
+        let layout = ArenaLayout::new(policy.config(), rows, self.purpose, policy.hidden_layout());
+        self.workspace.reserve(policy.device(), &layout, 0)?;
+        Ok(self)
     }
 
     fn new(policy: &Policy<T>, memory: &Device, purpose: Purpose) -> Result<Self, OutOfMemory> {

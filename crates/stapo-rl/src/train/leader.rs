@@ -142,6 +142,9 @@ impl Role for Leader<'_> {
         if reports.len() > 1 {
             metrics.extra.insert("ranks".to_string(), serde_json::json!(reports));
         }
+        if let Some(seconds) = trainer.meter.take_loading() {
+            metrics.extra.insert("judge_load_seconds".to_string(), seconds.into());
+        }
         let signal = reports.iter().find_map(|report| report.signal);
         if let Some(signal) = signal {
             self.watch.asked_elsewhere(signal);

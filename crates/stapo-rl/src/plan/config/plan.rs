@@ -9,7 +9,7 @@ use super::{
     Behavior, Config, GradientSum, HELD_OUT, KvMemory, ModelSource, RolloutSourceSpec, Speculate, States,
     TeacherSource,
 };
-use crate::reward::{JudgeSpec, RewardModelSpec, VerifierSpec};
+use crate::reward::{JudgeSpec, KeepWeights, RewardModelSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::objective::{OffPolicy, preset};
@@ -109,6 +109,11 @@ impl Plan {
                 .filter(|_| device.is_none_or(|device: DeviceName| device == self.device()))
         })?;
         Some((role, ModelSource::named(name)))
+    }
+
+    /// Whether the host keeps the weights of a judge or a reward model while the policy samples and learns.
+    pub(crate) fn keeps_verifier_on_host(&self) -> bool {
+        self.rewards.iter().any(|reward| reward.verifier.keep() == KeepWeights::Host)
     }
 
     /// The reward that is a reward model's score, by its index.
