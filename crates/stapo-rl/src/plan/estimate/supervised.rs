@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::simulated::Phase;
 use crate::error::Result;
 use crate::learn::pretrain::PretrainConfig;
-use crate::plan::config::{Config, LoraConfig, Plan, PlanError, RecomputeChoice, States};
+use crate::plan::config::{Config, LoraConfig, Plan, RecomputeChoice, States};
 use crate::plan::memory::{self, MemoryPart};
 use stapo_model::ModelConfig;
 use stapo_model::decoder::Recompute;
@@ -146,7 +146,7 @@ impl SupervisedShape<'_> {
             Recompute::Inputs => RecomputeChoice::Inputs,
             Recompute::Layers => RecomputeChoice::Layers,
         };
-        let plan = Plan::resolve(plan).map_err(PlanError::from)?;
+        let plan = Plan::resolve(plan)?;
         let planned = memory::resolve(&plan, model, &[], None);
         let parts = planned.held.into_iter().chain(planned.updating);
         // The few products of a score are the host's.
