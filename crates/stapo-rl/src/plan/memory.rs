@@ -140,8 +140,10 @@ pub fn resolve_for<'a>(
     let needs = Needs { plan, model, lora, quantised, device: plan.device(), n_ranks: n_ranks.max(1) };
     let is_shared = needs.device != DeviceName::Cpu;
     let is_lent = is_shared && plan.keeps_verifier_on_host();
+    let is_of_verifier =
+        |part: &MemoryPart| [JUDGE, REWARD_MODEL].iter().any(|role| part.name.starts_with(role));
     let (judging, held): (Vec<_>, Vec<_>) =
-        needs.held(frozen).into_iter().partition(|part| is_lent && OF_VERIFIERS.contains(&part.name));
+        needs.held(frozen).into_iter().partition(|part| is_lent && is_of_verifier(part));
     // A little is left free: the driver rounds allocations up, and other programs may ask for some.
     let left = free.map(|free| (free - free / 64).saturating_sub(sum(&held)));
     let updating = |recompute| needs.updating(frozen, recompute);
@@ -218,11 +220,6 @@ fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_g
     most.max(sequence)
 }
 
-/// The parts of models that verify responses.
-const OF_VERIFIERS: [&str; 4] = [JUDGE, REWARD_MODEL, JUDGE_WORK, REWARD_MODEL_WORK];
-const JUDGE_WORK: &str = "judge's work";
-const REWARD_MODEL_WORK: &str = "reward model's work";
-
 /// Whether a role is that of a model which verifies responses, in memory of its own.
 fn is_verifying(role: &str) -> bool {
     role == JUDGE || role == REWARD_MODEL
@@ -285,9 +282,9 @@ impl Needs<'_> {
         parts.extend(frozen.iter().map(of_frozen));
         let verifying = frozen.iter().find(|(name, _)| is_verifying(name));
         parts.extend(verifying.into_iter().flat_map(|(_, model)| {
-            let judge = self.plan.judge().map(|spec| (JUDGE_WORK, self.judge_bytes(model, spec)));
+            let judge = self.plan.judge().map(|spec| ("judge's work", self.judge_bytes(model, spec)));
             let scored = self.plan.scored_reward();
-            let scorer = scored.map(|(_, spec)| (REWARD_MODEL_WORK, self.scorer_bytes(model, spec)));
+            let scorer = scored.map(|(_, spec)| ("reward model's work", self.scorer_bytes(model, spec)));
             judge.into_iter().chain(scorer).map(|(name, bytes)| MemoryPart { name, bytes })
         }));
         let draft = frozen.iter().find(|(name, _)| *name == DRAFT);
