@@ -115,6 +115,79 @@ fn a_class_that_plays_the_game_gives_its_bits_under_delays_kills_and_ranks() {
     assert_eq!(hashes(at, "killed"), expected, "a kill changed a bit");
 }
 
+/// A program that answers every turn after a while and writes down which turns it was asked about.
+const COUNTING: &str = r#"
+import json, sys, time
+for line in sys.stdin:
+    request = json.loads(line)
+    with open(LOG, "a") as log:
+        log.write(f"{request['episode']} {len(request['turns'])}\n")
+    time.sleep(0.03)
+    done = len(request["turns"]) == 3
+    print(json.dumps({"observation": "=", "reward": len(request["turns"][-1]) % 5 / 4, "done": done}), flush=True)
+"#;
+
+#[test]
+fn a_run_killed_in_a_rollout_asks_nothing_twice_unless_its_config_says_so() {
+    if !has_python() {
+        return;
+    }
+    let folder = folder_below_tmp();
+    let at = folder.path();
+    let log = at.join("asked.txt");
+    fs::write(at.join("program.py"), COUNTING.replace("LOG", &format!("{:?}", log.display().to_string())))
+        .unwrap();
+    config(at, "{ kind = \"command\", program = \"python3\", args = [\"program.py\"], workers = 2 }");
+    let options = ["--set", "canaries.enabled=false", "--set", "steps=2"];
+    train(at, "whole", &options);
+    let asked =
+        || fs::read_to_string(&log).unwrap_or_default().lines().map(str::to_string).collect::<Vec<_>>();
+    let n_whole = asked().len();
+    for resume in ["records", "environment"] {
+        fs::remove_file(&log).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+        command
+            .current_dir(at)
+            .args(["train", "config.toml", "--out", resume, "--threads", "1"])
+            .args(options);
+        let mut child = command
+            .args(["--set", &format!("episode.resume={resume}")])
+            .env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // In the middle of the second step.
+        while asked().len() < n_whole * 3 / 4 {
+            assert!(child.try_wait().unwrap().is_none(), "the run ended early");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let journal = at.join(resume).join("answers.journal");
+        let n_written = fs::read_to_string(&journal).unwrap_or_default().lines().count();
+        assert!(hashes(at, resume).len() < 2, "the run was killed too late to test anything");
+        ok(&stapo(at, &["train", "--resume", resume]));
+        assert_eq!(hashes(at, resume), hashes(at, "whole"), "{resume}");
+        assert!(!journal.exists(), "the journal outlived its steps");
+        let mut turns = asked();
+        turns.sort();
+        let n_twice = turns.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        if resume == "records" {
+            // Each process of the program may have been asked about a turn whose answer was not written down.
+            assert!(
+                n_written > 2 && n_twice <= 2,
+                "{n_twice} turns asked twice, {n_written} answers written"
+            );
+        } else {
+            assert!(
+                n_written == 0 && n_twice > 2,
+                "{n_twice} turns asked twice, {n_written} answers written"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_replay_takes_answers_from_the_record_and_a_live_one_names_the_first_that_differs() {
     if !has_python() {

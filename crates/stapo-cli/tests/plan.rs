@@ -298,3 +298,69 @@ fn a_base_stays_quantised_on_a_gpu_only() {
         assert!(message.contains("expected bf16 or quantised"), "{message}");
     }
 }
+
+#[test]
+fn episodes_are_planned_with_given_tokens_and_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let tools = r#"environment={ kind = "tools", tools = [{ kind = "command", name = "a", description = "b", program = "c", workers = 8 }] }"#;
+    let base = [PAPER, "--machine", "h200", "--mean-prompt", "200", "--mean-response", "4000"];
+    let alone = plan(at, &base);
+    assert_eq!((&alone["episodes"], &alone["time"]["phases"]["environment"]), (&Value::Null, &0.0.into()));
+    let with = |more: &[&str]| plan(at, &[&base[..], &["--set", tools], more].concat());
+    let assumed_all = with(&[]);
+    let episodes = &assumed_all["episodes"];
+    // Half of 4 turns, 1.5 observations of half of 256 tokens, and a tenth of 30 seconds.
+    assert_eq!((number(&episodes["turns_mean"]), number(&episodes["given_tokens_mean"])), (2.5, 192.0));
+    assert_eq!((number(&episodes["answer_seconds_mean"]), number(&episodes["answers_at_once"])), (3.0, 8.0));
+    assert!(
+        ["--mean-turns", "--mean-observation", "--mean-answer"]
+            .iter()
+            .all(|option| assumed(&assumed_all, option))
+    );
+    let given = with(&["--mean-turns", "3", "--mean-observation", "200", "--mean-answer", "10"]);
+    assert_eq!(number(&given["episodes"]["given_tokens_mean"]), 400.0);
+    assert!(!assumed(&given, "--mean-"), "{given:#}");
+    let phases = |plan: &Value, name: &str| number(&plan["time"]["phases"][name]);
+    assert!(phases(&given, "environment") < phases(&assumed_all, "environment"));
+    assert!(phases(&given, "environment") >= 0.03 && phases(&given, "rollout") < phases(&alone, "rollout"));
+    let text = ok(&stapo(at, &[&["plan"], &base[..], &["--set", tools, "--mean-answer", "10"]].concat()));
+    assert!(text.contains("of which 192 tokens are given between 2.5 turns; answers take 10.0 ms"), "{text}");
+    let said = complaint(at, &["plan", PAPER, "--machine", "h200", "--mean-turns", "2"]);
+    assert!(said.contains("--mean-turns") && said.contains("no environment"), "{said}");
+}
+
+#[test]
+fn supervised_runs_are_planned_and_say_their_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let row = r#"{"prompt": "1+1=", "chosen": "2 and that is right", "rejected": "3 and that is wrong"}"#;
+    std::fs::write(at.join("pairs.jsonl"), format!("{row}\n").repeat(40)).unwrap();
+    let config = |table: &str| {
+        let text = format!(
+            "model = {{ kind = \"path\", path = \"Qwen/Qwen3-1.7B-Base\" }}\ndevice = \"cuda\"\n{table}\n[data]\nkind = \"file\"\npath = \"pairs.jsonl\"\nheld_out_share = 0.1\n"
+        );
+        std::fs::write(at.join("config.toml"), text).unwrap();
+    };
+    config("[preference]\nloss = { kind = \"dpo\" }\n[update]\nbatch_rows = 8");
+    let args = ["config.toml", "--machine", "h200"];
+    let prefer = plan(at, &args);
+    assert_eq!((&prefer["command"], &prefer["steps"]), (&"prefer".into(), &5.into()));
+    assert_eq!((&prefer["rows"], &prefer["rows_held_out"]), (&36.into(), &4.into()));
+    assert!(number(&prefer["time"]["seconds_before"]) > 0.0 && assumed(&prefer, "--mean-row"));
+    let parts: f64 = prefer["memory_bytes"].as_object().unwrap().values().map(number).sum();
+    assert_eq!(number(&prefer["memory_bytes_total"]), parts);
+    let longer = plan(at, &[&args[..], &["--mean-row", "2000"]].concat());
+    assert_eq!(number(&longer["step_tokens_mean"]), 16_000.0);
+    assert!(number(&longer["time"]["seconds"]) > number(&prefer["time"]["seconds"]));
+    config("[reward_model]\n[update]\nbatch_rows = 8");
+    let ranked = plan(at, &args);
+    assert_eq!(ranked["command"], "rm");
+    assert!(ranked["memory_bytes"].get("logits").is_none());
+    let text = ok(&stapo(at, &["plan", "config.toml", "--machine", "h200"]));
+    assert!(text.contains("stapo rm") && text.contains("36 rows of "), "{text}");
+    std::fs::remove_file(at.join("pairs.jsonl")).unwrap();
+    let said = complaint(at, &["plan", "config.toml", "--machine", "h200"]);
+    assert!(said.contains("pairs.jsonl") && said.contains("--set steps=N"), "{said}");
+    assert_eq!(plan(at, &[&args[..], &["--set", "steps=7"]].concat())["steps"], 7);
+}

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
@@ -134,6 +135,24 @@ fn sft_learns_the_recorded_responses_of_a_run_as_they_were_sampled() {
             "{plan}"
         );
     }
+    // Killed in the middle of its file operations, a run goes on to the same bits.
+    let line = |out: &str| {
+        format!(
+            "sft --from-run run --out {out} --json --set steps=4 --set update.batch_tokens=64 --set record.checkpoint_every_steps=1"
+        )
+    };
+    let faulty = |out: &str, name: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+        command.current_dir(at).args(words(&line(out))).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
+        command.env(name, value).output().unwrap()
+    };
+    ok(&faulty("whole", "STAPO_DISK_TRACE", "trace"));
+    let n_operations = fs::read_to_string(at.join("trace")).unwrap().lines().count();
+    let killed = faulty("killed", "STAPO_DISK_FAULT", &format!("kill:{}", n_operations / 2));
+    assert!(!killed.status.success() && lines(&at.join("killed/metrics.jsonl")).len() < 4);
+    ok(&stapo(at, &words("sft --resume killed")));
+    let weights = |run: &str| fs::read(at.join(run).join("model/model.safetensors")).unwrap();
+    assert!(weights("whole") == weights("killed"), "a kill changed a bit");
     // A response that changed since is refused.
     ok(&stapo(at, &words("sft --from-run run --out cut --json --set steps=1 --set update.batch_tokens=64")));
     let file = at.join("run/rollouts/step-000001.jsonl");

@@ -265,6 +265,30 @@ fn sampling_and_updating_in_one_region_in_turn_give_the_bits_of_memory_of_their_
     }
 }
 
+/// A policy that nobody trains, in a region whose memory others overwrite between its turns.
+#[test]
+fn weights_that_come_back_from_host_memory_give_the_same_bits() {
+    let Some(device) = gpu() else { return };
+    for family in [Family::Qwen3, Family::Llama] {
+        let expected = sample(
+            &Policy::random(&device.read_only(), &config(family), 7, 0.1).unwrap(),
+            &mut EngineMemory::new(),
+        );
+        let region = device.region(64 << 20).unwrap().unwrap();
+        assert_eq!(region.enter(Tenant::Judging), Tenant::Sampling);
+        let memory = device.in_region(&region, Tenant::Judging).read_only();
+        let mut policy = Policy::random(&memory, &config(family), 7, 0.1).unwrap();
+        let mut engine = EngineMemory::new_in(memory.clone());
+        let host = policy.copy_to_host();
+        for turn in 0..3 {
+            poison(&device, &region, Tenant::Updating);
+            region.enter(Tenant::Judging);
+            policy.copy_from_host(&host);
+            assert_eq!(sample(&policy, &mut engine), expected, "{family:?}, turn {turn}");
+        }
+    }
+}
+
 #[test]
 fn a_buffer_of_the_other_tenant_cannot_be_used_and_a_region_ends_at_its_end() {
     let Some(device) = gpu() else { return };

@@ -358,7 +358,7 @@ impl Device {
             Backend::Cuda(cuda) => Ok(Buffer(Storage::Cuda(if self.has_masters() {
                 Memory::with_masters::<T>(cuda, len)?
             } else {
-                Memory::compute::<T>(cuda, None, len)?
+                Memory::compute::<T>(cuda, self.lender(), len)?
             }))),
         }
     }

@@ -50,6 +50,15 @@ pub enum OptionError {
     Threads(String),
 }
 
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenDeviceError {
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
 const MAX_THREADS: usize = 1024;
 
 impl Default for CpuOptions {
@@ -91,6 +100,25 @@ impl Device {
     /// Opens a GPU: loads its libraries, and compiles its kernels or reads them from the cache.
     pub fn cuda(options: CudaOptions) -> Result<Device, CudaError> {
         Ok(Self::new(Backend::Cuda(Cuda::new(options)?)))
+    }
+
+    /// Opens a device by its name: a GPU for `training`, or the CPU with `threads` threads; without `threads`, the environment or
+    /// the machine gives the number.
+    pub fn open(
+        name: DeviceName,
+        threads: Option<usize>,
+        training: Training,
+    ) -> Result<Device, OpenDeviceError> {
+        match name {
+            DeviceName::Cpu => {
+                let mut options = CpuOptions::from_env()?;
+                options.threads = threads.unwrap_or(options.threads);
+                Ok(Self::cpu(options))
+            }
+            DeviceName::Cuda { ordinal } => {
+                Ok(Self::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
+            }
+        }
     }
 
     fn new(backend: Backend) -> Device {

@@ -4,6 +4,7 @@ pub mod code;
 pub(crate) mod dialogue;
 pub(crate) mod judge;
 pub(crate) mod judged;
+mod keep;
 mod permission;
 pub(crate) mod process;
 pub(crate) mod reward_model;
@@ -13,6 +14,7 @@ pub(crate) mod verdict;
 
 pub use judge::{AskJudge, JudgeAnswer, JudgeDecides, JudgeQuestion, JudgeReading, JudgeSpec};
 pub use judged::Judged;
+pub use keep::KeepWeights;
 pub(crate) use permission::check as check_program;
 pub use permission::{Programs, fingerprint, is_program, record_command, record_program};
 pub use reward_model::{RewardModelSpec, ScoreResponses};

@@ -10,7 +10,7 @@ mod judges;
 mod reward_models;
 mod sampler;
 mod segments;
-mod verifier_device;
+mod verifier_model;
 
 pub use answers::{AnswerUse, EpisodeSet, RecordedAnswers};
 pub use continuations::{Beginning, continuations};
@@ -21,6 +21,7 @@ pub use judges::ModelJudge;
 pub use reward_models::ModelScorer;
 pub(crate) use sampler::finish;
 pub use sampler::{PolicySource, Sampler};
+pub use verifier_model::VerifierHome;
 
 use crate::error::Result;
 use crate::learn::memory::RunMemory;

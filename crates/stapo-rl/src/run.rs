@@ -1,12 +1,13 @@
 //! The run directory: the interface between the trainer and every other command.
 //!
 //! `config.toml` as written · `plan.toml` resolved · `build.json` · `metrics.jsonl` · `rollouts/` · `tokens/`
-//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `records.jsonl` (hashes) · `events.jsonl` · `manifest.json` · `manifest.sha256` · `lock`.
-//! Every file
-//! but `metrics.jsonl`, `records.jsonl`, `events.jsonl` and `lock` is written atomically (temporary file, fsync, rename). A line of the
-//! first three is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
+//! (silenced) · `explored/` (kept candidates) · `checkpoints/` · `records.jsonl` (hashes) · `events.jsonl` · `answers.journal` (while a
+//! step with an environment is made) · `manifest.json` · `manifest.sha256` · `lock`.
+//! Every file but `metrics.jsonl`, `records.jsonl`, `events.jsonl`, `answers.journal` and `lock` is written atomically (temporary file,
+//! fsync, rename). A line of the first four is one write, and a resume removes a torn last line. A new folder appears as a whole, by one rename.
 
 mod abandon;
+mod answers;
 pub(crate) mod best;
 mod checkpoint;
 mod clock;
@@ -33,6 +34,7 @@ mod state_hash;
 mod tree;
 
 pub use abandon::{Abandon, StopRequest};
+pub(crate) use answers::{AnswerJournal, recorded_answers};
 pub(crate) use checkpoint::restore;
 pub use checkpoint::{Checkpoint, Provenance};
 pub use clock::utc;

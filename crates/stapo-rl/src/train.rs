@@ -26,7 +26,9 @@ use crate::plan::memory::{self, MemoryPlan, TrainedModel};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::{Ranks, Solo, fail_on_all_ranks};
 use crate::reward::Programs;
-use crate::rollout::{RecordedAnswers, RolloutContext, RolloutSource, Sampler, open_source, reward_scores};
+use crate::rollout::{
+    RecordedAnswers, RolloutContext, RolloutSource, Sampler, VerifierHome, open_source, reward_scores,
+};
 use crate::run::meter::{Meter, Phase};
 use crate::run::{Abandon, PartFiles, Run, StopRequest};
 use crate::tasks::Task;
@@ -122,11 +124,13 @@ impl Trainer {
         let warnings = check_prompts(plan, &model, &mut task)?;
         let reference = Reference::open(plan, &model, device)?;
         let teacher = Teacher::open(plan, &model, &task, device)?;
-        task.load_model_judges(device)?;
-        let source = open_source(plan, &model, &task)?;
         let drafter = Drafter::open(plan, &model, device)?;
         let (mut memory, gradients) = RunMemory::new(plan, planned, &model.policy, &ranks)?;
         memory.draft_with(drafter);
+        let meter: Arc<Meter> = Arc::default();
+        let region = memory.region().map(|region| (region, &meter));
+        task.load_model_judges(VerifierHome { device, region })?;
+        let source = open_source(plan, &model, &task)?;
         let learner = Learner::on_ranks(model, plan.optimizer(), gradients, ranks)?;
         Ok(Self {
             learner,
@@ -139,7 +143,7 @@ impl Trainer {
             memory,
             warnings,
             benchmarks: None,
-            meter: Arc::default(),
+            meter,
             abandon: Arc::default(),
         })
     }

@@ -1,8 +1,10 @@
 //! `stapo plan`
 
+mod episodes;
 mod json;
 mod measure;
 mod planned;
+pub mod supervised;
 mod text;
 
 use crate::shared::allow_command::AllowCommand;
@@ -28,7 +30,7 @@ use std::process::ExitCode;
 /// otherwise: with --machine and --model neither a GPU nor weights nor data are needed.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to run, as TOML, or a run folder; the built-in run where absent.
+    /// What to run, as TOML, or a run folder; the built-in run where absent. Configs of sft, prefer and rm are simulated.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated.
@@ -63,9 +65,25 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_prompt: Option<usize>,
 
-    /// Mean tokens of a response; a third of rollout.max_response_tokens by default.
+    /// Mean tokens of a response, of an episode those that are given between turns included; a third of rollout.max_response_tokens by default.
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_response: Option<usize>,
+
+    /// Mean turns of an episode; half of episode.max_turns by default.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    mean_turns: Option<usize>,
+
+    /// Mean tokens that an episode is given after a turn; half of episode.max_observation_tokens by default.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    mean_observation: Option<usize>,
+
+    /// Mean milliseconds of an answer of the environment; a tenth of its limit of time by default.
+    #[arg(long, value_name = "MS", value_parser = positive)]
+    mean_answer: Option<usize>,
+
+    /// Mean tokens of a row of sft, prefer or rm, of a pair both responses; a quarter of the bytes by default.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    mean_row: Option<usize>,
 
     /// Simulates the run without measuring anything here.
     #[arg(long)]
@@ -91,14 +109,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let device = if machine.processor == Processor::Cpu { "cpu" } else { "cuda" };
         set.push(format!("device={device}"));
     }
+    if let Some(text) = supervised::config_text(args.config.as_deref())? {
+        return supervised::run(args, &text, &set);
+    }
     let (_, mut plan) = run_folder::read_plan(args.config.as_deref(), &set, |source| {
         planned::known_shape(&args.model.as_deref().map_or_else(|| source.clone(), ModelSource::named))
     })?;
     plan.pin_adapters()?;
     let mut assumed = Vec::new();
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;
-    let here = Here::look(&plan);
-    let machine = named.unwrap_or_else(|| here.machine(&plan, args.threads, &mut assumed));
+    let here = Here::look(plan.device());
+    let machine = named.unwrap_or_else(|| here.machine(plan.device(), args.threads, &mut assumed));
     let memory_bytes =
         if named.is_some() { machine.memory_bytes } else { here.memory_bytes.or(machine.memory_bytes) };
     let lengths = lengths(args, &plan)?;
@@ -111,6 +132,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         quantised: shapes.quantised(&plan),
         machine: &machine,
         lengths,
+        episodes: episodes::means(args, &plan)?,
         kv_bytes: memory.kv_bytes,
         recompute: memory.recompute,
         world,
@@ -168,12 +190,16 @@ impl<'a> Planning<'a> {
         let Self { args, shapes, memory_bytes, .. } = *self;
         let (plan, world) = (self.shape.plan, self.shape.world);
         let lengths = known_lengths(args, self.shape.lengths, measured.as_ref());
-        let shape = RunShape { lengths, ..self.shape };
+        let episodes = self.shape.episodes.map(|means| episodes::known(args, means, measured.as_ref()));
+        let shape = RunShape { lengths, episodes, ..self.shape };
         let prediction =
             measured.as_ref().map_or_else(|| shape.simulate(), |measured| measured.correct(&shape));
         let mut assumed: Vec<String> = self.assumed.iter().cloned().chain(note).collect();
         let given = [args.mean_prompt, args.mean_response];
         planned::assume_lengths(&mut assumed, plan, lengths, given, measured.as_ref());
+        if let Some(means) = &shape.episodes {
+            episodes::assume(&mut assumed, args, means, measured.as_ref());
+        }
         planned::assume_settings(&mut assumed, plan);
         if let Some(ranks) = &prediction.ranks {
             planned::assume_ranks(&mut assumed, ranks);

@@ -2,6 +2,7 @@
 
 mod view;
 
+use crate::commands::plan;
 use crate::shared::allow_command::{self, AllowCommand};
 use crate::shared::option::threads;
 use crate::shared::program::{PROGRAM, writer};
@@ -248,6 +249,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     };
     if base.command != "pretrain" && !args.json {
         announce_data(&config, &pretrainer);
+        plan::supervised::announce(&config, &pretrainer, args.threads)?;
     }
     let mut view = PretrainView::new(args.json, config.steps, stop.clone());
     let task = config.evaluation_task()?;

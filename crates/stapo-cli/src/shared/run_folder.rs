@@ -3,8 +3,8 @@
 use crate::shared::{clock, shipped};
 use anyhow::Result;
 use stapo_core::settings::{RawConfig, SettingsError};
-use stapo_rl::device::cuda::{CudaOptions, Training};
-use stapo_rl::device::{CpuOptions, Device, DeviceName};
+use stapo_rl::device::cuda::Training;
+use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::model_files::ModelConfig;
 use stapo_rl::plan::config::{ModelSource, PlanError, States};
 use stapo_rl::run::{Reopening, RunKind, plan_text};
@@ -85,21 +85,12 @@ impl Use {
 
 /// Opens a GPU, or the CPU with `threads` threads; without `threads` the environment or the machine gives the number.
 pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<Device> {
-    match name {
-        DeviceName::Cpu => {
-            let mut options = CpuOptions::from_env()?;
-            options.threads = threads.unwrap_or(options.threads);
-            Ok(Device::cpu(options))
-        }
-        DeviceName::Cuda { ordinal } => {
-            let training = match for_use {
-                Use::Reading => Training::None,
-                Use::Training => Training::F32,
-                Use::TrainingIn8Bits => Training::EightBit,
-            };
-            Ok(Device::cuda(CudaOptions { ordinal, training, ..CudaOptions::default() })?)
-        }
-    }
+    let training = match for_use {
+        Use::Reading => Training::None,
+        Use::Training => Training::F32,
+        Use::TrainingIn8Bits => Training::EightBit,
+    };
+    Ok(Device::open(name, threads, training)?)
 }
 
 /// The folder of a new run: the given one, which must not exist, or `runs/<UTC time>-<name>`, with a number appended if that

@@ -67,6 +67,11 @@ impl<T: Float> Pass<T> {
         Self::new(policy, policy.device(), Purpose::Training(recompute))
     }
 
+    /// As [`Pass::scoring`], with activations in the memory of `memory` and room for batches of up to `rows`.
+    pub fn scoring_in(policy: &Policy<T>, memory: &Device, rows: BatchRows) -> Result<Self, OutOfMemory> {
+        Self::new(policy, memory, Purpose::Inference)?.with_room(policy, rows)
+    }
+
     /// As [`Pass::training`], with activations in the memory of `memory` and room for batches of up to `rows`.
     pub fn training_in(
         policy: &Policy<T>,
@@ -74,10 +79,13 @@ impl<T: Float> Pass<T> {
         recompute: Recompute,
         rows: BatchRows,
     ) -> Result<Self, OutOfMemory> {
-        let mut pass = Self::new(policy, memory, Purpose::Training(recompute))?;
-        let layout = ArenaLayout::new(policy.config(), rows, pass.purpose, policy.hidden_layout());
-        pass.workspace.reserve(policy.device(), &layout, 0)?;
-        Ok(pass)
+        Self::new(policy, memory, Purpose::Training(recompute))?.with_room(policy, rows)
+    }
+
+    fn with_room(mut self, policy: &Policy<T>, rows: BatchRows) -> Result<Self, OutOfMemory> {
+        let layout = ArenaLayout::new(policy.config(), rows, self.purpose, policy.hidden_layout());
+        self.workspace.reserve(policy.device(), &layout, 0)?;
+        Ok(self)
     }
 
     fn new(policy: &Policy<T>, memory: &Device, purpose: Purpose) -> Result<Self, OutOfMemory> {

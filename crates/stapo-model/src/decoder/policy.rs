@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
 use stapo_ops::rng::RngKey;
-use stapo_ops::{Device, Float, OutOfMemory, View, ViewMut, WeightRows, lora, noise, reduce};
+use stapo_ops::{Device, Float, HostBuffer, OutOfMemory, View, ViewMut, WeightRows, lora, noise, reduce};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,6 +61,7 @@ impl Policy<f32> {
 }
 
 impl<T: Float> Policy<T> {
+    /// Zeros. The parameters of a policy that nobody trains lie in the region of the device, where it has one.
     pub fn zeros<'a>(
         device: &Device,
         spec: impl Into<PolicySpec<'a>>,
@@ -81,7 +82,8 @@ impl<T: Float> Policy<T> {
         }
         Self {
             id: PolicyId::next(),
-            device: device.clone(),
+            // What is made beside the parameters, such as tables, outlives the turns of a region.
+            device: device.outside_regions(),
             config: config.clone(),
             lora: lora.cloned(),
             hidden: lora.map(|_| hidden_layout(&weights)),
@@ -221,7 +223,37 @@ impl<T: Float> Policy<T> {
         });
         lora::join(&self.device, &joined.collect::<Vec<_>>());
     }
+}
 
+impl Policy<f32> {
+    /// Copies the parameters, as they are stored, one behind the other to host memory.
+    pub fn copy_to_host(&self) -> HostBuffer {
+        let views = || self.weights.all().into_iter().map(Parameter::view);
+        let n_bytes = views().map(|view| view.n_stored_bytes().0).sum();
+        let mut buffer = HostBuffer::new(&self.device, n_bytes);
+        let mut rest = &mut buffer[..];
+        for view in views() {
+            let (now, later) = rest.split_at_mut(view.n_stored_bytes().0);
+            view.copy_stored(now, &mut []);
+            rest = later;
+        }
+        buffer
+    }
+
+    /// Overwrites the parameters of a policy that nobody trains with what [`Policy::copy_to_host`] gave.
+    pub fn copy_from_host(&mut self, buffer: &HostBuffer) {
+        let mut rest = &buffer[..];
+        for parameter in self.weights.all_mut() {
+            parameter.update(&self.device, |mut values| {
+                let (now, later) = rest.split_at(values.view().n_stored_bytes().0);
+                values.copy_from_stored(now);
+                rest = later;
+            });
+        }
+    }
+}
+
+impl<T: Float> Policy<T> {
     /// Chooses the factors of `LongRoPE` for a run whose sequences have at most `longest` tokens; before the first pass.
     pub fn fit_longest(&mut self, longest: usize) {
         self.config.fit_longest(longest);

@@ -184,6 +184,20 @@ impl View<'_, f32> {
 }
 
 impl ViewMut<'_, f32> {
+    /// Overwrites the elements with bytes as [`View::copy_stored`] gave them, of a buffer without masters and scales. On a GPU
+    /// pages of a [`crate::HostBuffer`] are copied at the speed of the bus; the copy is done when the function returns.
+    pub fn copy_from_stored(&mut self, bytes: &[u8]) {
+        assert_eq!((bytes.len(), 0), self.view().n_stored_bytes(), "copy_from_stored: bytes");
+        match &mut self.0 {
+            ElementsMut::Host(slice) => {
+                for (x, from) in slice.iter_mut().zip(bytes.as_chunks().0) {
+                    *x = f32::from_le_bytes(*from);
+                }
+            }
+            ElementsMut::Cuda(part) => part.cuda().copy_from_stored(bytes, part.slice()),
+        }
+    }
+
     /// Takes over elements from their stored form, as they are where this buffer has the same form.
     pub fn write_stored(&mut self, from: &Stored) {
         assert_eq!(from.len(), self.len(), "write_stored: {} elements into {}", from.len(), self.len());

@@ -1,4 +1,4 @@
-//! Memory on the GPU, freed when dropped, and regions that two tenants use in turn.
+//! Memory on the GPU, freed when dropped, and regions that tenants use in turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -142,21 +142,25 @@ pub enum Tenant {
     Sampling,
     /// Gradients, and activations of training and scoring.
     Updating,
+    /// Weights and activations of a model that judges responses.
+    Judging,
 }
 
-const N_TENANTS: usize = 2;
+impl Tenant {
+    const ALL: [Tenant; 3] = [Tenant::Sampling, Tenant::Updating, Tenant::Judging];
+}
 
 /// Every lent range starts at a multiple of this, as allocations of the driver do.
 const ALIGN: usize = 512;
 
 /// Memory that each tenant divides as if it had the memory alone. Only buffers of the present tenant may be used: those
-/// of the other tenant lie in the same bytes and hold anything when their turn comes.
+/// of the other tenants lie in the same bytes and hold anything when their turn comes.
 pub(crate) struct RegionMemory {
     memory: Allocation,
     n_bytes: usize,
     present: AtomicUsize,
     /// For each tenant, the ranges that are lent, in order.
-    lent: Mutex<[Vec<Lent>; N_TENANTS]>,
+    lent: Mutex<[Vec<Lent>; Tenant::ALL.len()]>,
 }
 
 struct Lent {
@@ -187,8 +191,8 @@ impl RegionMemory {
         self.n_bytes
     }
 
-    pub(crate) fn enter(&self, tenant: Tenant) {
-        self.present.store(tenant as usize, Ordering::SeqCst);
+    pub(crate) fn enter(&self, tenant: Tenant) -> Tenant {
+        Tenant::ALL[self.present.swap(tenant as usize, Ordering::SeqCst)]
     }
 }
 

@@ -204,6 +204,27 @@ impl Cuda {
         }
     }
 
+    /// Overwrites a slice without a master with bytes as [`Cuda::copy_stored`] gave them, in pieces as there.
+    pub(crate) fn copy_from_stored(&self, mut bytes: &[u8], to: Slice) {
+        assert_eq!(bytes.len(), to.len * to.kind.n_bytes(), "copy_from_stored: bytes");
+        assert!(
+            to.masters.is_none(),
+            "copy_from_stored: the rounded copy of a master follows from the master"
+        );
+        self.make_current();
+        let mut address = to.address;
+        while !bytes.is_empty() {
+            let in_piece = PIECE - bytes.as_ptr() as usize % PIECE;
+            let (now, later) = bytes.split_at(in_piece.min(bytes.len()));
+            // SAFETY: the range on the GPU is the caller's slice and as long as `now`, which lives until the stream has been
+            // waited for below.
+            unsafe { result::memcpy_htod_async(address, now, self.stream) }.or_panic("writing to the GPU");
+            address += now.len() as u64;
+            bytes = later;
+        }
+        self.synchronize();
+    }
+
     /// The bytes of a slice as they are stored, and its scales.
     pub(crate) fn read_stored(&self, from: Slice, n_scales: usize) -> (Vec<u8>, Vec<f32>) {
         let (address, n_bytes) = Self::stored(from);

@@ -7,15 +7,16 @@ pub use crate::cuda::Tenant;
 use crate::cuda::{self, Lender};
 use crate::memory::OutOfMemory;
 
-/// Memory of a GPU that two tenants use in turn, each as if it had the memory alone. Buffers stay at their addresses, so
-/// recorded CUDA graphs stay valid; their contents are lost while the other tenant has its turn.
+/// Memory of a GPU that several tenants use in turn, each as if it had the memory alone. Buffers stay at their addresses, so
+/// recorded CUDA graphs stay valid; their contents are lost while another tenant has its turn.
 #[derive(Clone)]
 pub struct Region(Arc<cuda::RegionMemory>);
 
 impl Region {
-    /// Begins the turn of a tenant. Its buffers hold anything. Using a buffer of the other tenant panics from here on.
-    pub fn enter(&self, tenant: Tenant) {
-        self.0.enter(tenant);
+    /// Begins the turn of a tenant, and returns the tenant before it. Its buffers hold anything. Using a buffer of another tenant
+    /// panics from here on.
+    pub fn enter(&self, tenant: Tenant) -> Tenant {
+        self.0.enter(tenant)
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -33,8 +34,14 @@ impl Device {
         }
     }
 
-    /// The same device with the memory of exact and compute buffers from `region`, as the tenant's; weights and moments
-    /// stay outside. Memory can be asked for only in the tenant's turn.
+    /// The same device with memory of its own.
+    #[must_use]
+    pub fn outside_regions(&self) -> Device {
+        Device { lender: None, ..self.clone() }
+    }
+
+    /// The same device with the memory of exact and compute buffers from `region`, as the tenant's, and that of weights on a
+    /// device that trains none; weights in training and moments stay outside. Memory can be asked for only in the tenant's turn.
     #[must_use]
     pub fn in_region(&self, region: &Region, tenant: Tenant) -> Device {
         let lender = Lender { region: Arc::clone(&region.0), tenant };

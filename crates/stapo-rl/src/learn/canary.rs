@@ -94,14 +94,19 @@ pub fn check_verdicts(plan: &Plan, step: u64, batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-/// Warnings about a step: a policy that has drifted far from that of the `first` step.
-pub fn warnings(plan: &Plan, first: Option<&Metrics>, metrics: &Metrics) -> Vec<String> {
-    let mut found = Vec::new();
-    if !plan.config.canaries.enabled {
-        return found;
-    }
-    found.extend(first.into_iter().flat_map(|first| drifts(&plan.config.canaries, first, metrics)));
-    found
+/// Warnings about a step: a policy that has drifted far from that of the `first` step. A drift that the step `before` had too
+/// was warned of when it began.
+pub fn warnings(
+    plan: &Plan,
+    first: Option<&Metrics>,
+    before: Option<&Metrics>,
+    metrics: &Metrics,
+) -> Vec<String> {
+    let canaries = &plan.config.canaries;
+    let Some(first) = first.filter(|_| canaries.enabled) else { return Vec::new() };
+    let known = before.map_or_else(Vec::new, |before| drifts(canaries, first, before));
+    let is_new = |drift: &Drift| known.iter().all(|(kind, _)| *kind != drift.0);
+    drifts(canaries, first, metrics).into_iter().filter(is_new).map(|(_, text)| text).collect()
 }
 
 /// Warns of a step without contrast between rewards, and says what is the likely reason.
@@ -169,39 +174,42 @@ fn is_worth_a_warning(n_left: usize, n_right: usize) -> bool {
     n_left >= 3 && 10 * n_left >= n_right
 }
 
-/// How far a step is from the first: entropies that fell or rose, and responses that no longer end.
-fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<String> {
+/// What drifted, and a warning of it.
+type Drift = (&'static str, String);
+
+/// How far a step is from the first: entropies that fell or rose, responses that no longer end, and a judge that is exploited.
+fn drifts(canaries: &CanaryConfig, first: &Metrics, now: &Metrics) -> Vec<Drift> {
     let mut found = Vec::new();
     if canaries.is_collapse(first.entropy_mean, now.entropy_mean) {
-        found.push(format!(
+        found.push(("entropy fell", format!(
             "step {}: entropy fell from {:.3} to {:.3} nats; likely a learning rate too high or masks that remove exploration",
             now.step, first.entropy_mean, now.entropy_mean
-        ));
+        )));
     }
     if now.entropy_mean > canaries.entropy_explosion_factor * first.entropy_mean {
-        found.push(format!(
+        found.push(("entropy rose", format!(
             "step {}: entropy rose from {:.3} to {:.3} nats; likely spurious tokens (see tokens/) or a learning rate too high",
             now.step, first.entropy_mean, now.entropy_mean
-        ));
+        )));
     }
     if no_longer_ends(first.truncated_share, now.truncated_share) {
-        found.push(format!(
+        found.push(("truncated", format!(
             "step {}: {:.0} % of the responses were cut at their limit, {:.0} % in the first step; likely a policy that no longer ends them (see rollouts/); a lower learning rate or a KL term helps",
             now.step,
             100.0 * now.truncated_share,
             100.0 * first.truncated_share
-        ));
+        )));
     }
     if let (Some(before), Some(judge)) = (first.judge, now.judge) {
         let (before, excess) = (first.accuracy - before.rule_accuracy, now.accuracy - judge.rule_accuracy);
         if excess > before + JUDGE_EXCESS {
-            found.push(format!(
+            found.push(("judge", format!(
                 "step {}: {:.0} % of the responses are right by the judge's verdicts and {:.0} % by the rule, {:.0} points further apart than in the first step; likely a policy that exploits its judge (see rollouts/); stapo judge-test shows what fools the judge",
                 now.step,
                 100.0 * now.accuracy,
                 100.0 * judge.rule_accuracy,
                 100.0 * (excess - before)
-            ));
+            )));
         }
     }
     found
@@ -239,7 +247,7 @@ mod tests {
         let warned = |now: &Metrics| drifts(&CanaryConfig::default(), &judged(0.5, 0.4), now);
         assert!(warned(&judged(0.8, 0.7)).is_empty(), "both rose");
         assert!(warned(&judged(0.61, 0.42)).is_empty(), "a tenth is chance");
-        let [warning] = &warned(&judged(0.9, 0.4))[..] else { panic!("one warning") };
+        let [(_, warning)] = &warned(&judged(0.9, 0.4))[..] else { panic!("one warning") };
         assert!(warning.contains("90 %") && warning.contains("40 points further apart"), "{warning}");
     }
 
@@ -311,7 +319,8 @@ mod tests {
         let canaries = Config::default().canaries;
         let step = |entropy, truncated_share| Metrics { truncated_share, ..metrics(7, 0.5, entropy) };
         let said = |first: (f64, f64), now: (f64, f64)| {
-            drifts(&canaries, &step(first.0, first.1), &step(now.0, now.1)).join("; ")
+            let found = drifts(&canaries, &step(first.0, first.1), &step(now.0, now.1));
+            found.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("; ")
         };
         // At its limit a canary says nothing.
         assert_eq!(said((0.5, 0.1), (0.05, 0.49)), "");
@@ -325,5 +334,18 @@ mod tests {
             cut.starts_with("step 7: 50 % of the responses were cut at their limit, 20 % in the"),
             "{cut}"
         );
+    }
+
+    #[test]
+    fn a_drift_is_warned_of_when_it_begins() {
+        let plan = Plan::resolve(Config::default()).unwrap();
+        let step = |entropy, truncated_share| Metrics { truncated_share, ..metrics(7, 0.5, entropy) };
+        let (first, low) = (step(0.4, 0.0), step(0.01, 0.0));
+        let warned =
+            |before: Option<&Metrics>, now: &Metrics| warnings(&plan, Some(&first), before, now).len();
+        assert_eq!((warned(None, &low), warned(Some(&first), &low)), (1, 1));
+        assert_eq!(warned(Some(&low), &low), 0, "the same warning again");
+        assert_eq!(warned(Some(&low), &step(0.01, 0.9)), 1, "another drift begins");
+        assert_eq!(warned(Some(&step(0.01, 0.9)), &low), 0);
     }
 }

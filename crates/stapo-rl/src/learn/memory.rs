@@ -1,5 +1,5 @@
 //! The memory of a run on its device. On a GPU, keys and values lie idle while the policy learns, gradients and
-//! activations while it samples: both use one region in turn.
+//! activations while it samples: both use one region in turn, and so does a judge whose weights the host keeps.
 
 use crate::error::Result;
 use crate::learn::learner::Accumulated;
@@ -90,6 +90,11 @@ impl RunMemory {
         let pass = Pass::training_in(policy, &memory, recompute, rows)?;
         let sampling = SamplingMemory { engine, kv_bytes, drafter: None };
         Ok((Self { planned, region: Some(region), sampling, pass }, gradients))
+    }
+
+    /// The memory that phases use in turn; `None` on the CPU.
+    pub fn region(&self) -> Option<&Region> {
+        self.region.as_ref()
     }
 
     /// Samples with a model that drafts.

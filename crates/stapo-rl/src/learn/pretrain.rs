@@ -34,7 +34,6 @@ use crate::run::meter::Meter;
 use crate::run::{Abandon, Counters, Reopening, Run, RunKind, is_due};
 use crate::tasks::prompting::fit_prompts;
 use crate::tasks::{DataPath, Task};
-use file_rows::RowKind;
 use preference::{Reference, check_texts};
 use sequence::TextSequence;
 use stapo_core::batch::{Packing, pack_in_order};
@@ -113,12 +112,7 @@ impl Pretrainer {
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
-        let wanted = match (&config.preference, &config.reward_model) {
-            (Some(_), _) => RowKind::Judged,
-            (None, Some(_)) => RowKind::Ranked,
-            (None, None) => RowKind::Learned,
-        };
-        let texts = Texts::open(&config.data, wanted, &model, max_tokens)?;
+        let texts = Texts::open(&config.data, config.row_kind(), &model, max_tokens)?;
         check_texts(config, texts.file())?;
         warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;

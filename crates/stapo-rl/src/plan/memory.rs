@@ -28,6 +28,8 @@ pub struct MemoryPlan {
     pub held: Vec<MemoryPart>,
     pub sampling: Vec<MemoryPart>,
     pub updating: Vec<MemoryPart>,
+    /// Of a judge or a reward model whose weights the host keeps, in the same region.
+    pub judging: Vec<MemoryPart>,
     /// Bytes for keys and values.
     pub kv_bytes: u64,
     pub recompute: Recompute,
@@ -35,9 +37,9 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The region that sampling and updating use in turn.
+    /// The region that sampling, judging and updating use in turn.
     pub fn region_bytes(&self) -> u64 {
-        sum(&self.sampling).max(sum(&self.updating))
+        sum(&self.sampling).max(sum(&self.updating)).max(sum(&self.judging))
     }
 
     /// The largest sum of all parts that exist at one time.
@@ -54,7 +56,7 @@ impl MemoryPlan {
 
     /// All parts, those of the region included.
     pub fn parts(&self) -> impl Iterator<Item = &MemoryPart> {
-        self.held.iter().chain(&self.sampling).chain(&self.updating)
+        self.held.iter().chain(&self.sampling).chain(&self.updating).chain(&self.judging)
     }
 }
 
@@ -137,7 +139,11 @@ pub fn resolve_for<'a>(
     let quantised = quantised.unwrap_or_default();
     let needs = Needs { plan, model, lora, quantised, device: plan.device(), n_ranks: n_ranks.max(1) };
     let is_shared = needs.device != DeviceName::Cpu;
-    let held = needs.held(frozen);
+    let is_lent = is_shared && plan.keeps_verifier_on_host();
+    let is_of_verifier =
+        |part: &MemoryPart| [JUDGE, REWARD_MODEL].iter().any(|role| part.name.starts_with(role));
+    let (judging, held): (Vec<_>, Vec<_>) =
+        needs.held(frozen).into_iter().partition(|part| is_lent && is_of_verifier(part));
     // A little is left free: the driver rounds allocations up, and other programs may ask for some.
     let left = free.map(|free| (free - free / 64).saturating_sub(sum(&held)));
     let updating = |recompute| needs.updating(frozen, recompute);
@@ -154,7 +160,7 @@ pub fn resolve_for<'a>(
         }
     };
     let sampling = vec![MemoryPart { name: "keys, values", bytes: kv_bytes + needs.engine_bytes() }];
-    MemoryPlan { held, sampling, updating: updating(recompute), kv_bytes, recompute, is_shared }
+    MemoryPlan { held, sampling, updating: updating(recompute), judging, kv_bytes, recompute, is_shared }
 }
 
 /// Refuses a run that does not fit the free memory of a GPU, or the main memory and the swap that are left to this process.
@@ -472,6 +478,16 @@ mod tests {
         let elsewhere = |device: &str| judge("yes-no").replace('}', &format!(",device=\"{device}\"}}"));
         assert_eq!(parts(&[&elsewhere("cuda:1")]), (0, 0, expected));
         assert_eq!(parts(&[&elsewhere("cuda")]), (weights, scoring, expected));
+        // The host keeps the weights: the judge takes the memory of sampling and updates, which is larger.
+        let peaks = ["device", "host"].map(|keep| {
+            let settings = ["device=cuda", &judge("yes-no").replace('}', &format!(",keep=\"{keep}\"}}"))];
+            let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+            let model = plan.config.model.find().unwrap().shape().unwrap();
+            let planned = resolve(&plan, &model, &frozen(&plan).unwrap(), None);
+            (planned.peak_bytes(), sum(&planned.judging), planned.region_bytes() >= sum(&planned.judging))
+        });
+        assert_eq!(peaks[0].0 - peaks[1].0, weights + scoring);
+        assert_eq!((peaks[0].1, peaks[1].1, peaks[1].2), (0, weights + scoring, true));
     }
 
     /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.

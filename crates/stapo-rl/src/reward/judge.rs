@@ -3,6 +3,7 @@
 
 pub(crate) mod verifier;
 
+use super::keep::KeepWeights;
 use super::rule::RuleSpec;
 use crate::tasks::error::TaskError;
 use schemars::JsonSchema;
@@ -72,6 +73,9 @@ pub struct JudgeSpec {
     /// The device of the model: `cpu`, `cuda` or `cuda:N`; by default that of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Where the weights are while the policy samples and learns on the same GPU.
+    #[serde(default, skip_serializing_if = "KeepWeights::is_default")]
+    pub keep: KeepWeights,
     /// The judge's prompt as a Jinja template over `problem`, `response`, `reference`, `id` and the fields of the row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
@@ -175,6 +179,7 @@ impl JudgeSpec {
             model: model.to_string(),
             adapter: None,
             device: None,
+            keep: KeepWeights::default(),
             template: None,
             system: None,
             chat: None,
@@ -208,6 +213,7 @@ impl JudgeSpec {
         if let Some(Err(error)) = self.device.as_deref().map(str::parse::<DeviceName>) {
             return refuse("verifier.device", error.to_string(), "leave it out for the device of the run");
         }
+        self.keep.check(self.device.as_deref())?;
         for (key, value) in
             [("verifier.max_tokens", self.max_tokens), ("verifier.max_prompt_tokens", self.max_prompt_tokens)]
         {
@@ -334,6 +340,10 @@ mod tests {
             (JudgeSpec { max_tokens: 0, ..good.clone() }, "verifier.max_tokens"),
             (JudgeSpec { max_prompt_tokens: 0, ..good.clone() }, "verifier.max_prompt_tokens"),
             (JudgeSpec { right_letter: 'a', ..good.clone() }, "verifier.right_letter"),
+            (
+                JudgeSpec { keep: KeepWeights::Host, device: Some("cuda:1".into()), ..good.clone() },
+                "verifier.keep",
+            ),
             (JudgeSpec { right_from: f64::NAN, ..good }, "verifier.right_from"),
         ] {
             assert!(wrong.check().unwrap_err().to_string().contains(key));

@@ -2,6 +2,7 @@
 //! the room that loads one gives it in as [`ScoreResponses`].
 
 use super::judged::Judged;
+use super::keep::KeepWeights;
 use super::rule::{RuleSpec, by_rule};
 use crate::tasks::error::TaskError;
 use rayon::prelude::*;
@@ -22,6 +23,9 @@ pub struct RewardModelSpec {
     /// The device of the model: `cpu`, `cuda` or `cuda:N`; by default that of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Where the weights are while the policy samples and learns on the same GPU.
+    #[serde(default, skip_serializing_if = "KeepWeights::is_default")]
+    pub keep: KeepWeights,
     /// The system message in front of the problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
@@ -63,6 +67,7 @@ impl RewardModelSpec {
         if let Some(Err(error)) = self.device.as_deref().map(str::parse::<DeviceName>) {
             return refuse("verifier.device", error.to_string(), "leave it out for the device of the run");
         }
+        self.keep.check(self.device.as_deref())?;
         if !(1..=1 << 20).contains(&self.max_tokens) {
             let remedy = "a number of tokens from 1 to 1048576";
             return refuse("verifier.max_tokens", self.max_tokens.to_string(), remedy);

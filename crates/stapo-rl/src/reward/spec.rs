@@ -1,6 +1,7 @@
 //! The keys of a verifier in a config.
 
 use super::judge::JudgeSpec;
+use super::keep::KeepWeights;
 use super::reward_model::RewardModelSpec;
 pub use super::rule::RuleSpec;
 use crate::tasks::error::TaskError;
@@ -57,6 +58,15 @@ impl VerifierSpec {
             Self::Judge(judge) => judge.device.as_deref(),
             Self::RewardModel(model) => model.device.as_deref(),
             _ => None,
+        }
+    }
+
+    /// Where the weights of a judge or a reward model wait.
+    pub fn keep(&self) -> KeepWeights {
+        match self {
+            Self::Judge(judge) => judge.keep,
+            Self::RewardModel(model) => model.keep,
+            _ => KeepWeights::Device,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Answers of environments that a run has recorded. A run that is made again takes them from there.
 
+use crate::error::Result;
 use crate::reward::Judged;
+use crate::run::AnswerJournal;
 use crate::tasks::{Answer, Reply, sha256};
 use stapo_core::record::{EpisodeRecord, Extra, SCHEMA};
 use stapo_core::{Episode, EpisodeTurn, Problem, TurnVerdict};
@@ -56,6 +58,8 @@ pub enum AnswerUse {
 #[derive(Debug, Default)]
 pub struct RecordedAnswers {
     episodes: HashMap<(EpisodeSet, usize, usize), Episode>,
+    /// Where answers are written that are not recorded yet.
+    journal: Option<Mutex<AnswerJournal>>,
     usage: AnswerUse,
     /// Answers that were compared, and the first that differed, in words.
     compared: Mutex<(usize, Option<String>)>,
@@ -67,7 +71,18 @@ impl RecordedAnswers {
             let set = EpisodeSet { step: record.step, is_evaluation: record.evaluation, draw: record.draw };
             ((set, record.problem_idx, record.sample_idx), record.episode)
         });
-        Self { episodes: keyed.collect(), usage, compared: Mutex::default() }
+        Self { episodes: keyed.collect(), usage, ..Self::default() }
+    }
+
+    /// Writes the answers of environments down as they come.
+    pub(crate) fn write_to(&mut self, journal: AnswerJournal) {
+        self.journal = Some(Mutex::new(journal));
+    }
+
+    /// Takes note that the answers up to a step are in the records of the run.
+    pub(crate) fn recorded_up_to(&self, step: u64) -> Result<()> {
+        let journal = self.journal.as_ref();
+        journal.map_or(Ok(()), |journal| journal.lock().unwrap_or_else(PoisonError::into_inner).forget(step))
     }
 
     pub fn set_use(&mut self, usage: AnswerUse) {
@@ -85,16 +100,24 @@ impl RecordedAnswers {
         (turn.text_sha256 == sha256(texts.last()?)).then_some(turn)
     }
 
-    /// The answer to a turn of the episode `at` (problem and sample): the recorded one, or else that of `ask`. `judges`
-    /// says whether the environment judges episodes, and not verifiers.
-    pub fn answer<E>(
+    /// The answer to a turn of an episode of `problem` whose numbers are `at` (problem and sample): the recorded one, or else
+    /// that of `ask`. `judges` says whether the environment judges episodes, and not verifiers.
+    pub fn answer(
         &self,
-        (set, at): (EpisodeSet, (usize, usize)),
+        (set, problem, at): (EpisodeSet, &Problem, (usize, usize)),
         texts: &[String],
         judges: bool,
-        ask: impl FnOnce() -> Result<Answer, E>,
-    ) -> Result<Answer, E> {
-        let Some(recorded) = self.find(set, at, texts) else { return ask() };
+        ask: impl FnOnce() -> Result<Answer>,
+    ) -> Result<Answer> {
+        let Some(recorded) = self.find(set, at, texts) else {
+            let answer = ask()?;
+            if let (Some(journal), Some(text)) = (&self.journal, texts.last()) {
+                let episode = Episode { turns: vec![recorded_turn(text, &answer, 0)] };
+                let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+                journal.add(set.record(problem, at, episode), texts.len() - 1)?;
+            }
+            return Ok(answer);
+        };
         let reply = match recorded.judged.as_slice() {
             [] => Some(Reply::Continue(recorded.observations.clone())),
             // Verifiers of a task judge again, as they do for responses of one turn.

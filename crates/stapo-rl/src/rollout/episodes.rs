@@ -155,8 +155,9 @@ impl Episodes<'_> {
         let key =
             Key::new(step).with(draw).with(u64::from(is_evaluation)).with(at.0 as u64).with(at.1 as u64);
         let turn = PolicyTurn { episode: key.bits() >> 11, problem, texts: &job.texts };
-        let ask = || Ok::<_, Error>(self.environment.answer(&[turn])?.remove(0));
-        let answer = self.recorded.answer((self.set, at), &job.texts, self.environment.judges(), ask)?;
+        let ask = || Ok(self.environment.answer(&[turn])?.remove(0));
+        let asked = (self.set, problem, at);
+        let answer = self.recorded.answer(asked, &job.texts, self.environment.judges(), ask)?;
         let Reply::Continue(observations) = &answer.reply else {
             return Ok(Answered { key: job.key, answer, given: Vec::new(), n_cut: 0 });
         };

@@ -2,7 +2,7 @@
 
 use super::reward_models::ModelScorer;
 use super::segments::{marks, split};
-use super::verifier_device::device_of;
+use super::verifier_model::{VerifierHome, VerifierModel, scoring_pass};
 use crate::error::{Error, Result};
 use crate::learn::memory::SamplingMemory;
 use crate::plan::config::ModelSource;
@@ -26,7 +26,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// A model that judges. Answers are greedy and do not depend on what else is asked.
 pub struct ModelJudge {
     spec: JudgeSpec,
-    model: LoadedModel,
+    model: VerifierModel,
     template: Template,
     chat: bool,
     /// The longest prompt.
@@ -46,53 +46,26 @@ enum Work {
 
 impl Task {
     /// Loads the models of the task's judges and its reward models.
-    pub fn load_model_judges(&mut self, device: &Device) -> Result<()> {
-        self.load_judges(|spec| {
-            Ok::<_, Error>(Box::new(ModelJudge::open(spec, device)?) as Box<dyn AskJudge>)
-        })?;
-        self.load_reward_models(|spec| {
-            Ok(Box::new(ModelScorer::open(spec, device)?) as Box<dyn ScoreResponses>)
-        })
+    pub fn load_model_judges<'a>(&mut self, home: impl Into<VerifierHome<'a>>) -> Result<()> {
+        let home = home.into();
+        self.load_judges(
+            |spec| Ok::<_, Error>(Box::new(ModelJudge::open(spec, home)?) as Box<dyn AskJudge>),
+        )?;
+        self.load_reward_models(
+            |spec| Ok(Box::new(ModelScorer::open(spec, home)?) as Box<dyn ScoreResponses>),
+        )
     }
 }
 
 impl ModelJudge {
-    pub fn open(spec: &JudgeSpec, device: &Device) -> Result<Self> {
+    pub fn open<'a>(spec: &JudgeSpec, home: impl Into<VerifierHome<'a>>) -> Result<Self> {
         spec.check()?;
-        let device = &device_of(spec.device.as_deref(), device)?;
         let template = Template::new(spec.template())?;
         let found = ModelSource::named(&spec.model).find()?;
-        let mut model = LoadedModel::open_found(&found, spec.adapter.as_deref(), &device.read_only())?;
-        let refuse =
-            |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy).into());
-        let chat = spec.chat.unwrap_or(model.template.is_some());
-        if chat && model.template.is_none() {
-            let problem = format!("true, but the judge {} has no chat template", spec.model);
-            return refuse("verifier.chat", problem, "leave it out");
-        }
-        if !chat && (spec.system.is_some() || !spec.chat_arguments.is_empty()) {
-            let problem = format!("the prompts of the judge {} are plain text", spec.model);
-            return refuse("verifier.chat", problem, "leave verifier.system and verifier.chat_arguments out");
-        }
-        let n_written = if spec.read == JudgeReading::YesNo { 0 } else { spec.max_tokens };
-        let positions = model.policy.config().position_limit();
-        if n_written >= positions {
-            let problem = format!("{n_written}, and the judge has {positions} positions");
-            return refuse("verifier.max_tokens", problem, "lower it");
-        }
-        let limit = spec.max_prompt_tokens.min(positions - n_written);
-        model.policy.fit_longest(limit + n_written);
-        let work = if spec.read == JudgeReading::YesNo {
-            let words = words(spec, model.tokenizer()?)?;
-            Work::Compare { pass: Box::new(Pass::scoring(&model.policy)?), words }
-        } else {
-            if model.stops.is_empty() {
-                let problem = format!("the judge {} names no token that ends a response", spec.model);
-                return refuse("verifier.model", problem, "add eos_token_id to its generation_config.json");
-            }
-            let kv_bytes = judge_kv_bytes(spec, model.policy.config(), device) as usize;
-            Work::Write(Box::new(SamplingMemory { engine: EngineMemory::new(), kv_bytes, drafter: None }))
-        };
+        let open = |device: &Device| LoadedModel::open_found(&found, spec.adapter.as_deref(), device);
+        let placed = (spec.device.as_deref(), spec.keep);
+        let (model, (chat, limit, work)) =
+            VerifierModel::open(home.into(), placed, open, |model, memory| prepare(spec, model, memory))?;
         let work = Mutex::new(work);
         Ok(Self { spec: spec.clone(), model, template, chat, limit, work, is_readable: OnceLock::new() })
     }
@@ -100,14 +73,19 @@ impl ModelJudge {
     /// The answers to prompts, in their order.
     fn answers(&self, prompts: &[&[u32]]) -> Result<Vec<JudgeAnswer>> {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *work {
-            Work::Compare { pass, words } => self.compare(pass, *words, prompts),
-            Work::Write(memory) => self.write(memory, prompts),
-        }
+        self.model.at_work(|model| match &mut *work {
+            Work::Compare { pass, words } => self.compare(model, (pass, *words), prompts),
+            Work::Write(memory) => self.write(model, memory, prompts),
+        })
     }
 
     /// Log-probs of yes and no as the first token after each prompt.
-    fn compare(&self, pass: &mut Pass, words: [u32; 2], prompts: &[&[u32]]) -> Result<Vec<JudgeAnswer>> {
+    fn compare(
+        &self,
+        model: &LoadedModel,
+        (pass, words): (&mut Pass, [u32; 2]),
+        prompts: &[&[u32]],
+    ) -> Result<Vec<JudgeAnswer>> {
         let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.len()).collect();
         let mut answers = Vec::with_capacity(prompts.len());
         let read = |pending: PendingScores| {
@@ -120,7 +98,7 @@ impl ModelJudge {
             for idx in microbatch.sequences {
                 batch.push_choices(prompts[idx], &words);
             }
-            let started = pass.start_score(&self.model.policy, &batch, HeadOptions::default())?;
+            let started = pass.start_score(&model.policy, &batch, HeadOptions::default())?;
             // A GPU runs a micro-batch while the host reads the one before.
             answers.extend(pending.replace(started).into_iter().flat_map(read));
         }
@@ -140,24 +118,29 @@ impl ModelJudge {
     }
 
     /// What the judge writes after each prompt, sampled greedily.
-    fn write(&self, memory: &mut SamplingMemory, prompts: &[&[u32]]) -> Result<Vec<JudgeAnswer>> {
+    fn write(
+        &self,
+        model: &LoadedModel,
+        memory: &mut SamplingMemory,
+        prompts: &[&[u32]],
+    ) -> Result<Vec<JudgeAnswer>> {
         let settings = EngineSettings {
             rule: SamplingRule::Greedy,
             kv_bytes: memory.kv_bytes,
             ..EngineSettings::default()
         };
-        let mut engine = Engine::new(&self.model.policy, &mut memory.engine, settings)?;
+        let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
         for (idx, prompt) in prompts.iter().enumerate() {
             let request = Request {
                 problem: idx as u64,
                 prompt: prompt.to_vec(),
                 n_samples: 1,
                 max_tokens: self.spec.max_tokens,
-                stops: self.model.stops.clone(),
+                stops: model.stops.clone(),
             };
             engine.submit(request).map_err(|error| self.failure("a prompt", &error.to_string()))?;
         }
-        let tokenizer = self.model.tokenizer()?;
+        let tokenizer = model.tokenizer()?;
         let answer = |completion: stapo_model::generate::Completion| {
             let tokens: Vec<u32> = completion.tokens.iter().map(|sampled| sampled.token).collect();
             let text = tokenizer.decode(&tokens)?;
@@ -174,8 +157,9 @@ impl ModelJudge {
     /// The judge's prompt about a response. Special tokens have their meaning in text of the templates, and are plain
     /// characters in problem, response and reference.
     fn prompt(&self, question: &JudgeQuestion) -> Result<Vec<u32>> {
-        let tokenizer = self.model.tokenizer()?;
-        let segments = self.segments(question)?;
+        let model = self.model.read();
+        let tokenizer = model.tokenizer()?;
+        let segments = self.segments(&model, question)?;
         if self.is_readable.get().is_none() {
             self.check_characters(tokenizer, &segments)?;
             let _ = self.is_readable.set(());
@@ -191,7 +175,7 @@ impl ModelJudge {
         Ok([tokenizer.encode(first)?, tokenizer.encode_segments(rest)?].concat())
     }
 
-    fn segments(&self, question: &JudgeQuestion) -> Result<Vec<Segment>> {
+    fn segments(&self, model: &LoadedModel, question: &JudgeQuestion) -> Result<Vec<Segment>> {
         let JudgeQuestion { problem, response, row } = *question;
         let contents = [problem.prompt.as_str(), response, problem.reference.as_str()];
         let shown = row.map(|row| serde_json::to_string(row).unwrap_or_default()).unwrap_or_default();
@@ -205,7 +189,7 @@ impl ModelJudge {
             variables.insert(name, Value::from(mark.as_str()));
         }
         let mut text = self.template.fill(&problem.id, variables)?;
-        if let (true, Some(template)) = (self.chat, &self.model.template) {
+        if let (true, Some(template)) = (self.chat, &model.template) {
             let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
             let system = self.spec.system.iter().map(|system| message("system", system));
             let messages: Vec<Message> = system.chain([message("user", &text)]).collect();
@@ -282,6 +266,45 @@ impl AskJudge for ModelJudge {
         };
         Ok(prompts.iter().map(answer).collect())
     }
+}
+
+/// What a judge works with: whether its prompts are rendered, the longest of them, and memory.
+fn prepare(
+    spec: &JudgeSpec,
+    model: &mut LoadedModel,
+    memory: Option<&Device>,
+) -> Result<(bool, usize, Work)> {
+    let refuse = |key, problem: String, remedy: &str| Err(TaskError::setting(key, problem, remedy).into());
+    let chat = spec.chat.unwrap_or(model.template.is_some());
+    if chat && model.template.is_none() {
+        let problem = format!("true, but the judge {} has no chat template", spec.model);
+        return refuse("verifier.chat", problem, "leave it out");
+    }
+    if !chat && (spec.system.is_some() || !spec.chat_arguments.is_empty()) {
+        let problem = format!("the prompts of the judge {} are plain text", spec.model);
+        return refuse("verifier.chat", problem, "leave verifier.system and verifier.chat_arguments out");
+    }
+    let n_written = if spec.read == JudgeReading::YesNo { 0 } else { spec.max_tokens };
+    let positions = model.policy.config().position_limit();
+    if n_written >= positions {
+        let problem = format!("{n_written}, and the judge has {positions} positions");
+        return refuse("verifier.max_tokens", problem, "lower it");
+    }
+    let limit = spec.max_prompt_tokens.min(positions - n_written);
+    model.policy.fit_longest(limit + n_written);
+    if spec.read == JudgeReading::YesNo {
+        let words = words(spec, model.tokenizer()?)?;
+        let pass = Box::new(scoring_pass(&model.policy, memory, limit)?);
+        return Ok((chat, limit, Work::Compare { pass, words }));
+    }
+    if model.stops.is_empty() {
+        let problem = format!("the judge {} names no token that ends a response", spec.model);
+        return refuse("verifier.model", problem, "add eos_token_id to its generation_config.json");
+    }
+    let kv_bytes = judge_kv_bytes(spec, model.policy.config(), model.policy.device()) as usize;
+    let engine = memory.map_or_else(EngineMemory::new, |memory| EngineMemory::new_in(memory.clone()));
+    let memory = SamplingMemory { engine, kv_bytes, drafter: None };
+    Ok((chat, limit, Work::Write(Box::new(memory))))
 }
 
 /// The first tokens of yes and no.

@@ -1,7 +1,7 @@
 //! A reward model at work: responses as its tokens, and their scores.
 
 use super::segments::{marks, split};
-use super::verifier_device::device_of;
+use super::verifier_model::{VerifierHome, VerifierModel, scoring_pass};
 use crate::error::Result;
 use crate::plan::config::ModelSource;
 use crate::plan::memory::JUDGE_BATCH_TOKENS;
@@ -12,13 +12,13 @@ use rayon::prelude::*;
 use stapo_core::Problem;
 use stapo_core::batch::pack_in_order;
 use stapo_model::decoder::{PackedBatch, Pass};
-use stapo_model::{ChatTemplate, Device, Message, ScoreHead, Segment, Tokenizer};
+use stapo_model::{ChatTemplate, Device, Message, ScoreHead, Segment};
 use std::sync::{Mutex, PoisonError};
 
 /// A loaded reward model. A score has the same bits whatever else is scored with it.
 pub struct ModelScorer {
     spec: RewardModelSpec,
-    model: LoadedModel,
+    model: VerifierModel,
     head: ScoreHead,
     chat: bool,
     /// The longest sequence.
@@ -27,38 +27,25 @@ pub struct ModelScorer {
 }
 
 impl ModelScorer {
-    pub fn open(spec: &RewardModelSpec, device: &Device) -> Result<Self> {
+    pub fn open<'a>(spec: &RewardModelSpec, home: impl Into<VerifierHome<'a>>) -> Result<Self> {
         spec.check()?;
-        let device = &device_of(spec.device.as_deref(), device)?;
         let found = ModelSource::named(&spec.model).find()?;
-        let mut model = LoadedModel::open_reward_model(&found, &device.read_only())?;
-        model.tokenizer()?;
-        let refuse =
-            |problem: String, remedy: &str| Err(TaskError::setting("verifier.chat", problem, remedy).into());
-        let chat = spec.chat.unwrap_or(model.template.is_some());
-        if chat && model.template.is_none() {
-            let problem = format!("true, but the reward model {} has no chat template", spec.model);
-            return refuse(problem, "leave it out");
-        }
-        if !chat && (spec.system.is_some() || !spec.chat_arguments.is_empty()) {
-            let problem = format!("the reward model {} reads plain text", spec.model);
-            return refuse(problem, "leave verifier.system and verifier.chat_arguments out");
-        }
-        let limit = spec.max_tokens.min(model.policy.config().position_limit());
-        model.policy.fit_longest(limit);
-        let head = model.policy.config().score.unwrap_or_default();
-        let pass = Mutex::new(Pass::scoring(&model.policy)?);
-        Ok(Self { spec: spec.clone(), model, head, chat, limit, pass })
+        let open = |device: &Device| LoadedModel::open_reward_model(&found, device);
+        let placed = (spec.device.as_deref(), spec.keep);
+        let (model, (head, chat, limit, pass)) =
+            VerifierModel::open(home.into(), placed, open, |model, memory| prepare(spec, model, memory))?;
+        Ok(Self { spec: spec.clone(), model, head, chat, limit, pass: Mutex::new(pass) })
     }
 
     /// The tokens up to the one whose score is the response's: those of `stapo rm`, but for special tokens that the policy wrote,
     /// which are plain characters here.
     fn tokens(&self, problem: &Problem, response: &str) -> Result<Vec<u32>> {
-        let tokenizer = self.model.tokenizer()?;
-        let tokens = match &self.model.template {
-            Some(template) if self.chat => self.rendered(tokenizer, template, problem, response)?,
+        let model = self.model.read();
+        let tokenizer = model.tokenizer()?;
+        let tokens = match &model.template {
+            Some(template) if self.chat => self.rendered(&model, template, problem, response)?,
             _ => {
-                let stop = self.model.stops.first().copied();
+                let stop = model.stops.first().copied();
                 let response = tokenizer.encode_literally(response)?;
                 [tokenizer.encode(&problem.prompt)?, response, Vec::from_iter(stop)].concat()
             }
@@ -69,11 +56,12 @@ impl ModelScorer {
     /// A conversation that ends with the response and its stop token.
     fn rendered(
         &self,
-        tokenizer: &Tokenizer,
+        model: &LoadedModel,
         template: &ChatTemplate,
         problem: &Problem,
         response: &str,
     ) -> Result<Vec<u32>> {
+        let tokenizer = model.tokenizer()?;
         let contents = [problem.prompt.as_str(), response, problem.reference.as_str()];
         let earlier = problem.earlier_turns.iter().map(|turn| (turn.role.as_str(), turn.content.as_str()));
         let system = self.spec.system.iter().map(|system| ("system", system.as_str()));
@@ -95,7 +83,7 @@ impl ModelScorer {
         let (shown, behind) = segments.split_at(at + 1);
         let mut end = tokenizer.encode_segments(behind)?;
         // What a template adds after the token that ends the response is not part of it.
-        let stop = end.iter().rposition(|token| self.model.stops.contains(token));
+        let stop = end.iter().rposition(|token| model.stops.contains(token));
         end.truncate(stop.map_or(end.len(), |stop| stop + 1));
         Ok([tokenizer.encode_segments(shown)?, end].concat())
     }
@@ -104,14 +92,16 @@ impl ModelScorer {
         let mut pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
         let lengths: Vec<usize> = sequences.iter().map(|tokens| tokens.len()).collect();
         let mut scores = Vec::with_capacity(sequences.len());
-        for microbatch in pack_in_order(&lengths, self.limit.max(JUDGE_BATCH_TOKENS))? {
-            let mut batch = PackedBatch::new();
-            for idx in microbatch.sequences {
-                batch.push_whole(sequences[idx]);
+        self.model.at_work(|model| {
+            for microbatch in pack_in_order(&lengths, self.limit.max(JUDGE_BATCH_TOKENS))? {
+                let mut batch = PackedBatch::new();
+                for idx in microbatch.sequences {
+                    batch.push_whole(sequences[idx]);
+                }
+                scores.extend(pass.forward_scores(&model.policy, &batch)?);
             }
-            scores.extend(pass.forward_scores(&self.model.policy, &batch)?);
-        }
-        Ok(scores)
+            Ok(scores)
+        })
     }
 
     fn failure(&self, place: &str, problem: &str) -> TaskError {
@@ -124,6 +114,30 @@ impl ModelScorer {
             remedy: hint.into(),
         }
     }
+}
+
+/// What a reward model works with: its head, whether texts are rendered, the longest of them, and a pass.
+fn prepare(
+    spec: &RewardModelSpec,
+    model: &mut LoadedModel,
+    memory: Option<&Device>,
+) -> Result<(ScoreHead, bool, usize, Pass)> {
+    model.tokenizer()?;
+    let refuse =
+        |problem: String, remedy: &str| Err(TaskError::setting("verifier.chat", problem, remedy).into());
+    let chat = spec.chat.unwrap_or(model.template.is_some());
+    if chat && model.template.is_none() {
+        let problem = format!("true, but the reward model {} has no chat template", spec.model);
+        return refuse(problem, "leave it out");
+    }
+    if !chat && (spec.system.is_some() || !spec.chat_arguments.is_empty()) {
+        let problem = format!("the reward model {} reads plain text", spec.model);
+        return refuse(problem, "leave verifier.system and verifier.chat_arguments out");
+    }
+    let limit = spec.max_tokens.min(model.policy.config().position_limit());
+    model.policy.fit_longest(limit);
+    let head = model.policy.config().score.unwrap_or_default();
+    Ok((head, chat, limit, scoring_pass(&model.policy, memory, limit)?))
 }
 
 impl ScoreResponses for ModelScorer {

@@ -9,7 +9,7 @@ use stapo_core::record::{DecodingRecord, PhaseSeconds};
 use stapo_model::Device;
 use stapo_model::generate::StepCounts;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A part of a training step, under the name that `seconds` in `metrics.jsonl` gives to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +76,8 @@ struct State {
     /// By phase.
     work: [Work; Phase::COUNT],
     decoding: Option<DecodingRecord>,
+    /// Seconds in which weights were copied to the device for judging.
+    loading: Option<f64>,
     /// The parts of updates, where somebody asked for them.
     watched: Option<Watched>,
 }
@@ -128,6 +130,16 @@ impl Meter {
     /// How rollouts were decoded since the last call.
     pub fn take_decoding(&self) -> Option<DecodingRecord> {
         self.state().decoding.take()
+    }
+
+    /// Counts a copy of a verifier's weights to the device.
+    pub fn add_loading(&self, duration: Duration) {
+        *self.state().loading.get_or_insert_default() += duration.as_secs_f64();
+    }
+
+    /// Seconds of these copies since the last call; `None` where there was none.
+    pub fn take_loading(&self) -> Option<f64> {
+        self.state().loading.take()
     }
 
     /// Says which step is in progress.

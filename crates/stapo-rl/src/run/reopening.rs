@@ -1,5 +1,6 @@
 //! Going on with a run: the folder is locked, read and compared before a byte of it changes.
 
+use super::answers;
 use super::checkpoint::Checkpoint;
 use super::events::{self, EventLog, read_events};
 use super::folder::{Run, open_metrics};
@@ -14,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::plan::config::Schedule;
 use crate::run::disk::{remove_file, sha256_hex, write_whole};
 use stapo_core::record::{
-    self, AcceptedChange, Change, Event, EventKind, Identity, Record, StepHash, Stepped, Writer,
-    changed_inputs,
+    self, AcceptedChange, Change, EpisodeRecord, Event, EventKind, Identity, Record, StepHash, Stepped,
+    Writer, changed_inputs,
 };
 use stapo_core::settings;
 use std::fs;
@@ -31,6 +32,8 @@ pub struct Reopening {
     pub refused: Vec<Error>,
     /// The plan with which the run goes on.
     pub plan_text: String,
+    /// Whether answers of environments are kept for the steps that are made again.
+    keeps_answers: bool,
     plan_found: String,
     /// What differs from the checkpoint and has to be accepted.
     changes: Vec<Change>,
@@ -71,6 +74,7 @@ impl Reopening {
             checkpoint,
             refused,
             plan_text: plan_found.clone(),
+            keeps_answers: false,
             plan_found,
             changes: Vec::new(),
             records: Vec::new(),
@@ -85,6 +89,12 @@ impl Reopening {
     /// Steps that the run has made.
     pub fn step(&self) -> u64 {
         self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.counters.step)
+    }
+
+    /// Keeps the answers of environments in steps that are made again, and returns them.
+    pub(crate) fn keep_answers(&mut self) -> Result<Vec<EpisodeRecord>> {
+        self.keeps_answers = true;
+        answers::recorded_answers(&self.folder, self.step())
     }
 
     /// Refuses a last step below the steps that the run has made, and another last step where the learning rates follow
@@ -241,6 +251,7 @@ impl Reopening {
         if fs::read_to_string(&path).ok().as_ref() != Some(&metrics) {
             write_whole(&path, metrics.as_bytes())?;
         }
+        answers::carry_over(&self.folder, step, self.keeps_answers)?;
         remove_later_records(&self.folder, step)?;
         let provenance = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.provenance.as_ref());
         let sealed = provenance.map_or(&[][..], |provenance| &provenance.records);

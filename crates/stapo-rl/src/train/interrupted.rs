@@ -2,12 +2,12 @@
 
 use super::Trainer;
 use crate::error::Result;
-use crate::plan::config::{AnswerSource, Config, Plan};
+use crate::plan::config::{Config, Plan};
 use crate::policy::identity;
 use crate::ranks::{RankError, Ranks};
 use crate::reward::Programs;
 use crate::rollout::{AnswerUse, RecordedAnswers};
-use crate::run::{Checkpoint, Reopening, Run, RunKind, part_files, records_of_file, step_of};
+use crate::run::{Checkpoint, Reopening, Run, RunKind, part_files, recorded_answers, records_of_file};
 use stapo_core::Verdict;
 use stapo_core::record::{self, EpisodeRecord, Identity, Metrics, Record, ResponseRecord, Writer};
 use stapo_model::Device;
@@ -56,12 +56,10 @@ impl Interrupted {
         programs: Programs,
         ranks: Ranks,
     ) -> Result<(Plan, Run, Trainer)> {
-        let Interrupted { plan, reopening, identity } = self;
+        let Interrupted { plan, mut reopening, identity } = self;
         let mut trainer = Trainer::on_ranks(&plan, device, programs, ranks)?;
-        trainer.restore(reopening.checkpoint.as_ref())?;
-        if plan.episode().resume == AnswerSource::Environment {
-            trainer.recorded = RecordedAnswers::default();
-        }
+        let answers = if plan.replays_answers() { reopening.keep_answers()? } else { Vec::new() };
+        trainer.restore_with(reopening.checkpoint.as_ref(), &answers)?;
         trainer.open_benchmarks(&plan)?;
         let run = reopening.commit::<Metrics>(identity, writer)?;
         Ok((plan, run, trainer))
@@ -83,15 +81,21 @@ fn recorded_time_outs(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>> 
 /// The answers of environments that the checkpoint's run recorded.
 fn recorded_episodes(checkpoint: &Checkpoint) -> Result<Vec<EpisodeRecord>> {
     let Some(run) = checkpoint.path.parent().and_then(Path::parent) else { return Ok(Vec::new()) };
-    let later = part_files(run, "episodes")?;
-    let later = later.iter().filter(|file| step_of(file) >= Some(checkpoint.counters.step));
-    Ok(later.map(|file| records_of_file(file)).collect::<Result<Vec<_>>>()?.concat())
+    recorded_answers(run, checkpoint.counters.step)
 }
 
 impl Trainer {
     /// Takes over the state of a checkpoint on every rank. Rank 0 has the checkpoint, or none where the run was interrupted
     /// before its first; the others give none.
     pub fn restore(&mut self, checkpoint: Option<&Checkpoint>) -> Result<()> {
+        let has_episodes = self.task.has_episodes();
+        let answers =
+            checkpoint.filter(|_| has_episodes).map_or_else(|| Ok(Vec::new()), recorded_episodes)?;
+        self.restore_with(checkpoint, &answers)
+    }
+
+    /// As [`Trainer::restore`], with the answers of environments that the run replays.
+    fn restore_with(&mut self, checkpoint: Option<&Checkpoint>, answers: &[EpisodeRecord]) -> Result<()> {
         let has_one = self.ranks().broadcast(&[u8::from(checkpoint.is_some())])?;
         if has_one.first() == Some(&1) {
             self.learner.restore_from(checkpoint)?;
@@ -103,8 +107,7 @@ impl Trainer {
             self.task.remember_time_outs(serde_json::from_slice(&bytes).unwrap_or_default());
         }
         if self.task.has_episodes() {
-            let recorded = checkpoint.map_or_else(|| Ok(Vec::new()), recorded_episodes)?;
-            let lines: String = recorded.iter().map(Record::to_line).collect();
+            let lines: String = answers.iter().map(Record::to_line).collect();
             let lines = self.ranks().broadcast(lines.as_bytes())?;
             let read = record::parse_lines(&String::from_utf8_lossy(&lines));
             let records = read.map_err(|error| RankError { rank: 0, problem: error.to_string() })?.records;

@@ -11,7 +11,7 @@ use crate::learn::canary;
 use crate::plan::config::{Keeping, Plan};
 use crate::run::best::BestSoFar;
 use crate::run::records::set_times;
-use crate::run::{Run, is_due};
+use crate::run::{AnswerJournal, Run, is_due};
 use stapo_core::record::{EventKind, Metrics, PhaseSeconds};
 use std::time::Instant;
 
@@ -37,6 +37,9 @@ impl<'a> Leader<'a> {
         let history = Run::read_metrics::<Metrics>(run.folder())?;
         let last = history.last();
         trainer.open_benchmarks(plan)?;
+        if plan.replays_answers() {
+            trainer.recorded.write_to(AnswerJournal::open(run.folder())?);
+        }
         let mut warnings = canary::switched_off(plan);
         warnings.extend(trainer.warnings.iter().cloned());
         warnings.extend(changed_questions(trainer.benchmarks.as_deref().unwrap_or_default(), &history));
@@ -102,6 +105,7 @@ impl Role for Leader<'_> {
             for (name, text) in self.recorder.start(before) {
                 self.run.write_record(&name, &text)?;
             }
+            trainer.recorded.recorded_up_to(0)?;
         }
         let step = trainer.learner.counters.step;
         let saving = Some(trainer.learner.saving(self.run));
@@ -138,11 +142,15 @@ impl Role for Leader<'_> {
         if reports.len() > 1 {
             metrics.extra.insert("ranks".to_string(), serde_json::json!(reports));
         }
+        if let Some(seconds) = trainer.meter.take_loading() {
+            metrics.extra.insert("judge_load_seconds".to_string(), seconds.into());
+        }
         let signal = reports.iter().find_map(|report| report.signal);
         if let Some(signal) = signal {
             self.watch.asked_elsewhere(signal);
         }
         self.run.add_metrics(&metrics)?;
+        trainer.recorded.recorded_up_to(metrics.step)?;
         self.watch.stepped(&metrics);
         for text in &metrics.warnings {
             self.warn(text)?;

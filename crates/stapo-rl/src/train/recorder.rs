@@ -14,8 +14,9 @@ use stapo_core::record::{EvalRecord, Metrics, Record};
 
 /// What the records of a step take from the steps before.
 pub struct Recorder {
-    /// The metrics of the first step.
+    /// The metrics of the first step, and of the last one.
     first: Option<Metrics>,
+    last: Option<Metrics>,
     /// The evaluation before the first step, until the first step writes it down.
     before: Option<Evaluated>,
     /// Whether an earlier step had no contrast between rewards, of which a run warns once.
@@ -39,6 +40,7 @@ impl Recorder {
         let total = history.last().and_then(|m| m.tokens_total);
         Self {
             first: history.first().cloned(),
+            last: history.last().cloned(),
             before: None,
             had_no_contrast: history.iter().any(|m| m.equal_rewards_share == Some(1.0)),
             tokens_total: total.unwrap_or_else(|| sampled.sum()),
@@ -82,7 +84,7 @@ impl Recorder {
             episodes.extend(evaluation.episodes);
         }
         metrics.memory_bytes = memory_bytes(model.policy.device());
-        metrics.warnings = canary::warnings(plan, self.first.as_ref(), &metrics);
+        metrics.warnings = canary::warnings(plan, self.first.as_ref(), self.last.as_ref(), &metrics);
         if !self.had_no_contrast {
             metrics.warnings.extend(canary::no_contrast(plan, &metrics, &rolled.batch));
         }
@@ -104,6 +106,7 @@ impl Recorder {
             responses,
         ];
         self.first.get_or_insert_with(|| metrics.clone());
+        self.last = Some(metrics.clone());
         Ok(Recorded { metrics, files: files.into_iter().flatten().collect() })
     }
 }

@@ -41,6 +41,12 @@ pub fn object(planned: &Planned) -> Value {
             "response_tokens_mean": prediction.lengths.response_mean,
             "response_tokens_limit": prediction.lengths.response_limit,
         },
+        "episodes": prediction.episodes.map(|episodes| json!({
+            "turns_mean": episodes.turns,
+            "given_tokens_mean": episodes.given(prediction.lengths),
+            "answer_seconds_mean": episodes.answer_seconds,
+            "answers_at_once": episodes.at_once,
+        })),
         "time": {
             "is_measured": planned.measured.is_some(),
             "seconds": prediction.seconds(),
@@ -98,7 +104,7 @@ fn rate(rate: &Rate) -> Value {
     json!({ "per_second": rate.per_second, "origin": rate.origin.word(), "source": rate.origin.source() })
 }
 
-fn of_machine(machine: &Machine) -> Value {
+pub(super) fn of_machine(machine: &Machine) -> Value {
     let attention = |rates: &[(f64, f64)], origin: Origin| {
         let points: Vec<Value> =
             rates.iter().map(|(length, rate)| json!({ "length": length, "per_second": rate })).collect();

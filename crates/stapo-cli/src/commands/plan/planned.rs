@@ -63,7 +63,7 @@ impl MemoryPhase {
     }
 
     /// Whether the phase reads or writes the part.
-    pub fn uses(self, part: &MemoryPart) -> bool {
+    fn uses(self, part: &MemoryPart) -> bool {
         match part.name {
             "keys, values" => self == Self::Sampling,
             "gradients" | "activations" | "DeltaNet's chunks" => self == Self::Update,
@@ -74,9 +74,14 @@ impl MemoryPhase {
 }
 
 impl Planned<'_> {
+    /// Whether a phase uses a part; a judge whose weights the host keeps has a turn of its own.
+    pub fn uses(&self, phase: MemoryPhase, part: &MemoryPart) -> bool {
+        phase.uses(part) && !self.memory.judging.contains(part)
+    }
+
     /// Bytes of the parts that a phase uses.
     pub fn used_bytes(&self, phase: MemoryPhase) -> u64 {
-        self.memory.parts().filter(|part| phase.uses(part)).map(|part| part.bytes).sum()
+        self.memory.parts().filter(|part| self.uses(phase, part)).map(|part| part.bytes).sum()
     }
 
     pub fn total_bytes(&self) -> u64 {
@@ -185,7 +190,7 @@ pub fn known_shape(source: &ModelSource) -> Option<ModelConfig> {
 }
 
 /// The shape of a model, and whether its weights are here. A model that is here wins over a known name.
-fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
+pub fn shape(source: &ModelSource) -> Result<(ModelConfig, bool)> {
     let name = source.to_string();
     match source.find() {
         Ok(found) => {
@@ -214,8 +219,8 @@ pub struct Here {
 }
 
 impl Here {
-    pub fn look(plan: &Plan) -> Self {
-        match plan.device() {
+    pub fn look(device: DeviceName) -> Self {
+        match device {
             DeviceName::Cpu => {
                 let memory_bytes = HostMemory::find().map(|memory| memory.usable());
                 Self { gpu: None, memory_bytes, missing: None }
@@ -235,8 +240,8 @@ impl Here {
     }
 
     /// The machine whose rates a simulation takes, where the command line names none.
-    pub fn machine(&self, plan: &Plan, threads: Option<usize>, assumed: &mut Vec<String>) -> Machine {
-        if plan.device() == DeviceName::Cpu {
+    pub fn machine(&self, device: DeviceName, threads: Option<usize>, assumed: &mut Vec<String>) -> Machine {
+        if device == DeviceName::Cpu {
             let here = || std::thread::available_parallelism().map_or(1, usize::from);
             return Machine::cpu(threads.unwrap_or_else(here));
         }

@@ -67,7 +67,7 @@ fn print_run(planned: &Planned) {
 }
 
 /// The two ceilings of a machine and where they come from.
-fn rates(machine: &Machine) -> String {
+pub(super) fn rates(machine: &Machine) -> String {
     let products = match machine.processor {
         Processor::Gpu => format!("{:.0} TFLOP/s", machine.products.per_second / 1e12),
         Processor::Cpu => format!("{:.0} GFLOP/s", machine.products.per_second / 1e9),
@@ -86,11 +86,22 @@ fn print_memory(planned: &Planned) {
         format!("{name:<13} {:>10} {:>10} {:>10}", cells[0], cells[1], cells[2])
     };
     line("memory", &row("", MemoryPhase::ALL.map(|phase| phase.name().to_string())));
-    for part in planned.memory.parts() {
-        let cell = |phase: MemoryPhase| if phase.uses(part) { size(part.bytes) } else { "-".to_string() };
+    for part in planned.memory.held.iter().chain(&planned.memory.sampling).chain(&planned.memory.updating) {
+        let cell =
+            |phase: MemoryPhase| if planned.uses(phase, part) { size(part.bytes) } else { "-".to_string() };
         line("", &row(part.name, MemoryPhase::ALL.map(cell)));
     }
     line("", &row("used", MemoryPhase::ALL.map(|phase| size(planned.used_bytes(phase)))));
+    for part in &planned.memory.judging {
+        line(
+            "",
+            &format!(
+                "{:<13} {:>10} while it judges, in the memory of the others",
+                part.name,
+                size(part.bytes)
+            ),
+        );
+    }
     let of_all = planned.memory_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
     line("", &format!("{:<13} {:>10}{of_all}", "held at once", size(planned.total_bytes())));
     if planned.fits() == Some(false) {
@@ -150,6 +161,18 @@ fn print_time(planned: &Planned) {
             lengths.prompt_mean, lengths.response_mean
         ),
     );
+    if let Some(episodes) = &prediction.episodes {
+        let given = episodes.given(*lengths);
+        line(
+            "",
+            &format!(
+                "of which {given:.0} tokens are given between {:.1} turns; answers take {}, {} at once",
+                episodes.turns,
+                seconds(episodes.answer_seconds),
+                grouped(episodes.at_once as u64)
+            ),
+        );
+    }
     let rate = |rate: f64| grouped(rate.round() as u64);
     let trained = format!("training {} response tokens/s", rate(prediction.trained_per_second()));
     let sampled = prediction.sampled_per_second().map_or(String::new(), |sampled| {
@@ -208,7 +231,7 @@ fn print_ranks(planned: &Planned) {
 }
 
 /// Seconds with three digits that count.
-fn seconds(seconds: f64) -> String {
+pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s >= 100.0 => format!("{} s", grouped(s.round() as u64)),
         s if s >= 10.0 => format!("{s:.1} s"),
@@ -218,7 +241,7 @@ fn seconds(seconds: f64) -> String {
 }
 
 /// Prints a named line; what does not fit the columns goes on below, without the name.
-fn line(name: &str, text: &str) {
+pub(super) fn line(name: &str, text: &str) {
     for (idx, part) in wrapped(text, COLUMNS - NAME_COLUMNS).iter().enumerate() {
         let name = if idx == 0 { name } else { "" };
         println!("{name:<8} {part}");

@@ -68,6 +68,7 @@ pub(super) fn replay(
     let plan = run_folder::plan(run)?;
     let manifest = Run::read_manifest(run)?;
     let last = manifest.steps.last().map_or(0, |hash| hash.step);
+    let n_steps = n_steps.min(last);
     let checkpoint = start(run, last, n_steps)?;
     let first = checkpoint.counters.step;
     let mut n_different = check_inputs(run, &plan, &manifest, &checkpoint)?;

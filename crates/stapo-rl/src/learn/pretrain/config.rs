@@ -1,8 +1,10 @@
 //! The config of a supervised run. Its keys are those of a training run wherever both have a thing.
 
+use super::file_rows::RowKind;
 use super::fresh::Shape;
 use super::spelling;
 use super::texts::TextsSpec;
+use crate::error::Result as RunResult;
 use crate::plan::config::refusal::{at_least_one, positive, require};
 use crate::plan::config::{
     Config, Curve, FileKind, Keeping, KeptOptimizer, LoraConfig, ModelSource, Plan, PlanError, Recompute,
@@ -362,6 +364,21 @@ impl PretrainConfig {
             eps: update.epsilon,
             weight_decay: update.weight_decay,
         }
+    }
+
+    /// What the rows of a file are read as.
+    pub(super) fn row_kind(&self) -> RowKind {
+        match (&self.preference, &self.reward_model) {
+            (Some(_), _) => RowKind::Judged,
+            (None, Some(_)) => RowKind::Ranked,
+            (None, None) => RowKind::Learned,
+        }
+    }
+
+    /// The rows that the config's files have and the bytes of their texts, and the share that is held out, without a model that
+    /// reads them; `None` for texts that are not files.
+    pub fn count_rows(&self) -> RunResult<Option<(u64, u64, f64)>> {
+        self.data.count_rows(self.row_kind())
     }
 
     /// The task on which progress is measured; `None` where the texts are not from a task, and for a reward model, which answers

@@ -99,6 +99,13 @@ impl FileRows {
         Ok(())
     }
 
+    /// The number of rows and the bytes of their texts, without a model that reads them.
+    pub(super) fn count(spec: &FileTexts, wanted: RowKind) -> Result<(u64, u64)> {
+        let (_, rows) = read(spec, wanted)?;
+        let bytes = rows.iter().flat_map(TextRow::parts).map(|text| text.len() as u64).sum();
+        Ok((rows.len() as u64, bytes))
+    }
+
     /// All rows, those that are learned from first, and the number of these.
     pub(super) fn all(&self) -> (impl Iterator<Item = &TextRow>, usize) {
         (self.rows.iter().chain(&self.held_out), self.rows.len())
@@ -112,6 +119,11 @@ impl FileRows {
     /// Rows and tokens of one epoch.
     pub fn size(&self) -> (usize, usize) {
         (self.rows.len(), self.lengths.iter().sum())
+    }
+
+    /// Rows that are not learned from.
+    pub fn n_held_out(&self) -> usize {
+        self.held_out.len()
     }
 
     /// Whether rows are prompts with responses or conversations, and not texts alone.

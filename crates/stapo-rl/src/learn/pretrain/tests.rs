@@ -1,4 +1,5 @@
 mod preference;
+mod ranking;
 
 use super::rows::TextRow;
 use super::sequence::TextEncoder;

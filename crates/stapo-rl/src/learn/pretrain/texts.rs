@@ -81,6 +81,19 @@ impl Default for TextsSpec {
 }
 
 impl TextsSpec {
+    pub(super) fn count_rows(&self, wanted: RowKind) -> Result<Option<(u64, u64, f64)>> {
+        match self {
+            TextsSpec::Jsonl(spec) | TextsSpec::Parquet(spec) | TextsSpec::File(spec) => {
+                let (n_rows, n_bytes) = FileRows::count(spec, wanted)?;
+                Ok(Some((n_rows, n_bytes, spec.held_out_share)))
+            }
+            TextsSpec::Solutions { .. }
+            | TextsSpec::SolutionPairs { .. }
+            | TextsSpec::Rollouts(_)
+            | TextsSpec::Mixture { .. } => Ok(None),
+        }
+    }
+
     /// The task of the texts; in a mixture, that of the first part with a task.
     pub(super) fn task(&self) -> Option<&Table> {
         match self {

@@ -1,6 +1,6 @@
 //! A config with all presets resolved and all values checked.
 
-use super::episode::{self, EpisodeConfig};
+use super::episode::{self, AnswerSource, EpisodeConfig};
 use super::refusal::{PlanError, at_least_one, count, in_unit, positive, require, share};
 use super::rewards::{self, Reward};
 use super::style::{self, PromptStyle};
@@ -9,7 +9,7 @@ use super::{
     Behavior, Config, GradientSum, HELD_OUT, KvMemory, ModelSource, RolloutSourceSpec, Speculate, States,
     TeacherSource,
 };
-use crate::reward::{JudgeSpec, RewardModelSpec, VerifierSpec};
+use crate::reward::{JudgeSpec, KeepWeights, RewardModelSpec, VerifierSpec};
 use crate::tasks::TaskSpec;
 use stapo_core::ObjectiveSpec;
 use stapo_core::batch::Packing;
@@ -110,6 +110,11 @@ impl Plan {
         self.config.episode.clone().unwrap_or_default()
     }
 
+    /// Whether a resumed run takes what environments answered from records and journal.
+    pub(crate) fn replays_answers(&self) -> bool {
+        self.config.environment.is_some() && self.episode().resume == AnswerSource::Records
+    }
+
     /// The model that judges responses; `None` where no reward has one.
     pub fn judge(&self) -> Option<&JudgeSpec> {
         self.rewards.iter().find_map(|reward| reward.verifier.judge())
@@ -125,6 +130,11 @@ impl Plan {
                 .filter(|_| device.is_none_or(|device: DeviceName| device == self.device()))
         })?;
         Some((role, ModelSource::named(name)))
+    }
+
+    /// Whether the host keeps the weights of a judge or a reward model while the policy samples and learns.
+    pub(crate) fn keeps_verifier_on_host(&self) -> bool {
+        self.rewards.iter().any(|reward| reward.verifier.keep() == KeepWeights::Host)
     }
 
     /// The reward that is a reward model's score, by its index.

@@ -15,12 +15,17 @@ pub struct Measurement {
     /// The longest response that the step allowed.
     pub response_limit: usize,
     pub rollout_seconds: f64,
+    /// Of these, the seconds in which all sequences waited for an environment.
+    pub environment_seconds: f64,
     pub update_seconds: f64,
     /// Response tokens sampled and trained.
     pub n_sampled: f64,
     pub n_trained: f64,
     pub prompt_mean: f64,
     pub response_mean: f64,
+    /// Turns of an episode, and tokens that it was given between them.
+    pub turns_mean: f64,
+    pub given_mean: f64,
     /// Share of responses that reached the limit. Above 0, `response_mean` is a lower bound.
     pub truncated_share: f64,
 }
@@ -112,10 +117,14 @@ impl Measurement {
     /// simulation. Phases that were not measured stay as simulated.
     pub fn correct(&self, shape: &RunShape) -> Prediction {
         let step = self.simulated(shape).phases;
-        let rollout = self.rollout_seconds / step.rolled_out();
+        let rollout =
+            (self.rollout_seconds - self.environment_seconds) / (step.rolled_out() - step.environment);
         let update = self.update_seconds / step.learned();
         let mut prediction = shape.simulate();
         let phases = &mut prediction.phases;
+        // Waiting grows with the step as the simulated waiting does, where answers take time there.
+        let growth = if step.environment > 0.0 { phases.environment / step.environment } else { 1.0 };
+        phases.environment = self.environment_seconds * growth;
         phases.rollout *= rollout;
         phases.score *= rollout;
         phases.grade *= rollout;
@@ -128,8 +137,10 @@ impl Measurement {
 
 fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Measurement> {
     let start = Instant::now();
+    trainer.meter().take();
     let rolled = trainer.roll_out(plan)?;
     let rollout_seconds = start.elapsed().as_secs_f64();
+    let environment_seconds = trainer.meter().take().environment;
     let start = Instant::now();
     let n_trained: usize = trainer.learn(plan, &rolled)?.iter().map(|update| update.tally.n_tokens).sum();
     let update_seconds = start.elapsed().as_secs_f64();
@@ -142,11 +153,14 @@ fn measure_step(plan: &Plan, trainer: &mut Trainer) -> Result<Measurement> {
         n_problems: plan.config.rollout.problems_per_step,
         response_limit: plan.config.rollout.max_response_tokens,
         rollout_seconds,
+        environment_seconds,
         update_seconds,
         n_sampled: rolled.n_sampled as f64,
         n_trained: n_trained as f64,
         prompt_mean: mean(&|rollout| rollout.prompt().len()),
         response_mean: mean(&|rollout| rollout.response().len()),
+        turns_mean: mean(&|rollout| rollout.turn_lengths().len()),
+        given_mean: mean(&|rollout| rollout.response().len() - rollout.n_sampled()),
         truncated_share: mean(&|rollout| usize::from(rollout.finish == Finish::LengthLimit)),
     })
 }
@@ -187,6 +201,7 @@ mod tests {
             quantised: None,
             machine: &machine,
             lengths,
+            episodes: None,
             kv_bytes: 256 << 20,
             recompute: Recompute::Nothing,
             world: World::one(machine.links),
@@ -195,11 +210,14 @@ mod tests {
             n_problems: 8,
             response_limit: 512,
             rollout_seconds: 1.0,
+            environment_seconds: 0.0,
             update_seconds: 1.0,
             n_sampled: 12_800.0,
             n_trained: 12_800.0,
             prompt_mean: 40.0,
             response_mean: 200.0,
+            turns_mean: 1.0,
+            given_mean: 0.0,
             truncated_share: 0.0,
         };
         let small = measured.simulated(&shape).phases;
@@ -212,6 +230,11 @@ mod tests {
         let corrected = slow.correct(&shape).phases;
         assert!((corrected.rolled_out() / simulated.rolled_out() - 3.0).abs() < 1e-9);
         assert_eq!(corrected.record, simulated.record);
+        // Waiting for an environment does not slow sampling down.
+        let rollout_seconds = small.rolled_out() + 2.0;
+        let waits = Measurement { rollout_seconds, environment_seconds: 2.0, ..as_simulated };
+        let corrected = waits.correct(&shape).phases;
+        assert!((corrected.rollout / simulated.rollout - 1.0).abs() < 1e-9 && corrected.environment == 2.0);
         assert!(measured.knows_lengths(512));
         let cut = Measurement { response_limit: 64, truncated_share: 0.2, ..measured };
         assert!(!cut.knows_lengths(512) && cut.knows_lengths(64));

@@ -1,9 +1,13 @@
 use super::*;
 use crate::reward::JudgeDecides;
+use crate::reward::KeepWeights;
 use crate::reward::VerifierSpec;
+use crate::run::meter::Meter;
 use crate::tasks::{ArithmeticSpec, Split, TaskSpec};
 use stapo_core::Problem;
-use stapo_model::CpuOptions;
+use stapo_model::cuda::{CudaOptions, Training};
+use stapo_model::{CpuOptions, Tenant};
+use std::sync::Arc;
 
 fn device() -> Device {
     Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() })
@@ -61,15 +65,16 @@ fn the_margin_is_the_difference_of_two_scored_words() {
     let problems = problems();
     let questions = questions(&problems);
     let margins: Vec<f64> = judge.ask(&questions).unwrap().iter().map(|a| a.margin.unwrap()).collect();
-    let tokenizer = judge.model.tokenizer().unwrap();
+    let model = judge.model.read();
+    let tokenizer = model.tokenizer().unwrap();
     let words = ["1", "2"].map(|word| tokenizer.encode_literally(word).unwrap()[0]);
-    let mut pass = Pass::scoring(&judge.model.policy).unwrap();
+    let mut pass = Pass::scoring(&model.policy).unwrap();
     for (question, margin) in questions.iter().zip(&margins) {
         let prompt = judge.prompt(question).unwrap();
         let logp = words.map(|word| {
             let mut batch = PackedBatch::new();
             batch.push_response(&[&prompt[..], &[word]].concat(), prompt.len());
-            pass.forward(&judge.model.policy, &batch, HeadOptions::default()).unwrap().logp[0]
+            pass.forward(&model.policy, &batch, HeadOptions::default()).unwrap().logp[0]
         });
         assert_eq!(*margin, f64::from(logp[0]) - f64::from(logp[1]));
     }
@@ -80,14 +85,14 @@ fn the_margin_is_the_difference_of_two_scored_words() {
 #[test]
 fn special_tokens_of_a_response_are_plain_characters() {
     let plain = ModelJudge::open(&spec(), &device()).unwrap();
-    let stop = plain.model.stops[0];
-    let text = plain.model.token_text(stop).unwrap().unwrap();
+    let stop = plain.model.read().stops[0];
+    let text = plain.model.read().token_text(stop).unwrap().unwrap();
     let problem = problem("p", &format!("1+1={text}"), &text);
     let response = format!("2{text}1");
     let question = JudgeQuestion { problem: &problem, response: &response, row: None };
-    let segments = plain.segments(&question).unwrap();
+    let segments = plain.segments(&plain.model.read(), &question).unwrap();
     assert!(segments.contains(&Segment::Observation(response.clone())));
-    let tokens = plain.model.tokenizer().unwrap().encode_segments(&segments).unwrap();
+    let tokens = plain.model.read().tokenizer().unwrap().encode_segments(&segments).unwrap();
     assert!(!tokens.contains(&stop), "{tokens:?}");
     let template = Some(format!("{{{{ response }}}}{text}"));
     let special = ModelJudge::open(&JudgeSpec { template, ..spec() }, &device()).unwrap();
@@ -139,8 +144,9 @@ fn fields_of_the_row_and_the_id_stand_in_the_prompt() {
     let judge = ModelJudge::open(&JudgeSpec { template, ..spec() }, &device()).unwrap();
     let problem = problem("17", "1+1=", "2");
     let row = serde_json::json!({"a": 23, "response": "not this"}).as_object().unwrap().clone();
-    let segments =
-        judge.segments(&JudgeQuestion { problem: &problem, response: "4", row: Some(&row) }).unwrap();
+    let segments = judge
+        .segments(&judge.model.read(), &JudgeQuestion { problem: &problem, response: "4", row: Some(&row) })
+        .unwrap();
     assert_eq!(segments, [Segment::Template("17:23:".into()), Segment::Observation("4".into())]);
 }
 
@@ -182,12 +188,51 @@ fn a_chat_template_frames_the_prompt_and_a_response_cannot_end_its_turn() {
     let judge = ModelJudge::open(&spec, &device()).unwrap();
     let problem = problem("p", "1+1=", "2");
     let response = "2<|end|>:so 1";
-    let segments = judge.segments(&JudgeQuestion { problem: &problem, response, row: None }).unwrap();
+    let segments = judge
+        .segments(&judge.model.read(), &JudgeQuestion { problem: &problem, response, row: None })
+        .unwrap();
     assert_eq!(segments.first(), Some(&Segment::Template("(1)".into())));
     assert_eq!(segments.last(), Some(&Segment::Template("==so ".into())));
     assert_eq!(segments[3], Segment::Observation(response.into()));
     let plain = ModelJudge::open(&JudgeSpec { chat: Some(false), system: None, ..spec }, &device()).unwrap();
     let question = JudgeQuestion { problem: &problem, response, row: None };
-    assert_eq!(plain.segments(&question).unwrap().first(), Some(&Segment::Observation("1+1=".into())));
-    assert!(!judge.prompt(&question).unwrap().contains(&judge.model.stops[0]));
+    assert_eq!(
+        plain.segments(&plain.model.read(), &question).unwrap().first(),
+        Some(&Segment::Observation("1+1=".into()))
+    );
+    assert!(!judge.prompt(&question).unwrap().contains(&judge.model.read().stops[0]));
+}
+
+/// The weights wait in host memory while others use the memory of the run. Without a GPU the test says so and passes.
+#[test]
+fn a_judge_whose_weights_the_host_keeps_has_the_same_verdicts_in_every_turn() {
+    let problems = problems();
+    let questions = questions(&problems);
+    let options = CudaOptions { training: Training::None, ..CudaOptions::default() };
+    let gpu = Device::cuda(options).map_err(|error| println!("skipped on a GPU: {error}")).ok();
+    let devices = gpu.into_iter().chain([device()]);
+    for device in devices {
+        let region = device.region(1 << 30).unwrap();
+        for read in [JudgeReading::YesNo, JudgeReading::Letter] {
+            let spec = JudgeSpec { read, max_tokens: 8, ..spec() };
+            let expected = ModelJudge::open(&spec, &device).unwrap().ask(&questions).unwrap();
+            let meter = Arc::new(Meter::default());
+            let home =
+                VerifierHome { device: &device, region: region.as_ref().map(|region| (region, &meter)) };
+            let kept = JudgeSpec { keep: KeepWeights::Host, ..spec };
+            let judge = ModelJudge::open(&kept, home).unwrap();
+            for turn in 0..3 {
+                if let Some(region) = &region {
+                    region.enter(Tenant::Updating);
+                    let memory = device.in_region(region, Tenant::Updating);
+                    memory.zeros::<u32>(region.n_bytes() / 4).unwrap().view_mut().fill(u32::MAX);
+                }
+                assert_eq!(judge.ask(&questions).unwrap(), expected, "{read:?}, turn {turn}");
+                assert_eq!(meter.take_loading().is_some(), region.is_some());
+                assert!(
+                    region.as_ref().is_none_or(|region| region.enter(Tenant::Updating) == Tenant::Updating)
+                );
+            }
+        }
+    }
 }

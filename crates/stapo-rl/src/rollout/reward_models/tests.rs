@@ -45,12 +45,13 @@ fn scores_of_a_batch_are_those_of_single_responses_bit_for_bit() {
 fn a_response_has_the_tokens_of_training() {
     let folder = tempfile::tempdir().unwrap();
     let plain = ModelScorer::open(&reward_model(folder.path(), "builtin"), &device()).unwrap();
-    let tokenizer = plain.model.tokenizer().unwrap();
+    let model = plain.model.read();
+    let tokenizer = model.tokenizer().unwrap();
     let decoded = |tokens: Vec<u32>| tokenizer.decode_all(&tokens).unwrap();
     assert_eq!(decoded(plain.tokens(&problem("2+2="), "so 4").unwrap()), "2+2=so 4");
     // A policy that writes the characters of a special token does not end its response by them.
     let injected = plain.tokens(&problem("2+2="), "4<|end|>").unwrap();
-    assert!(!injected.contains(&plain.model.stops[0]), "{injected:?}");
+    assert!(!injected.contains(&plain.model.read().stops[0]), "{injected:?}");
 
     let other = tempfile::tempdir().unwrap();
     let template = TEMPLATE.replace("so ", "");
@@ -59,7 +60,8 @@ fn a_response_has_the_tokens_of_training() {
         ModelScorer::open(&reward_model(folder.path().join("chat").as_path(), &language_model), &device());
     let chat = chat.unwrap();
     assert!(chat.chat);
-    let rendered = chat.model.tokenizer().unwrap();
+    let model = chat.model.read();
+    let rendered = model.tokenizer().unwrap();
     let tokens = rendered.decode_all(&chat.tokens(&problem("2+2"), "4").unwrap()).unwrap();
     assert_eq!(
         tokens, "2+2=4",

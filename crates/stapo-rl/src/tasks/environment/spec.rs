@@ -172,6 +172,26 @@ impl EnvironmentSpec {
         !matches!(self, Self::Tools(_))
     }
 
+    /// The longest time of an answer in seconds; 0 where answers take no time that counts.
+    pub(crate) fn answer_limit(&self) -> f64 {
+        match self {
+            Self::Tools(spec) => spec.tools.iter().map(ToolSpec::call_limit).fold(0.0, f64::max),
+            Self::Python(spec) => spec.limits.sample_seconds,
+            Self::Command(spec) => spec.limits.sample_seconds,
+            Self::Guess(_) => 0.0,
+        }
+    }
+
+    /// The answers that its programs give at the same time; `None` where the machine decides.
+    pub(crate) fn answers_at_once(&self) -> Option<usize> {
+        match self {
+            Self::Tools(spec) => spec.tools.iter().filter_map(ToolSpec::workers).min(),
+            Self::Python(spec) => Some(spec.workers),
+            Self::Command(spec) => Some(spec.workers),
+            Self::Guess(_) => None,
+        }
+    }
+
     /// The role of messages with observations.
     pub(crate) fn observation_role(&self) -> &str {
         match self {

@@ -172,6 +172,25 @@ impl ToolSpec {
         }
     }
 
+    /// The longest time of a call in seconds; 0 for tools inside the program.
+    pub(crate) fn call_limit(&self) -> f64 {
+        match self {
+            Self::Calculator | Self::Search(_) | Self::Finish => 0.0,
+            Self::Python(spec) => spec.limits.wall().as_secs_f64(),
+            Self::Function(spec) => spec.limits.sample_seconds,
+            Self::Command(spec) => spec.limits.sample_seconds,
+        }
+    }
+
+    /// Processes that answer calls at the same time; `None` where the machine decides.
+    pub(crate) fn workers(&self) -> Option<usize> {
+        match self {
+            Self::Calculator | Self::Search(_) | Self::Finish | Self::Python(_) => None,
+            Self::Function(spec) => Some(spec.workers),
+            Self::Command(spec) => Some(spec.workers),
+        }
+    }
+
     pub(super) fn open(&self, programs: Programs) -> Result<Box<dyn Tool>, TaskError> {
         Ok(match self {
             Self::Calculator => Box::new(Calculator::new()),
