@@ -1,7 +1,7 @@
 //! `stapo launch`
 
 use crate::shared::option::positive;
-use crate::shared::stop::{self, GivesUp, Stop};
+use crate::shared::stop::{self, GivesUp, Stop, pass_on};
 use anyhow::{Context, Result, bail};
 use stapo_rl::ranks::TOKEN;
 use stapo_rl::run::restart;
@@ -183,19 +183,6 @@ fn is_stopped(child: &Child) -> bool {
     // The state follows the name, which stands in parentheses.
     status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
-
-#[cfg(unix)]
-fn pass_on(child: &Child, signal: i32) {
-    use rustix::process::{Pid, Signal, kill_process};
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    if let Some((pid, signal)) = pid.zip(Signal::from_named_raw(signal)) {
-        // A process that has ended needs no signal.
-        let _ = kill_process(pid, signal);
-    }
-}
-
-#[cfg(not(unix))]
-fn pass_on(_child: &Child, _signal: i32) {}
 
 /// The messages of ranks other than the first, without those that rank 0 has printed: an error of a rank ends all ranks with
 /// the same message.
