@@ -23,10 +23,7 @@ const GROUPS: [Group; 6] = [
         title: "Start",
         commands: &[
             ("tutorial", "stapo tutorial\nstapo tutorial --yes --out first"),
-            (
-                "explain",
-                "stapo explain tau_p\nstapo explain update.learning_rate\nstapo explain grpo --json",
-            ),
+            ("explain", "stapo explain tau_p\nstapo explain update.learning_rate\nstapo explain grpo --json"),
         ],
     },
     Group {

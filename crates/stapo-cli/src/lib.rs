@@ -84,17 +84,11 @@ enum Command {
         words: Vec<String>,
     },
     Counterfactual(counterfactual::Args),
-    /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
-    /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
     Score(score::Args),
-    /// Grades math answers: JSON lines in, a verdict with its reason per line out.
     Grade(grade::Args),
-    /// Asks a judge about responses that are known to fool judges.
     JudgeTest(judge_test::Args),
-    /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
-    /// What a model is, and conversion to a Hugging Face folder.
     Model(model::Args),
     /// Starts and guards an external verifier; this program calls itself so.
     #[command(name = launcher::SUBCOMMAND, hide = true)]
@@ -147,7 +141,7 @@ fn run_words(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     // written stay.
     let outcome = cuda::guard(|| command.map_or_else(start, run)).unwrap_or_else(|lost| Err(lost.into()));
     let status = outcome.unwrap_or_else(|error| complain(&error));
-    // What standard output still holds back is written here, where a failure can be told.
+    // What standard output still holds back is written here, where a failure can be reported.
     std::io::stdout().flush().map_or_else(|error| ExitCode::from(output_failed(&error)), |()| status)
 }
 

@@ -105,13 +105,30 @@ pub fn pages(program: &clap::Command) -> Vec<Page> {
 /// Everything that can be looked up.
 pub fn entries(program: &clap::Command) -> Vec<Entry> {
     let sections = pages(program).into_iter().flat_map(|page| page.sections);
-    let listed = sections.flat_map(|section| section.subject.into_iter().chain(section.rows));
+    let listed = sections.flat_map(|mut section| {
+        // On its page an option stands below its command; elsewhere its name has the command.
+        if let Some(command) =
+            section.subject.as_ref().filter(|subject| subject.kind == command_line::COMMAND)
+        {
+            section.rows.iter_mut().for_each(|row| row.name = format!("{} {}", command.name, row.name));
+        }
+        section.subject.into_iter().chain(section.rows)
+    });
     glossary::entries().into_iter().chain(listed).collect()
 }
 
-/// The entries that a word names. An option that several commands share is one entry.
+/// The entries that a word names, or the last part of a path that nothing has as its whole name. An option that several
+/// commands share is one entry.
 pub fn find(entries: &[Entry], word: &str) -> Vec<Entry> {
     let word = normalized(word);
+    let found = named(entries, &word);
+    match word.rsplit_once('.') {
+        Some((_, last)) if found.is_empty() => named(entries, last),
+        _ => found,
+    }
+}
+
+fn named(entries: &[Entry], word: &str) -> Vec<Entry> {
     let mut found: Vec<Entry> = Vec::new();
     for entry in entries.iter().filter(|entry| entry.words().any(|known| known == word)) {
         let earlier = found.iter_mut().find(|other| {

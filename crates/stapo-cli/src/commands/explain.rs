@@ -36,8 +36,12 @@ pub fn run(args: &Args, program: &clap::Command) -> Result<ExitCode> {
     if found.is_empty() {
         let nearest = nearest(&entries, word);
         match nearest.is_empty() {
-            true => bail!("explain {word}: nothing has this name\nhint: stapo --help lists the commands, and docs/reference everything"),
-            false => bail!("explain {word}: nothing has this name\nhint: the nearest are {}", nearest.join(", ")),
+            true => bail!(
+                "explain {word}: nothing has this name\nhint: stapo --help lists the commands, and docs/reference everything"
+            ),
+            false => {
+                bail!("explain {word}: nothing has this name\nhint: the nearest are {}", nearest.join(", "))
+            }
         }
     }
     if args.json {
@@ -63,17 +67,17 @@ fn text(entry: &Entry) -> String {
     const INDENT: usize = 2;
     let width = entry.facts.iter().map(|(label, _)| label.len()).max().unwrap_or(0) + INDENT + 2;
     let mut lines = vec![wrapped(&format!("{} ({})", entry.name, entry.kind), INDENT, COLUMNS)];
-    for (label, value) in &entry.facts {
-        let label = format!("{:INDENT$}{label}", "");
-        lines.push(format!("{label:<width$}{}", wrapped(&without_links(value), width, COLUMNS)));
-    }
-    for paragraph in without_links(&entry.text).split("\n\n") {
+    for paragraph in without_links(&entry.text).split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
         let is_code = paragraph.lines().any(|line| line.starts_with("  "));
         let paragraph = match is_code {
             true => paragraph.replace('\n', "\n  "),
             false => wrapped(paragraph, INDENT, COLUMNS),
         };
         lines.push(format!("{:INDENT$}{paragraph}", ""));
+    }
+    for (label, value) in &entry.facts {
+        let label = format!("{:INDENT$}{label}", "");
+        lines.push(format!("{label:<width$}{}", wrapped(&without_links(value), width, COLUMNS)));
     }
     lines.join("\n")
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Starts several processes of this program on this machine, which train or evaluate together.
 ///
-/// The result is that of a single process, to the bit. Where another program starts the processes (torchrun, srun, mpirun, a
-/// Kubernetes indexed job), stapo train finds its place among them by their variables and needs no launch.
+/// The result has the same bits as that of a single process. If another program starts the processes (torchrun, srun,
+/// mpirun, a Kubernetes indexed job), stapo train reads its environment variables and needs no launch.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("processes").required(true).args(["gpus", "ranks"]))]
 pub struct Args {
@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     ranks: Option<usize>,
 
-    /// The port of the first process; by default a free one.
+    /// The port of rank 0; by default a free one.
     #[arg(long)]
     port: Option<u16>,
 

@@ -62,7 +62,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             return Ok(ExitCode::from(stop.exit_status()));
         }
         if !status.success() {
-            bail!("tutorial: step {} failed\nhint: its message is above; stapo doctor checks this machine", idx + 1);
+            bail!(
+                "tutorial: step {} failed\nhint: its message is above; stapo doctor checks this machine",
+                idx + 1
+            );
         }
     }
     println!("{}", end(&folder));

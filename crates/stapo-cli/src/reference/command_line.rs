@@ -77,9 +77,9 @@ fn option(arg: &Arg) -> Entry {
         })
         .collect();
     let about = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
-    let mut entry = Entry::new(OPTION, name, about)
-        .with_fact("default", if known.iter().any(|value| value == "`true`") { String::new() } else { default.join(", ") })
-        .with_fact("values", known.join("\n\n"));
+    let default = if arg.get_action().takes_values() { default.join(", ") } else { String::new() };
+    let mut entry =
+        Entry::new(OPTION, name, about).with_fact("default", default).with_fact("values", known.join("\n\n"));
     entry.aliases = flags;
     entry
 }

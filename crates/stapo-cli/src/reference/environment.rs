@@ -11,12 +11,24 @@ const VARIABLES: [(&str, &[(&str, &str)]); 4] = [
         "This program",
         &[
             ("STAPO_THREADS", "Threads on the CPU; all cores by default."),
-            ("STAPO_SIMD", "Instruction set of the CPU: `scalar`, `avx2`, `avx512` or `neon`; the best by default."),
-            ("STAPO_CUDA_LIBRARIES", "Folders with NVRTC, cuBLASLt and NCCL, searched first, separated as in `PATH`."),
-            ("STAPO_KERNEL_CACHE", "Folder of compiled GPU kernels; by default `stapo/kernels` in the user's cache."),
+            (
+                "STAPO_SIMD",
+                "Instruction set of the CPU: `scalar`, `avx2`, `avx512` or `neon`; the best by default.",
+            ),
+            (
+                "STAPO_CUDA_LIBRARIES",
+                "Folders with NVRTC, cuBLASLt and NCCL, searched first, separated as in `PATH`.",
+            ),
+            (
+                "STAPO_KERNEL_CACHE",
+                "Folder of compiled GPU kernels; by default `stapo/kernels` in the user's cache.",
+            ),
             ("NO_COLOR", "No colours on the terminal."),
             ("CLICOLOR_FORCE", "Colours although the output is not a terminal."),
-            ("XDG_STATE_HOME", "Where the program keeps the list of verifier programs that you have allowed; by default `~/.local/state`."),
+            (
+                "XDG_STATE_HOME",
+                "Where the program keeps the list of verifier programs that you have allowed; by default `~/.local/state`.",
+            ),
             ("XDG_CACHE_HOME", "The user's cache; by default `~/.cache`."),
         ],
     ),
@@ -27,7 +39,10 @@ const VARIABLES: [(&str, &[(&str, &str)]); 4] = [
             ("HF_ENDPOINT", "Another address of the hub, such as a mirror."),
             ("HF_HOME", "Folder of Hugging Face's files; the cache is `hub` in it."),
             ("HF_HUB_CACHE", "Folder of fetched files, as for Hugging Face's programs."),
-            ("HF_HUB_DOWNLOAD_TIMEOUT", "Seconds without a byte after which a transfer is tried again from where it broke off."),
+            (
+                "HF_HUB_DOWNLOAD_TIMEOUT",
+                "Seconds without a byte after which a transfer is tried again from where it broke off.",
+            ),
         ],
     ),
     (
@@ -43,16 +58,28 @@ const VARIABLES: [(&str, &[(&str, &str)]); 4] = [
         "Several processes",
         &[
             ("STAPO_RANKS_TOKEN", "The secret that the processes of a run share."),
-            ("STAPO_RANKS_START_TIMEOUT", "Seconds that ranks wait for each other at the start; 300 by default."),
-            ("STAPO_RANKS_TIMEOUT", "Seconds without a sign of life after which a rank counts as lost; 10 by default."),
-            ("STAPO_RANKS_TRANSPORT", "`tcp` sends numbers between GPUs through the hosts instead of NCCL, with the same bits."),
+            (
+                "STAPO_RANKS_START_TIMEOUT",
+                "Seconds that ranks wait for each other at the start; 300 by default.",
+            ),
+            (
+                "STAPO_RANKS_TIMEOUT",
+                "Seconds without a sign of life after which a rank counts as lost; 10 by default.",
+            ),
+            (
+                "STAPO_RANKS_TRANSPORT",
+                "`tcp` sends numbers between GPUs through the hosts instead of NCCL, with the same bits.",
+            ),
             ("RANK", "Number of this process, as `torchrun` sets it; so are the next five."),
             ("WORLD_SIZE", "Number of processes."),
             ("LOCAL_RANK", "Number of this process on its machine."),
             ("LOCAL_WORLD_SIZE", "Number of processes on this machine."),
             ("MASTER_ADDR", "Address of the machine of rank 0."),
             ("MASTER_PORT", "Port of rank 0."),
-            ("SLURM_PROCID", "Slurm's number of this process; the other variables of a Slurm step are read too."),
+            (
+                "SLURM_PROCID",
+                "Slurm's number of this process; the other variables of a Slurm step are read too.",
+            ),
             ("OMPI_COMM_WORLD_RANK", "Open MPI's number of this process; `PMI_RANK` for other MPIs."),
             ("JOB_COMPLETION_INDEX", "Number of this process in a Kubernetes indexed job."),
         ],
@@ -106,7 +133,8 @@ mod tests {
         let mut n_read = 0;
         for path in files {
             let text = std::fs::read_to_string(&path).unwrap();
-            for quoted in text.split('"').filter(|text| text.starts_with("STAPO_") || text.starts_with("HF_")) {
+            for quoted in text.split('"').filter(|text| text.starts_with("STAPO_") || text.starts_with("HF_"))
+            {
                 n_read += 1;
                 let is_known = listed.contains(&quoted) || INTERNAL.contains(&quoted);
                 let is_name = quoted.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');

@@ -17,7 +17,10 @@ changing it; a program refuses a record with a higher version than it knows. Key
 /// The files of a run folder. A name that ends in `/` is a folder.
 pub const RUN: [(&str, &str); 17] = [
     ("config.toml", "The config as it was named on the command line."),
-    ("plan.toml", "All settings of the run: those of the config, of `--set`, and all defaults. It is itself a config."),
+    (
+        "plan.toml",
+        "All settings of the run: those of the config, of `--set`, and all defaults. It is itself a config.",
+    ),
     ("metrics.jsonl", "One line per step; see [Metrics](metrics.md)."),
     ("events.jsonl", "Starts, stops, warnings and changed settings."),
     ("rollouts/", "Whole responses with the numbers of every token, of recorded steps (`record.responses`)."),

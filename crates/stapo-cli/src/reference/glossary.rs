@@ -27,7 +27,10 @@ mod tests {
     fn a_heading_has_a_word_and_its_other_names() {
         let found = parsed("# Glossary\nWords.\n\n## S2T, silencing\nOne.\n\nTwo.\n\n## `tau_p`\nThree.\n");
         assert_eq!((found[0].name.as_str(), found[0].text.as_str()), ("S2T", "One.\n\nTwo."));
-        assert_eq!((found[0].aliases.as_slice(), found[1].name.as_str()), (&["silencing".to_string()][..], "tau_p"));
+        assert_eq!(
+            (found[0].aliases.as_slice(), found[1].name.as_str()),
+            (&["silencing".to_string()][..], "tau_p")
+        );
     }
 
     #[test]

@@ -21,34 +21,60 @@ The column \"changes results\" says what another value does to a run:
   content of the file is part of the identity and its location is not.
 - **no**: no result depends on the key.";
 
-/// Config files: their heading, their schema, and whether keys have an effect on the bits of a run.
-fn files() -> [(&'static str, Value, bool); 3] {
+/// Config files: their heading, what an entry of them is, and their schema.
+fn files() -> [(&'static str, &'static str, Value); 3] {
     [
-        ("Files of `stapo train`", schema::<Config>(), true),
-        ("Files of `stapo sft`, `prefer`, `rm` and `pretrain`", schema::<PretrainConfig>(), true),
-        ("Files of `stapo experiment`", schema::<ExperimentSpec>(), false),
+        ("Files of `stapo train`", "config key", schema::<Config>()),
+        (
+            "Files of `stapo sft`, `prefer`, `rm` and `pretrain`",
+            "config key of sft, prefer, rm and pretrain",
+            schema::<PretrainConfig>(),
+        ),
+        ("Files of `stapo experiment`", OF_EXPERIMENT, schema::<ExperimentSpec>()),
     ]
 }
+
+const OF_EXPERIMENT: &str = "config key of experiment";
+const OF_RECORD: &str = "record key";
+
+/// The order of the tables of a config: from what is trained to what is recorded. Other keys come in front.
+const ORDER: [&str; 15] = [
+    "model",
+    "reference",
+    "teacher",
+    "task",
+    "environment",
+    "episode",
+    "rollout",
+    "reward",
+    "rewards",
+    "objective",
+    "preference",
+    "update",
+    "evaluation",
+    "record",
+    "canaries",
+];
 
 pub fn page() -> Page {
     let mut seen = BTreeMap::new();
     let mut sections = Vec::new();
-    for (title, schema, has_effect) in files() {
+    for (title, kind, schema) in files() {
         let mut walk = Walk { seen, keys: Vec::new() };
         walk.table("", "", &schema, None);
         seen = walk.seen;
         sections.push(Section { title: title.to_string(), ..Section::default() });
-        sections.extend(tables(&walk.keys, has_effect));
+        sections.extend(tables(&walk.keys, kind));
     }
     Page { file: "config.md", title: "Config keys", intro: INTRO, sections }
 }
 
 /// A section for each table, in the order of their first keys.
-fn tables(keys: &[Key], has_effect: bool) -> Vec<Section> {
+fn tables(keys: &[Key], kind: &'static str) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     for key in keys {
         let title = if key.table.is_empty() { "Top level".to_string() } else { format!("`{}`", key.table) };
-        let row = key.entry("config key", has_effect);
+        let row = key.entry(kind);
         match sections.iter_mut().find(|section| section.title == title) {
             Some(section) => section.rows.push(row),
             None => sections.push(Section { title, is_nested: true, rows: vec![row], ..Section::default() }),
@@ -63,7 +89,7 @@ pub fn record_rows(schema: &Value) -> Vec<Entry> {
     walk.table("", "", schema, None);
     let mut keys = walk.keys;
     keys.iter_mut().for_each(|key| key.default.clear());
-    keys.iter().map(|key| key.entry("record key", false)).collect()
+    keys.iter().map(|key| key.entry(OF_RECORD)).collect()
 }
 
 /// A key of a file.
@@ -79,9 +105,9 @@ struct Key {
 }
 
 impl Key {
-    fn entry(&self, kind: &'static str, has_effect: bool) -> Entry {
+    fn entry(&self, kind: &'static str) -> Entry {
         let effect = match Freedom::of_key(&self.path) {
-            _ if !has_effect => "",
+            _ if kind == OF_EXPERIMENT || kind == OF_RECORD => "",
             Freedom::Identity => "yes",
             Freedom::Recorded => "on resume",
             Freedom::Free => "no",
@@ -109,6 +135,11 @@ impl Walk {
         let properties = schema["properties"].as_object().unwrap_or(&empty);
         let is_required =
             |name: &str| schema["required"].as_array().is_some_and(|names| names.iter().any(|n| n == name));
+        let mut properties: Vec<(&String, &Value)> = properties.iter().collect();
+        if path.is_empty() {
+            let rank = |name: &str| ORDER.iter().position(|known| *known == name);
+            properties.sort_by_key(|(name, _)| rank(name));
+        }
         for (name, key_schema) in properties {
             let key_path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
             let default = key_schema.get("default").or_else(|| default?.get(name));
@@ -236,7 +267,9 @@ fn shown_default(value: &Value, schema: &Value) -> String {
     match value {
         Value::Object(object) if object.is_empty() => "{}".to_string(),
         Value::Object(_) if schema["properties"].is_object() => String::new(),
-        Value::Object(object) => object.get("kind").map_or(String::new(), |kind| format!("kind = {}", toml_text(kind))),
+        Value::Object(object) => {
+            object.get("kind").map_or(String::new(), |kind| format!("kind = {}", toml_text(kind)))
+        }
         Value::Null => String::new(),
         value => toml_text(value),
     }

@@ -35,14 +35,14 @@ fn write_section(text: &mut String, section: &Section) {
     }
 }
 
+/// The columns of tables, in their order.
+const COLUMNS: [&str; 8] =
+    ["kind", "type", "unit", "better", "values", "default", "changes results", "TensorBoard"];
+
 /// A table with a column for each fact that a row has.
 fn write_table(text: &mut String, rows: &[Entry]) {
-    let mut labels: Vec<&str> = Vec::new();
-    for (label, _) in rows.iter().flat_map(|row| &row.facts) {
-        if !labels.contains(label) {
-            labels.push(label);
-        }
-    }
+    let has = |label: &&str| rows.iter().flat_map(|row| &row.facts).any(|(known, _)| known == label);
+    let labels: Vec<&str> = COLUMNS.into_iter().filter(has).collect();
     let heads: Vec<&str> =
         std::iter::once("name").chain(labels.iter().copied()).chain(["what it is"]).collect();
     let _ = writeln!(text, "| {} |\n|{}", heads.join(" | "), "---|".repeat(heads.len()));

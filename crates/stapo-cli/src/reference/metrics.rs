@@ -15,16 +15,16 @@ same bits in every run of the same plan.
 
 pub fn page() -> Page {
     let numbers = ALL.iter().filter(|metric| !DERIVED.contains(&metric.key)).map(|metric| {
-        Entry::new("metric", metric.key, metric.about)
+        Entry::new("metric", metric.key, format!("{}: {}.", metric.label, metric.about))
             .with_fact("unit", metric.unit.name())
             .with_fact("better", metric.better.name())
             .with_fact("TensorBoard", metric.tag.map_or(String::new(), |tag| format!("`{tag}`")))
     });
     let numbers: Vec<Entry> = numbers.collect();
     let is_number = |row: &Entry| ALL.iter().any(|metric| metric.key.split('.').next() == Some(&row.name));
-    let others = record_rows(&schema::<Metrics>()).into_iter().filter(|row| {
-        !row.name.contains('.') && (!is_number(row) || row.name == "reuse")
-    });
+    let others = record_rows(&schema::<Metrics>())
+        .into_iter()
+        .filter(|row| !row.name.contains('.') && (!is_number(row) || row.name == "reuse"));
     let others = others.collect();
     let section = |title: &str, rows| Section { title: title.to_string(), rows, ..Section::default() };
     Page {

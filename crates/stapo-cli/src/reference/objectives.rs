@@ -69,7 +69,11 @@ fn entry(preset: &Preset, schema: &Value) -> Entry {
     let rollout = preset.rollout;
     let sampling = if rollout.dynamic_sampling { ", dynamic sampling" } else { "" };
     let overlong = rollout.overlong.map_or(String::new(), |overlong| {
-        format!(", overlong shaping from {} to {} tokens", overlong.max_tokens - overlong.buffer_tokens, overlong.max_tokens)
+        format!(
+            ", overlong shaping from {} to {} tokens",
+            overlong.max_tokens - overlong.buffer_tokens,
+            overlong.max_tokens
+        )
     });
     entry.with_fact("rollout in the paper", format!("groups of {}{sampling}{overlong}", rollout.group_size))
 }

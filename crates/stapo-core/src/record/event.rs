@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Something that happened to a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
+    /// Version of the format.
     pub schema: u32,
     /// UTC, as in `2026-02-15T09:30:07Z`.
     pub time: String,
@@ -89,6 +90,7 @@ pub struct Writer {
 /// The content of the file `lock`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LockRecord {
+    /// Version of the format.
     pub schema: u32,
     #[serde(flatten)]
     pub writer: Writer,

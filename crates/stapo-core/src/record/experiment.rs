@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A matrix of runs: one run per arm and seed, each in its own run folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Experiment {
+    /// Version of the format.
     pub schema: u32,
     pub name: String,
     /// The name of the proposed arm; the other arms are baselines. Absent where the experiment names no such arm.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 /// work has ended, of every file. Its hash is the receipt of the folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Manifest {
+    /// Version of the format.
     pub schema: u32,
     pub inputs: Vec<FileHash>,
     pub steps: Vec<StepHash>,
@@ -50,6 +51,7 @@ pub struct FileHash {
 /// A line of `records.jsonl`: the files that a step wrote, or that a resume found. A later line counts before an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepFiles {
+    /// Version of the format.
     pub schema: u32,
     pub step: u64,
     pub files: Vec<FileHash>,
@@ -75,6 +77,7 @@ pub struct AcceptedChange {
 /// The program and the machine of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BuildRecord {
+    /// Version of the format.
     pub schema: u32,
     pub version: String,
     /// Version and commit.

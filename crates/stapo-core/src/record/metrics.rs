@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 /// The metrics of one training step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Metrics {
+    /// Version of the format.
     pub schema: u32,
+    /// Training steps made, from 1.
     pub step: u64,
     /// Of the weighted sum, where a run has several rewards.
     pub reward_mean: f64,
@@ -83,6 +85,7 @@ pub struct Metrics {
     pub gradient_norm: f64,
     /// The silenced tokens' share of the summed squared gradient norm at the logits.
     pub silenced_gradient_share: f64,
+    /// Tokens and gradient norms by quadrant of probability and entropy.
     pub quadrants: Vec<QuadrantCensus>,
     /// Absent in steps with a single optimizer step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -318,6 +321,7 @@ pub struct TokensPerSecond {
 /// The metrics of one pretraining step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PretrainMetrics {
+    /// Version of the format.
     pub schema: u32,
     pub step: u64,
     /// Mean negative log-prob of the learned tokens, nats.

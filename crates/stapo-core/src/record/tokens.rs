@@ -68,6 +68,7 @@ pub struct ResponseRecord {
 /// takes the answers from there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EpisodeRecord {
+    /// Version of the format.
     pub schema: u32,
     /// The step that sampled the episode, or after which it was evaluated; 0 before the first.
     pub step: u64,
@@ -170,6 +171,7 @@ pub struct Alternative {
 /// One token with the text around it: in `tokens/` a silenced token, in `explored/` a candidate that was kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenRecord {
+    /// Version of the format.
     pub schema: u32,
     /// Training step, from 1.
     pub step: u64,
@@ -210,6 +212,7 @@ pub struct TokenRecord {
 /// One sample of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EvalRecord {
+    /// Version of the format.
     pub schema: u32,
     /// Name of the benchmark.
     pub benchmark: String,
