@@ -1,5 +1,5 @@
 //! The numbers of `metrics.jsonl`: what each is called, in which unit it is, and how it is drawn. TensorBoard, reports,
-//! pages, the terminal and docs/watching.md read this table.
+//! pages, the terminal and `stapo explain` read this table.
 
 use super::Metrics;
 use std::ops::RangeInclusive;
@@ -113,17 +113,6 @@ impl Metric {
             _ => 0.0..=f64::INFINITY,
         }
     }
-}
-
-/// The table of docs/watching.md.
-pub fn to_markdown() -> String {
-    let mut text = String::from("| key | unit | better | what it is |\n|---|---|---|---|\n");
-    for metric in ALL.iter().filter(|metric| !DERIVED.contains(&metric.key)) {
-        let (key, unit, better) = (metric.key, metric.unit.name(), metric.better.name());
-        let about = metric.about.replace("||", "\\|\\|");
-        text += &format!("| `{key}` | {unit} | {better} | {about} |\n").replace("|  |", "| |");
-    }
-    text
 }
 
 /// Keys that records do not have: readers compute these numbers.

@@ -27,9 +27,9 @@ pub enum VerifierSpec {
     Python(PythonSpec),
     /// The response is a program, which must pass the tests of its row.
     Code(CodeSpec),
-    /// A model judges, alone or beside the math grader.
+    /// A model judges, alone or together with the math grader.
     Judge(JudgeSpec),
-    /// A reward model scores, beside the math grader, which decides the verdict.
+    /// A reward model scores; the math grader decides the verdict.
     #[serde(rename = "reward-model")]
     RewardModel(RewardModelSpec),
 }

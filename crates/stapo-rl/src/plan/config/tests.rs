@@ -307,29 +307,6 @@ fn full_lora() -> LoraConfig {
 }
 
 #[test]
-fn every_key_stands_in_the_documentation() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md")).unwrap();
-    let mut config = Config { reference: Some(ModelSource::Builtin), ..Config::default() };
-    config.rollout.overlong = Some(OverlongShaping { max_tokens: 96, buffer_tokens: 19 });
-    config.rollout.lengths = Some(Lengths { mean: 48.0, sigma: 0.8 });
-    config.rollout.draft = Some("x".to_string());
-    (config.rollout.top_k, config.rollout.top_p, config.rollout.min_p) = (Some(1), Some(0.5), Some(0.1));
-    config.evaluation = full_evaluation();
-    config.lora = Some(full_lora());
-    for (key, value) in settings::to_table(&config) {
-        let keys = match value {
-            Value::Table(inner) if !["model", "reference", "task", "objective"].contains(&key.as_str()) => {
-                inner.keys().cloned().collect()
-            }
-            _ => vec![key],
-        };
-        for key in keys {
-            assert!(text.contains(&format!("`{key}`")), "docs/config.md does not name {key}");
-        }
-    }
-}
-
-#[test]
 fn overrides_reach_into_a_preset() {
     let read = |overrides: &[&str]| {
         Plan::resolve(Config::from_toml("", overrides.iter().copied()).unwrap()).unwrap().objective
