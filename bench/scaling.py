@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Scaling over GPUs, simulated by `stapo plan --gpus`: the tables of docs/scaling.md and its figure.
+"""Scaling over GPUs, simulated by `stapo plan --gpus`: the tables of dev/scaling.md and the figure of docs/scaling.md.
 
     cargo build --release && python3 bench/scaling.py --stapo target/release/stapo --svg docs/images/scaling.svg
 
