@@ -13,7 +13,7 @@ struct Group {
 /// What `stapo` without a command prints: what to run first, what next, and where help is.
 pub const FIRST_LINES: &str = "\
 stapo trains language models by reinforcement learning, on a CPU or on GPUs.
-First run:   stapo tutorial                    (one minute, needs no GPU or data)
+First run:   stapo tutorial        (about a minute; needs no GPU and no data)
 Your model:  stapo init --model MODEL --data FILE --out my.toml
              stapo train my.toml
 Help:        stapo --help, stapo COMMAND --help, stapo explain WORD";

@@ -139,7 +139,7 @@ fn run_words(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     // A GPU that fails in the middle of a command unwinds to this guard and becomes an ordinary error; files already
     // written stay.
-    let outcome = cuda::guard(|| command.map_or_else(start, run)).unwrap_or_else(|lost| Err(lost.into()));
+    let outcome = cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
     let status = outcome.unwrap_or_else(|error| complain(&error));
     // What standard output still holds back is written here, where a failure can be reported.
     std::io::stdout().flush().map_or_else(|error| ExitCode::from(output_failed(&error)), |()| status)
@@ -150,13 +150,11 @@ fn program() -> clap::Command {
     help::with_groups(Cli::command())
 }
 
-/// `stapo` without a command.
-fn start() -> anyhow::Result<ExitCode> {
-    println!("{}", help::FIRST_LINES);
-    Ok(ExitCode::SUCCESS)
-}
-
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Option<Command>) -> anyhow::Result<ExitCode> {
+    let Some(command) = command else {
+        println!("{}", help::FIRST_LINES);
+        return Ok(ExitCode::SUCCESS);
+    };
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),

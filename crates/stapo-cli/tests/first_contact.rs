@@ -1,6 +1,6 @@
 //! What a newcomer types first: `stapo`, `stapo tutorial`, `stapo explain`.
 
-use crate::common::{complaint, listing, ok, stapo};
+use crate::common::{complaint, listing, ok, root, stapo};
 use serde_json::Value;
 use std::process::Command;
 
@@ -49,6 +49,12 @@ fn the_tutorial_runs_every_step_in_a_new_folder() {
     let text = ok(&stapo(at, &["tutorial", "--yes", "--steps", "2"]));
     for file in ["run/manifest.sha256", "report.html", "tokens.html"] {
         assert!(at.join("stapo-tutorial-2").join(file).exists(), "{file}:\n{text}");
+    }
+    let files = std::fs::read_to_string(root().join("docs/reference/files.md")).unwrap();
+    for entry in std::fs::read_dir(at.join("stapo-tutorial-2/run")).unwrap().map(|entry| entry.unwrap()) {
+        let slash = if entry.path().is_dir() { "/" } else { "" };
+        let name = format!("`{}{slash}`", entry.file_name().to_string_lossy());
+        assert!(files.contains(&name), "docs/reference/files.md does not name {name}");
     }
     assert!(text.contains("Step 6 of 6") && text.contains("stapo init"), "{text}");
     assert_eq!(listing(&at.join("stapo-tutorial")), [""; 0], "a folder that exists stays as it was");

@@ -324,7 +324,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         stop.raise(signal);
         folder.record_stop(StopReason::Signal, &stop.name())?;
         let at = folder.folder().display();
-        eprintln!("stopped; go on with: stapo eval --resume {at}");
+        eprintln!("stopped; continue with: stapo eval --resume {at}");
         return Ok(ExitCode::from(stop.exit_status()));
     }
     finish(args, &mut folder, &plan, benchmarks, &decodings)?;

@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let sealed = seal(&folder, &spec, &experiment)?;
         let (receipt, at) = (receipt::short(&sealed), folder.display());
         eprintln!(
-            "stopped; go on with the same command\nreceipt {receipt} of what is there: stapo verify {at}"
+            "stopped; run the same command again to continue\nreceipt {receipt} of what is there: stapo verify {at}"
         );
         return Ok(ExitCode::from(stop.exit_status()));
     }
@@ -140,7 +140,7 @@ fn print_left<'a>(runs: impl Iterator<Item = &'a str>) {
     if !runs.is_empty() {
         let n = runs.len();
         eprintln!(
-            "{n} run{} left, which would not have ended in time: {}; the same command goes on",
+            "{n} run{} left, which would not have ended in time: {}; run the same command again to continue",
             if n == 1 { "" } else { "s" },
             runs.join(", ")
         );

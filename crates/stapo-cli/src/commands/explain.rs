@@ -34,15 +34,13 @@ pub fn run(args: &Args, program: &clap::Command) -> Result<ExitCode> {
     let entries = entries(program);
     let found = find(&entries, word);
     if found.is_empty() {
-        let nearest = nearest(&entries, word);
-        match nearest.is_empty() {
-            true => bail!(
-                "explain {word}: nothing has this name\nhint: stapo --help lists the commands, and docs/reference everything"
-            ),
-            false => {
-                bail!("explain {word}: nothing has this name\nhint: the nearest are {}", nearest.join(", "))
-            }
-        }
+        let nearest = nearest(&entries, word).join(", ");
+        let hint = if nearest.is_empty() {
+            "stapo --help lists the commands, and docs/reference everything".to_string()
+        } else {
+            format!("the nearest are {nearest}")
+        };
+        bail!("explain {word}: nothing has this name\nhint: {hint}");
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&found)?);
@@ -69,10 +67,8 @@ fn text(entry: &Entry) -> String {
     let mut lines = vec![wrapped(&format!("{} ({})", entry.name, entry.kind), INDENT, COLUMNS)];
     for paragraph in without_links(&entry.text).split("\n\n").filter(|paragraph| !paragraph.is_empty()) {
         let is_code = paragraph.lines().any(|line| line.starts_with("  "));
-        let paragraph = match is_code {
-            true => paragraph.replace('\n', "\n  "),
-            false => wrapped(paragraph, INDENT, COLUMNS),
-        };
+        let paragraph =
+            if is_code { paragraph.replace('\n', "\n  ") } else { wrapped(paragraph, INDENT, COLUMNS) };
         lines.push(format!("{:INDENT$}{paragraph}", ""));
     }
     for (label, value) in &entry.facts {

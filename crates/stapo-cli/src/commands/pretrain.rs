@@ -213,7 +213,7 @@ pub fn run_prefer(args: &PreferArgs) -> Result<ExitCode> {
 pub fn run_rm(args: &RmArgs) -> Result<ExitCode> {
     if let Some(folder) = args.common.config.as_deref().filter(|path| path.is_dir()) {
         bail!(
-            "{}: is a folder; stapo rm trains a reward model and deletes nothing\nhint: stapo rm --model MODEL --data PAIRS, or stapo rm CONFIG; to go on with a run, stapo rm --resume RUN; to delete a folder, use the shell's rm -r",
+            "{}: is a folder; stapo rm trains a reward model and deletes nothing\nhint: stapo rm --model MODEL --data PAIRS, or stapo rm CONFIG; to continue a run, stapo rm --resume RUN; to delete a folder, use the shell's rm -r",
             folder.display()
         );
     }
@@ -261,7 +261,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
         eprintln!(
-            "stopped after {} steps; go on with stapo {} --resume {folder}",
+            "stopped after {} steps; continue with stapo {} --resume {folder}",
             pretrainer.learner.counters.step, base.command
         );
         run.seal()?;

@@ -156,7 +156,7 @@ fn is_as_recorded(args: &Args, verified: &Verified) -> bool {
         println!("{change}: ACCEPTED after step {step} by --accept-changes");
     }
     for later in &verified.later {
-        println!("{later}: made later, with a receipt of its own");
+        println!("{later}: made later, with a separate receipt");
     }
     let is_changed =
         |found: &&&Difference| matches!(found, Difference::Changed { .. } | Difference::State { .. });

@@ -47,9 +47,10 @@ fn section(command: &mut Command) -> Section {
     subject.aliases = vec![name.trim_start_matches("stapo ").to_string()];
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let examples: Vec<&str> = examples.lines().skip(1).map(str::trim).collect();
-    let intro = match examples.is_empty() {
-        true => String::new(),
-        false => format!("```sh example\n{}\n```", examples.join("\n")),
+    let intro = if examples.is_empty() {
+        String::new()
+    } else {
+        format!("```sh example\n{}\n```", examples.join("\n"))
     };
     let is_listed = |arg: &&Arg| {
         !arg.is_hide_set() && !arg.is_global_set() && !matches!(arg.get_id().as_str(), "help" | "version")
@@ -64,7 +65,7 @@ fn option(arg: &Arg) -> Entry {
     let short = arg.get_short().map(|letter| format!("-{letter}"));
     let flags: Vec<String> = short.into_iter().chain(long).collect();
     let values = arg.get_value_names().filter(|_| arg.get_action().takes_values()).unwrap_or_default();
-    let values: Vec<&str> = values.iter().map(|name| name.as_str()).collect();
+    let values: Vec<&str> = values.iter().map(clap::builder::Str::as_str).collect();
     let name = [flags.join(", "), values.join(" ")].join(" ").trim().to_string();
     let default: Vec<String> =
         arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy())).collect();

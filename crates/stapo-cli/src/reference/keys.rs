@@ -88,7 +88,9 @@ pub fn record_rows(schema: &Value) -> Vec<Entry> {
     let mut walk = Walk { seen: BTreeMap::new(), keys: Vec::new() };
     walk.table("", "", schema, None);
     let mut keys = walk.keys;
-    keys.iter_mut().for_each(|key| key.default.clear());
+    for key in &mut keys {
+        key.default.clear();
+    }
     keys.iter().map(|key| key.entry(OF_RECORD)).collect()
 }
 

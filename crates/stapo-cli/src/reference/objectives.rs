@@ -90,8 +90,13 @@ fn kind_text(value: &Value, described: &Value) -> Option<String> {
         .filter(|(key, _)| *key != "kind")
         .map(|(key, value)| format!("{key} = {}", super::keys::toml_text(value)))
         .collect();
+    let choices = value.as_object()?.iter().filter_map(|(key, value)| {
+        let text = choice_text(value.as_str()?, &variant["properties"][key]);
+        (!text.is_empty()).then(|| format!(" `{key}`: {text}"))
+    });
+    let choices: String = choices.collect();
     let numbers = if numbers.is_empty() { String::new() } else { format!(" ({})", numbers.join(", ")) };
-    Some(format!("`{kind}`{numbers}: {}", about.replace("\n\n", " ")))
+    Some(format!("`{kind}`{numbers}: {}{choices}", about.replace("\n\n", " ")))
 }
 
 /// What the description of a closed set says of one of its values.

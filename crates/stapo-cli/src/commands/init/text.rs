@@ -75,7 +75,7 @@ fn task(found: &Found, choices: &Choices) -> String {
     }
     lines.push(match found.template.as_str() {
         "{{ problem }}=" => {
-            "# What the model is asked. The built-in model reads no words and goes on from the sign."
+            "# What the model is asked. The built-in model reads no words and continues after the sign."
                 .to_string()
         }
         _ => format!(

@@ -114,7 +114,7 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         (&["rewards=[{weight=1}]"], "the key `name` is missing"),
         (
             &["update.schedule={kind=\"linear\", warmup_steps=1, warmup_share=0.1}"],
-            "config.update.schedule.warmup_share: 0.1 stands beside warmup_steps",
+            "config.update.schedule.warmup_share: 0.1 is given together with warmup_steps",
         ),
         (
             &["update.schedule.warmup_share=2"],
@@ -130,13 +130,13 @@ fn inputs_that_the_loop_lacks_or_does_not_read_are_refused() {
         ),
         (
             &["update.schedule={kind=\"constant\", final_factor=0.1}"],
-            "config.update.schedule.final_factor: 0.1 stands beside kind = \"constant\"",
+            "config.update.schedule.final_factor: 0.1 is given together with kind = \"constant\"",
         ),
         (&["evaluation.best=gsm8k"], "config.evaluation.best: gsm8k is neither held_out nor none"),
         (&["evaluation.patience=0"], "config.evaluation.patience: 0, expected at least 1"),
         (&["evaluation.idle_patience=0"], "config.evaluation.idle_patience: 0, expected at least 1"),
         (&["evaluation.patience=2", "evaluation.every_steps=0"], "hint: set evaluation.every_steps"),
-        (&["evaluation.patience=2", "evaluation.best=none"], "and evaluation.best is none"),
+        (&["evaluation.patience=2", "evaluation.best=none"], "but evaluation.best is \"none\""),
         (&["evaluation.benchmark_samples=0"], "config.evaluation.benchmark_samples: 0, expected at least 1"),
         (&["rewards=[{name=\"a\", verifyer={}}]"], "did you mean `verifier`?"),
     ];
@@ -298,12 +298,6 @@ fn full_evaluation() -> EvaluationConfig {
         idle_patience: Some(1),
         ..EvaluationConfig::default()
     }
-}
-
-fn full_lora() -> LoraConfig {
-    let mut lora = LoraConfig { adapter: Some("adapter".into()), ..LoraConfig::default() };
-    lora.write_out(lora.spec());
-    lora
 }
 
 #[test]
