@@ -134,7 +134,7 @@ const GROUPS: [Group; 6] = [
 ];
 
 pub const EXIT_STATUS: &str = "\
-Exit status: 0 done; 1 done, but something in it was bad (a record, an arm, a
+Exit status: 0 success; 1 finished, but something was bad (a record, an arm, a
 comparison); 2 refused or failed, with the reason on standard error; 128 + N
 ended by signal N.";
 

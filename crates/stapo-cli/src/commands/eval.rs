@@ -84,8 +84,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     limit: Option<usize>,
 
-    /// Longest response; the model's own limit may end it sooner. By default that of the run that is evaluated, and 20480 for
-    /// another model.
+    /// Longest response, within the model's limit. By default that of the run that is evaluated, or 20480 for another model.
     #[arg(long, value_parser = positive)]
     max_tokens: Option<usize>,
 

@@ -27,8 +27,8 @@ use std::process::ExitCode;
 ///
 /// Optional keys are "reference_logp" (KL), "behavior_entropy" (mask_signals = "behavior"), "sampler_logp" (off_policy),
 /// "teacher_logp" (distillation) and "collision" (sums of squared probabilities, for gradient norms and the threshold
-/// influence). "reward" may be a list, with --reward-weights. "advantage", a number or a list with one per token, stands
-/// on all lines or none; "reward" is then not read. "loss_mask" (true or 1: in the loss) leaves tokens out altogether.
+/// influence). "reward" may be a list, with --reward-weights. "advantage", a number or a list with one per token, is
+/// given on all lines or on none; "reward" is then not read. "loss_mask" (true or 1: in the loss) leaves tokens out altogether.
 ///
 /// Writes one JSON line per response, in order, with the arrays kept, silenced_by, clipped, ratio and d_logp, then a last
 /// line with the totals. d_logp is the derivative of the printed loss, which is minimised, by that token's logp; masks,

@@ -305,7 +305,7 @@ catalogue! {
     SECONDS_CHECKPOINT_WAIT: "seconds.checkpoint_wait", "Checkpoint wait", "wait", Seconds, Linear, Lower,
         Some("seconds/checkpoint_wait"), "waiting for a checkpoint that was still being written", |m| Some(m.seconds?.checkpoint_wait);
     WALL_SECONDS: "wall_seconds", "Time of the run", "wall", Seconds, Linear, Lower,
-        Some("seconds/wall"), "that processes have worked on the run so far", |m| m.wall_seconds;
+        Some("seconds/wall"), "time that processes have spent on the run so far", |m| m.wall_seconds;
     MEMORY_BYTES: "memory_bytes", "Memory", "memory", Bytes, Linear, Lower,
         Some("memory/bytes"), "most memory of the process so far; on a GPU the memory in use on the device",
         |m| Some(m.memory_bytes? as f64);

@@ -22,8 +22,8 @@ pub struct Manifest {
     /// Changed inputs, and changed files of the folder itself, that `--accept-changes` let pass.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<AcceptedChange>,
-    /// Every file of the folder by its name in it, in order of names. Absent while the work goes on. A folder inside that
-    /// has a receipt of its own is represented by its `manifest.json`.
+    /// Every file of the folder by its name in it, in order of names. Absent until the work ends. For a folder inside
+    /// that has a receipt, the list has its `manifest.json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Vec<FileHash>>,
     #[serde(flatten)]

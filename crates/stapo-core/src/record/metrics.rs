@@ -124,7 +124,7 @@ pub struct Metrics {
     /// line is written, that of other processes included. Absent where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Warnings of the step, which stand in `events.jsonl` too.
+    /// Warnings of the step; `events.jsonl` has them too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.

@@ -35,7 +35,7 @@ pub struct ResponseRecord {
     /// The value of each reward by its name; empty for a run without `[[rewards]]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rewards: BTreeMap<String, f64>,
-    /// The mean over the tokens where each token has an own advantage.
+    /// Advantage of the response; the mean over its tokens if they differ.
     pub advantage: f64,
     /// How the response ended.
     pub finish: Finish,
@@ -54,7 +54,7 @@ pub struct ResponseRecord {
     /// What the tests of the response's program showed; absent for a task whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
-    /// What a judge said beside a rule; absent for a run without a judge.
+    /// What a judge and a rule decided; absent for a run without a judge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<Box<JudgeOpinion>>,
     /// What the environment answered; absent for a response that was judged after its only turn.

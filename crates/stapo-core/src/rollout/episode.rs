@@ -55,7 +55,7 @@ pub struct ToolCall {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TurnVerdict {
     pub verdict: Verdict,
-    /// The reward that the environment gave; that of the verdict where absent.
+    /// The reward that the environment gave; by default that of the verdict.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -106,7 +106,7 @@ impl VerifierSpec {
 #[schemars(deny_unknown_fields)]
 #[serde(default)]
 pub struct CodeSpec {
-    /// Where the program stands in a response.
+    /// Where the program is in a response.
     pub style: CodeStyle,
     /// The reward of a program that passes some tests.
     pub reward: CodeReward,
@@ -148,7 +148,7 @@ impl Default for CodeSpec {
     }
 }
 
-/// Where the program stands in a response.
+/// Where the program is in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CodeStyle {
