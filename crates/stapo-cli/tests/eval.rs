@@ -65,7 +65,7 @@ fn wrong_questions_are_refused_by_name() {
         (&["eval", "--benchmarks", "all"], "aime24.jsonl"),
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
         (&["eval", "--model", "nowhere"], "nowhere"),
-        (&["eval", "--limit", "0"], "--limit <LIMIT>"),
+        (&["eval", "--limit", "0"], "--limit <N>"),
         (&["compare", "a", "b"], "a: holds no evaluation"),
     ];
     for (args, expected) in cases {
