@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Scaling over GPUs, simulated by `stapo plan --gpus`: the tables of docs/scaling.md and its figure.
+"""Scaling over GPUs, simulated by `stapo plan --gpus`: the tables of dev/scaling.md and the figure of docs/scaling.md.
 
     cargo build --release && python3 bench/scaling.py --stapo target/release/stapo --svg docs/images/scaling.svg
 
@@ -117,7 +117,10 @@ def svg(curves):
     width = left + 2 * panel + gap + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top + height + 74}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{top + height + 74}" fill="#ffffff"/>',
+        "<title>Simulated scaling efficiency by the number of GPUs</title>",
+        "<style>.ground{fill:#ffffff}text{fill:#1b2430}line{stroke:#dddddd}"
+        "@media (prefers-color-scheme: dark){.ground{fill:#0f141b}text{fill:#e8edf5}line{stroke:#313c4c}}</style>",
+        f'<rect class="ground" width="{width}" height="{top + height + 74}"/>',
         f'<text x="{left}" y="18" font-size="14" font-weight="bold">Simulated scaling efficiency, H200, responses to 15,360 tokens</text>',
     ]
     for at, link in enumerate((50, 400)):
@@ -132,7 +135,7 @@ def svg(curves):
         parts.append(f'<text x="{x0}" y="{top - 8}">{link} GB/s from each GPU</text>')
         for quarter in range(5):
             share = quarter / 4
-            parts.append(f'<line x1="{x0}" x2="{x0 + panel}" y1="{y(share):.1f}" y2="{y(share):.1f}" stroke="#dddddd"/>')
+            parts.append(f'<line x1="{x0}" x2="{x0 + panel}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
             if at == 0:
                 parts.append(f'<text x="{x0 - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f} %</text>')
         for n in GPUS:

@@ -1,4 +1,4 @@
-"""Writes the parity tables of docs/objectives.md: `stapo objective` beside TRL and verl on random mini-batches in f64.
+"""Writes the parity tables of dev/objectives.md: `stapo objective` beside TRL and verl on random mini-batches in f64.
 
     pip install torch trl verl ray orjson
     cargo build
@@ -22,7 +22,7 @@ import make_trl  # noqa: E402
 import make_verl  # noqa: E402
 
 ROUNDS = 20
-DOCUMENT = ROOT / "docs/objectives.md"
+DOCUMENT = ROOT / "dev/objectives.md"
 
 
 def lines(case):

@@ -43,10 +43,21 @@ fn commands(page: &str) -> Vec<Vec<String>> {
     found
 }
 
+/// README and the pages of docs, those in folders too.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    docs.chain([root.join("README.md")]).filter(|page| page.extension().is_some_and(|e| e == "md")).collect()
+    let mut folders = vec![root.join("docs")];
+    let mut found = vec![root.join("README.md")];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found
 }
 
 #[test]

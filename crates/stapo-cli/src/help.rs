@@ -10,7 +10,22 @@ struct Group {
     commands: &'static [(&'static str, &'static str)],
 }
 
-const GROUPS: [Group; 5] = [
+/// What `stapo` without a command prints: what to run first, what next, and where help is.
+pub const FIRST_LINES: &str = "\
+stapo trains language models by reinforcement learning, on a CPU or on GPUs.
+First run:   stapo tutorial        (about a minute; needs no GPU and no data)
+Your model:  stapo init --model MODEL --data FILE --out my.toml
+             stapo train my.toml
+Help:        stapo --help, stapo COMMAND --help, stapo explain WORD";
+
+const GROUPS: [Group; 6] = [
+    Group {
+        title: "Start",
+        commands: &[
+            ("tutorial", "stapo tutorial\nstapo tutorial --yes --out first"),
+            ("explain", "stapo explain tau_p\nstapo explain update.learning_rate\nstapo explain grpo --json"),
+        ],
+    },
     Group {
         title: "Train",
         commands: &[
@@ -21,8 +36,8 @@ const GROUPS: [Group; 5] = [
             ),
             (
                 "train",
-                "stapo train                                     the built-in run\n\
-                 stapo train grpo --set steps=20                 a shipped config\n\
+                "stapo train                                     # the built-in run\n\
+                 stapo train grpo --set steps=20                 # a shipped config\n\
                  stapo train my.toml --model Qwen/Qwen3-0.6B --fetch\n\
                  stapo train --resume runs/RUN",
             ),
@@ -118,8 +133,8 @@ const GROUPS: [Group; 5] = [
     },
 ];
 
-const EXIT_STATUS: &str = "\
-Exit status: 0 done; 1 done, but something in it was bad (a record, an arm, a
+pub const EXIT_STATUS: &str = "\
+Exit status: 0 success; 1 finished, but something was bad (a record, an arm, a
 comparison); 2 refused or failed, with the reason on standard error; 128 + N
 ended by signal N.";
 

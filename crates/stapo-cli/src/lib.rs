@@ -18,13 +18,14 @@ mod commands;
 #[cfg(test)]
 mod documented;
 mod help;
+mod reference;
 mod shared;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    completions, config, counterfactual, doctor, eval, experiment, export, fetch, generate, grade, init,
-    inspect, judge_test, launch, man, model, objective, plan, pretrain, problems, report, runs, score, serve,
-    train, verify, version,
+    completions, config, counterfactual, doctor, eval, experiment, explain, export, fetch, generate, grade,
+    init, inspect, judge_test, launch, man, model, objective, plan, pretrain, problems, report, runs, score,
+    serve, train, tutorial, verify, version,
 };
 use shared::terminal::{output_failed, set_quiet};
 use stapo_rl::device::cuda;
@@ -45,7 +46,7 @@ struct Cli {
     quiet: bool,
 
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
@@ -69,6 +70,8 @@ enum Command {
     Fetch(fetch::Args),
     Init(init::Args),
     Problems(problems::Args),
+    Tutorial(tutorial::Args),
+    Explain(explain::Args),
     Doctor(doctor::Args),
     Version(version::Args),
     Completions(completions::Args),
@@ -81,17 +84,11 @@ enum Command {
         words: Vec<String>,
     },
     Counterfactual(counterfactual::Args),
-    /// Continues prompts: text as it comes, or tokens, log-probs and entropies as JSON lines.
     Generate(generate::Args),
-    /// Log-prob, entropy and collision of every token of given responses, as JSON lines.
     Score(score::Args),
-    /// Grades math answers: JSON lines in, a verdict with its reason per line out.
     Grade(grade::Args),
-    /// Asks a judge about responses that are known to fool judges.
     JudgeTest(judge_test::Args),
-    /// What an objective does to each token of a batch, as JSON lines.
     Objective(objective::Args),
-    /// What a model is, and conversion to a Hugging Face folder.
     Model(model::Args),
     /// Starts and guards an external verifier; this program calls itself so.
     #[command(name = launcher::SUBCOMMAND, hide = true)]
@@ -144,7 +141,7 @@ fn run_words(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     // written stay.
     let outcome = cuda::guard(|| run(command)).unwrap_or_else(|lost| Err(lost.into()));
     let status = outcome.unwrap_or_else(|error| complain(&error));
-    // What standard output still holds back is written here, where a failure can be told.
+    // What standard output still holds back is written here, where a failure can be reported.
     std::io::stdout().flush().map_or_else(|error| ExitCode::from(output_failed(&error)), |()| status)
 }
 
@@ -153,7 +150,11 @@ fn program() -> clap::Command {
     help::with_groups(Cli::command())
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Option<Command>) -> anyhow::Result<ExitCode> {
+    let Some(command) = command else {
+        println!("{}", help::FIRST_LINES);
+        return Ok(ExitCode::SUCCESS);
+    };
     match command {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
@@ -174,6 +175,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Config(args) => config::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Problems(args) => problems::run(&args),
+        Command::Tutorial(args) => tutorial::run(&args),
+        Command::Explain(args) => explain::run(&args, &program()),
         Command::Doctor(args) => doctor::run(&args),
         Command::Version(args) => Ok(version::run(&args)),
         Command::Completions(args) => completions::run(&args, program()),

@@ -17,6 +17,7 @@ mod environments;
 mod eval;
 mod export;
 mod fetch;
+mod first_contact;
 mod first_hour;
 mod forgery;
 mod grade;

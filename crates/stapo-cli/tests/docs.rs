@@ -1,12 +1,16 @@
-//! The commands of README and docs, run as a reader would.
+//! README and docs: their commands run, their links lead somewhere, the book names every page, and the reference is the
+//! program's.
 //!
-//! A block fenced as `sh` is run by bash, all blocks of a page in order in one folder that starts with `examples/` and
-//! `configs/` and nothing else. Blocks fenced otherwise (`sh gpu`, `sh network`) and indented commands are only parsed,
-//! by the unit test `every_documented_command_parses`.
+//! A block fenced as `sh` is run by bash, all blocks of a page in order in one folder. The folder of a tutorial
+//! (`docs/tutorials`) starts empty, that of another page with `examples/` and `configs/`. Runs are shortened: `train`,
+//! `sft`, `prefer`, `rm` and `pretrain` get a few steps where a reader has many. Blocks fenced otherwise (`sh gpu`, `sh
+//! network`) and indented commands are only parsed, by the unit test `every_documented_command_parses`.
 
-use crate::common::{copy_folder, root};
+mod links;
+
+use crate::common::{copy_folder, ok, root, stapo};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The blocks of a page that are fenced as `sh`, as one script.
@@ -43,24 +47,37 @@ fn install(folder: &Path) {
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Markdown files of a folder and of all folders in it.
+fn pages_below(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(pages_below(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
 #[test]
 fn commands_in_fenced_blocks_run() {
     let bin = tempfile::tempdir().unwrap();
     install(bin.path());
     let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap_or_default());
     let mut n_pages = 0;
-    let pages = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    for page in
-        pages.chain([root().join("README.md")]).filter(|page| page.extension().is_some_and(|e| e == "md"))
-    {
+    for page in pages_below(&root().join("docs")).into_iter().chain([root().join("README.md")]) {
         let script = script(&std::fs::read_to_string(&page).unwrap());
         if script.is_empty() {
             continue;
         }
         n_pages += 1;
         let folder = tempfile::tempdir().unwrap();
-        copy_folder(&root().join("examples"), &folder.path().join("examples"));
-        copy_folder(&root().join("configs"), &folder.path().join("configs"));
+        if !page.starts_with(root().join("docs/tutorials")) {
+            copy_folder(&root().join("examples"), &folder.path().join("examples"));
+            copy_folder(&root().join("configs"), &folder.path().join("configs"));
+        }
         let output = Command::new("bash")
             .args(["-euo", "pipefail", "-c", &script])
             .current_dir(folder.path())
@@ -72,4 +89,39 @@ fn commands_in_fenced_blocks_run() {
         assert!(output.status.success(), "{}:\n{script}\n{text}", page.display());
     }
     assert!(n_pages > 0, "no page has a block fenced as sh");
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let names = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "RELEASE.md", "STYLE.md"];
+    let pages = names.map(|name| root().join(name)).into_iter().filter(|page| page.exists());
+    let broken: Vec<String> =
+        pages.chain(pages_below(&root().join("docs"))).flat_map(|page| links::broken(&page)).collect();
+    assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
+}
+
+/// `SUMMARY.md` is the table of contents of the book that mdBook makes of `docs/`.
+#[test]
+fn the_book_names_every_page_once() {
+    let docs = root().join("docs");
+    let summary = std::fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    for page in pages_below(&docs) {
+        let name = page.strip_prefix(&docs).unwrap().display().to_string();
+        let n = summary.matches(&format!("]({name})")).count();
+        assert_eq!(n, usize::from(name != "SUMMARY.md"), "docs/SUMMARY.md must name {name} once");
+    }
+}
+
+#[test]
+fn the_reference_is_the_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    ok(&stapo(folder.path(), &["explain", "--write", "reference"]));
+    let printed = pages_below(&folder.path().join("reference"));
+    assert_eq!(printed.len(), 6);
+    for page in printed {
+        let name = page.file_name().unwrap();
+        let kept = std::fs::read_to_string(root().join("docs/reference").join(name)).unwrap_or_default();
+        let is_same = kept == std::fs::read_to_string(&page).unwrap();
+        assert!(is_same, "docs/reference/{name:?} is outdated: run stapo explain --write docs/reference");
+    }
 }

@@ -65,7 +65,7 @@ fn wrong_questions_are_refused_by_name() {
         (&["eval", "--benchmarks", "all"], "aime24.jsonl"),
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
         (&["eval", "--model", "nowhere"], "nowhere"),
-        (&["eval", "--limit", "0"], "--limit <LIMIT>"),
+        (&["eval", "--limit", "0"], "--limit <N>"),
         (&["compare", "a", "b"], "a: holds no evaluation"),
     ];
     for (args, expected) in cases {
@@ -82,7 +82,7 @@ fn a_second_verifier_judges_beside_the_rule() {
     let args = ["eval", "--limit", "6", "--samples", "2", "--max-tokens", "80", "--out"];
     // Under another mode of the grader, the text of the box counts.
     let table = ok(&stapo(at, &[&args[..], &["modes", "--verifier", "boxed-exact"]].concat()));
-    assert!(table.contains("beside boxed-exact") && table.contains("0 samples are disputed"), "{table}");
+    assert!(table.contains("rule and boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
     std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
         .unwrap();

@@ -294,7 +294,7 @@ fn an_error_in_a_config_names_its_place_in_plain_words() {
     let both = "[update]\nschedule = { kind = \"constant\", warmup_steps = 1, warmup_share = 0.5 }";
     std::fs::write(at.join("my.toml"), both).unwrap();
     let said = complaint(at, &["pretrain", "my.toml"]);
-    assert!(said.contains("warmup_share: 0.5 stands beside warmup_steps"), "{said}");
+    assert!(said.contains("warmup_share: 0.5 is given together with warmup_steps"), "{said}");
 }
 
 #[test]

@@ -256,6 +256,6 @@ fn control_characters_of_names_and_files_are_spelled_out() {
 fn the_exit_statuses_are_in_the_help() {
     let folder = tempfile::tempdir().unwrap();
     let help = ok(&stapo(folder.path(), &["--help"]));
-    assert!(help.contains("Exit status: 0 done; 1 done, but") && help.contains("128 + N"), "{help}");
+    assert!(help.contains("Exit status: 0 success; 1 finished, but") && help.contains("128 + N"), "{help}");
     assert_eq!(stapo(folder.path(), &["--nothing"]).status.code(), Some(2));
 }

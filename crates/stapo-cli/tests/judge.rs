@@ -122,7 +122,7 @@ fn an_evaluation_has_the_verdicts_of_a_judge_beside_the_rule() {
     let first = ["eval", "--benchmarks", "arithmetic", "--limit", "4", "--samples", "2", "--out"];
     let args = [&first[..], &["evaluated", "--verifier", JUDGE]].concat();
     let said = ok(&stapo(at, &args));
-    assert!(said.contains("beside the judge judge") && said.contains("second alone"), "{said}");
+    assert!(said.contains("rule and the judge judge") && said.contains("second alone"), "{said}");
     let samples = parsed_lines(&fs::read_to_string(at.join("evaluated/samples.jsonl")).unwrap());
     assert_eq!(samples.len(), 8);
     assert!(samples.iter().all(|sample| sample["second"]["margin"].is_number()));

@@ -138,7 +138,7 @@ fn supervised_runs_are_listed_and_told_from_training_runs() {
     }
     let said = complaint(at, &["sft", "--resume", "runs/rl"]);
     assert!(said.contains("runs/rl: was written by stapo train; this command reads"), "{said}");
-    assert!(said.contains("stapo train --resume runs/rl goes on"), "{said}");
+    assert!(said.contains("stapo train --resume runs/rl continues it"), "{said}");
     let said = complaint(at, &["generate", "--model", "builtin", "--adapter", "runs/rl", "--prompt", "1+1="]);
     assert!(
         said.contains("export the run first (stapo export runs/rl --out DIR), or use --model runs/rl"),

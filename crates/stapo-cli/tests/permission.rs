@@ -147,7 +147,7 @@ fn every_importable_file_beside_the_program_is_part_of_the_permission() {
         fs::write(judge.join(format!("module_{n}.py")), "").unwrap();
     }
     let said = project.refuses("mine");
-    assert!(said.contains("more than 1000 files") && said.contains("a folder of its own"), "{said}");
+    assert!(said.contains("more than 1000 files") && said.contains("a separate folder"), "{said}");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn more_than_64_mb_beside_the_program_are_refused() {
         project.call("mine", &[&["train", "--out", "again", "--set", verifier], &SMALL[..]].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("64 MB") && said.contains("a folder of its own"), "{said}");
+    assert!(said.contains("64 MB") && said.contains("a separate folder"), "{said}");
 }
 
 /// An interpreter finds its packages by the path of the link that starts it, as in a virtual environment.

@@ -294,7 +294,7 @@ fn a_hung_rank_and_a_full_disk_stop_all_with_one_error() {
     });
     let error = common_error(&ranks.ends(), &[]);
     assert!(error.starts_with("error: rank 0: full/"), "{error}");
-    assert!(error.contains("hint: free some space, then go on with --resume"), "{error}");
+    assert!(error.contains("hint: free some space, then continue with --resume"), "{error}");
     let n_steps = metrics(&at.join("full")).len() + 2;
     let more = format!("steps={n_steps}");
     launched(at, 2, &["train", "--resume", "full", "--set", &more].map(String::from));

@@ -84,7 +84,7 @@ fn a_run_ends_in_a_receipt_that_names_what_differs() {
     ok(&stapo(at, &["report", "run", "--tensorboard", "run/tensorboard"]));
     ok(&stapo(at, &["eval", "--model", "run", "--limit", "2", "--samples", "1", "--out", "run/eval"]));
     let said = ok(&stapo(at, &["verify", "run"]));
-    assert!(said.contains("eval: made later, with a receipt of its own"), "{said}");
+    assert!(said.contains("eval: made later, with a separate receipt"), "{said}");
     // What was made later is looked at too, and where the run has its own files nothing is made later.
     let table = fs::read(run.join("eval/table.json")).unwrap();
     fs::write(run.join("eval/table.json"), [&table[..], b" "].concat()).unwrap();

@@ -4,10 +4,11 @@ mod category;
 
 pub use category::{TokenCategory, category_in_response};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the tests of a program ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgramEnd {
     /// All tests passed.
@@ -44,7 +45,7 @@ impl ProgramEnd {
 }
 
 /// The program of a response, and what its tests showed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProgramRun {
     /// Empty where the response holds no program.
     pub source: String,

@@ -33,7 +33,7 @@ impl Problem {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
     /// `system`, `user`, `assistant` or another role that the chat template knows.
     pub role: String,
@@ -41,7 +41,7 @@ pub struct Turn {
 }
 
 /// Why a response ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Finish {
     /// The model sampled this stop token, which is the last token of the response.
@@ -128,7 +128,7 @@ impl Rollout {
 }
 
 /// The verifier's result, as records name the result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Right,
@@ -139,7 +139,7 @@ pub enum Verdict {
 }
 
 /// What a judge, a model that judges responses, or a reward model said of a response, and what a rule said of the same response.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JudgeOpinion {
     /// Absent where the judge was not asked because the rule had decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]

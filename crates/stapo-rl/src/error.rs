@@ -26,7 +26,7 @@ pub enum Error {
     #[error("folder {}: {by} is writing it\nhint: wait for that process, or stop it", folder.display())]
     Locked { folder: PathBuf, by: String },
     #[error(
-        "run folder {}: {}\nhint: {}--accept-changes goes on with what is there and records it",
+        "run folder {}: {}\nhint: {}--accept-changes continues with what is there and records it",
         folder.display(),
         changed(changes),
         plan.as_ref().map_or(String::new(), |plan| format!("put back what changed (the run's plan is in {}); ", plan.display()))
@@ -118,7 +118,7 @@ pub enum Error {
     )]
     Rollouts { path: PathBuf, problem: String },
     #[error(
-        "checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; go on from an earlier one"
+        "checkpoint state {key}: {problem}\nhint: the checkpoint was written by another program; continue from an earlier one"
     )]
     LoopState { key: &'static str, problem: String },
     #[error(
@@ -176,7 +176,7 @@ impl Error {
         let other = "choose another folder with --out";
         let can_go_on = ["plan.toml", "eval.json"].iter().any(|file| folder.join(file).is_file());
         let remedy =
-            if can_go_on { format!("go on with --resume {shown}, or {other}") } else { other.to_string() };
+            if can_go_on { format!("continue with --resume {shown}, or {other}") } else { other.to_string() };
         Error::Exists { folder: folder.to_owned(), remedy }
     }
 
@@ -236,10 +236,10 @@ fn or_drop(are_some_left: bool) -> &'static str {
 fn io_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::StorageFull => {
-            "\nhint: free some space, then go on with --resume; what was written is whole"
+            "\nhint: free some space, then continue with --resume; what was written is whole"
         }
         std::io::ErrorKind::FileTooLarge => {
-            "\nhint: raise the limit on the size of files (ulimit -f), then go on with --resume; what was written is whole"
+            "\nhint: raise the limit on the size of files (ulimit -f), then continue with --resume; what was written is whole"
         }
         std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
             "\nhint: choose a folder you may write to with --out"

@@ -125,7 +125,7 @@ pub enum Form {
     /// Any form of the right value: `60 + 180 + 126` is 366, and the grader does the sum.
     #[default]
     Any,
-    /// The answer is worked out as far as the reference is: `60 + 180 + 126` is wrong beside 366.
+    /// The answer is worked out as far as the reference is: `60 + 180 + 126` is wrong if the reference is 366.
     WorkedOut,
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 /// Prints the completions of commands and options for a shell.
 #[derive(clap::Args)]
 pub struct Args {
+    /// The shell.
     shell: Shell,
 }
 

@@ -19,8 +19,8 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Whether silenced tokens matter: continues responses from a token as sampled and from the token that the policy
-/// preferred there, and compares the rates of right answers.
+/// Tests whether silenced tokens matter: continues responses from the sampled token and from the token that the policy
+/// preferred there, and compares how often the answers are right.
 #[derive(clap::Args)]
 pub struct Args {
     /// The run folder.
@@ -38,10 +38,11 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     from: u64,
 
-    /// The last step to look at; the run's last one unless given.
+    /// The last step to look at; by default the run's last one.
     #[arg(long)]
     to: Option<u64>,
 
+    /// Seed of sampling.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 

@@ -13,10 +13,10 @@ use stapo_rl::reward::code::CodeJudge;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Says what this machine offers, what is missing and what brings it.
+/// Checks this machine: what it offers, what is missing, and how to get it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where runs go.
+    /// The folder where runs will be written.
     #[arg(short, long, value_name = "DIR", default_value = "runs")]
     out: PathBuf,
 
@@ -85,7 +85,7 @@ fn processor(options: CpuOptions) -> Finding {
 }
 
 fn memory() -> Finding {
-    let text = HostMemory::find().map_or("not told by this system".to_string(), |memory| {
+    let text = HostMemory::find().map_or("unknown on this system".to_string(), |memory| {
         format!("{} of {} available", size(memory.available), size(memory.total))
     });
     Finding { name: "memory", status: Status::Good, text }
@@ -105,7 +105,7 @@ fn disk(out: &Path) -> Finding {
         Some(free) => {
             Finding { name, status: Status::Good, text: format!("{} free for {}", size(free), out.display()) }
         }
-        None => Finding { name, status: Status::Look, text: format!("not told for {}", out.display()) },
+        None => Finding { name, status: Status::Look, text: format!("unknown for {}", out.display()) },
     }
 }
 

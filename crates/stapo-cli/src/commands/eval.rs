@@ -45,7 +45,7 @@ use std::time::SystemTime;
 
 /// Evaluates a model on benchmarks: avg@k, pass@k and maj@k with intervals clustered by question.
 ///
-/// Ctrl-C saves what is there; --resume goes on, to the same table as if it had not been interrupted.
+/// Ctrl-C saves what is done. --resume continues, and the table is that of an uninterrupted evaluation.
 #[derive(clap::Args)]
 pub struct Args {
     /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the
@@ -80,12 +80,11 @@ pub struct Args {
     #[arg(long, value_parser = positive)]
     samples: Option<usize>,
 
-    /// Only the first so many questions of each benchmark.
-    #[arg(long, value_parser = positive)]
+    /// Only the first N questions of each benchmark.
+    #[arg(long, value_name = "N", value_parser = positive)]
     limit: Option<usize>,
 
-    /// Longest response; the model's own limit may end it sooner. By default that of the run that is evaluated, and 20480 for
-    /// another model.
+    /// Longest response, within the model's limit. By default that of the run that is evaluated, or 20480 for another model.
     #[arg(long, value_parser = positive)]
     max_tokens: Option<usize>,
 
@@ -111,7 +110,7 @@ pub struct Args {
     stop: Vec<String>,
 
     /// Tools that the policy may call, by name: calculator, python, finish, search:FILE; or the table of an environment as in
-    /// a config. By default those of the run that is evaluated; `none` for none.
+    /// a config. By default those of the run that is evaluated; `none` turns them off.
     #[arg(long, value_name = "TOOLS")]
     tools: Option<String>,
 
@@ -124,14 +123,15 @@ pub struct Args {
     #[arg(long, value_name = "VERIFIER")]
     verifier: Option<String>,
 
-    /// Judges every sample by this model too, beside the benchmark's rule, and reports where they disagree. --verifier takes a
-    /// judge with other settings as a table: '{kind="judge", model="..", read="letter"}'.
+    /// Judges every sample by this model in addition to the benchmark's rule, and reports where they disagree. --verifier
+    /// takes a judge with other settings as a table: '{kind="judge", model="..", read="letter"}'.
     #[arg(long, value_name = "MODEL", conflicts_with = "verifier")]
     judge: Option<String>,
 
     #[command(flatten)]
     allow: AllowCommand,
 
+    /// Seed of sampling.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
@@ -142,11 +142,11 @@ pub struct Args {
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Goes on with an interrupted evaluation; everything else comes from its folder.
+    /// Continues an interrupted evaluation; all other settings come from its folder.
     #[arg(long, value_name = "DIR", conflicts_with_all = OF_THE_FOLDER)]
     resume: Option<PathBuf>,
 
-    /// Goes on although the model or a benchmark file changed since the evaluation began, and records it.
+    /// Continues although the model or a benchmark file changed since the evaluation began, and records the change.
     #[arg(long, requires = "resume")]
     accept_changes: bool,
 
@@ -158,6 +158,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
 
+    /// Threads on the CPU; all cores by default.
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
@@ -192,10 +193,11 @@ const OF_THE_FOLDER: [&str; 20] = [
 /// Compares two evaluations question by question, or the responses of two training runs step by step.
 #[derive(clap::Args)]
 pub struct CompareArgs {
-    /// Folder of the first, the baseline.
+    /// Folder of the first evaluation or run, the baseline.
     a: PathBuf,
     /// Folder of the second.
     b: PathBuf,
+    /// Prints JSON.
     #[arg(long)]
     json: bool,
 }
@@ -321,7 +323,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         stop.raise(signal);
         folder.record_stop(StopReason::Signal, &stop.name())?;
         let at = folder.folder().display();
-        eprintln!("stopped; go on with: stapo eval --resume {at}");
+        eprintln!("stopped; continue with: stapo eval --resume {at}");
         return Ok(ExitCode::from(stop.exit_status()));
     }
     finish(args, &mut folder, &plan, benchmarks, &decodings)?;

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
 ///
-/// Started again on the same folder it goes on where it was: finished runs are kept, interrupted ones resumed. An arm
-/// that fails is named and the others go on. All arms of a seed run before the next seed. Without a file it lists the
-/// shipped experiments.
+/// Run the same command again to continue: finished runs are kept, and interrupted ones are resumed. If an arm fails, the
+/// output names it and the other arms still run. All arms of a seed run before the next seed. Without a file it lists
+/// the shipped experiments.
 #[derive(clap::Args)]
 pub struct Args {
     /// A TOML file, or the name of a shipped experiment.
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// Instead of the file's seeds.
+    /// Seeds in place of the file's.
     #[arg(long, value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
 
@@ -51,11 +51,11 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
 
-    /// Runs at the same time; the threads are shared out.
+    /// How many runs to train at the same time; they share the threads.
     #[arg(long, default_value_t = 1, value_parser = positive)]
     jobs: usize,
 
-    /// Ends within so many minutes: no run starts that would not end in time, by the pace of the other runs or by `stapo plan`.
+    /// Ends within N minutes: no run starts that would not end in time, by the pace of the other runs or by `stapo plan`.
     #[arg(long, value_name = "N", value_parser = positive)]
     minutes: Option<usize>,
 
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Lists the runs with their settings, checked, and starts none.
+    /// Checks and lists the runs with their settings, and starts none.
     #[arg(long)]
     dry_run: bool,
 }
@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let sealed = seal(&folder, &spec, &experiment)?;
         let (receipt, at) = (receipt::short(&sealed), folder.display());
         eprintln!(
-            "stopped; go on with the same command\nreceipt {receipt} of what is there: stapo verify {at}"
+            "stopped; run the same command again to continue\nreceipt {receipt} of what is there: stapo verify {at}"
         );
         return Ok(ExitCode::from(stop.exit_status()));
     }
@@ -140,7 +140,7 @@ fn print_left<'a>(runs: impl Iterator<Item = &'a str>) {
     if !runs.is_empty() {
         let n = runs.len();
         eprintln!(
-            "{n} run{} left, which would not have ended in time: {}; the same command goes on",
+            "{n} run{} left, which would not have ended in time: {}; run the same command again to continue",
             if n == 1 { "" } else { "s" },
             runs.join(", ")
         );

@@ -12,15 +12,15 @@ use stapo_rl::policy::found::is_run;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Writes a run's checkpoint, or any other model, as a Hugging Face folder; of a run that trained adapters, the adapter
-/// in PEFT's format.
+/// Writes a run's checkpoint, or any other model, as a Hugging Face folder. For a run that trained adapters it writes the
+/// adapter in PEFT's format.
 #[derive(clap::Args)]
 pub struct Args {
     /// The run folder, for its newest checkpoint; or RUN@STEP, or any other model.
     #[arg(value_name = "RUN")]
     model: String,
 
-    /// The folder to make.
+    /// The folder to create.
     #[arg(short, long, alias = "to", value_name = "DIR")]
     out: PathBuf,
 
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
-    /// Writes a whole model, the adapter merged into its weights.
+    /// Merges the adapter into the weights and writes a whole model.
     #[arg(long)]
     merge: bool,
 

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 /// Fetches benchmarks, data sets and models from the Hugging Face hub.
 ///
-/// Honours HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_DOWNLOAD_TIMEOUT; files land in the usual cache. A transfer that breaks off
-/// goes on from there; a file whose content does not have the hash the hub names is thrown away.
+/// Files go into the cache of Hugging Face's programs; HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and
+/// HF_HUB_DOWNLOAD_TIMEOUT have their usual meaning. An interrupted transfer continues where it stopped. A file whose
+/// hash is not the hub's is deleted.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -18,17 +19,17 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// The questions of the known benchmarks, each as NAME.jsonl or NAME.parquet.
+    /// Fetches the questions of the known benchmarks, each as NAME.jsonl or NAME.parquet.
     Benchmarks {
-        /// By default all that are known.
+        /// Names of benchmarks; by default all.
         names: Vec<String>,
-        /// Where they go: what `stapo eval --data` reads.
+        /// The folder to write, which `stapo eval --data` reads.
         #[arg(short, long, alias = "to", value_name = "DIR", default_value = "data")]
         out: PathBuf,
     },
-    /// The jsonl and parquet files of a data set; prints their paths.
+    /// Fetches the jsonl and parquet files of a data set and prints their paths.
     Dataset(RepoArgs),
-    /// Weights, config and tokenizer of a model; prints its folder. `--model OWNER/NAME` finds it from then on.
+    /// Fetches weights, config and tokenizer of a model and prints the folder. Commands then find it as `--model OWNER/NAME`.
     Model(RepoArgs),
 }
 
@@ -36,6 +37,7 @@ enum What {
 struct RepoArgs {
     /// OWNER/NAME.
     id: String,
+    /// Branch, tag or commit.
     #[arg(long, default_value = "main")]
     revision: String,
     /// Only this file; may be repeated. For a model with several GGUF files, name one.

@@ -19,7 +19,9 @@ use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Continues prompts, many at a time; the same seed gives the same responses in any company.
+/// Continues prompts: prints text as it is sampled, or tokens, log-probs and entropies as JSON lines.
+///
+/// A response depends on the seed, its line, its sample and its prompt alone: other prompts do not change it.
 #[derive(clap::Args)]
 #[command(override_usage = "stapo generate --model MODEL (--prompt TEXT|--chat TEXT|--input FILE)")]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["prompt", "chat", "input"]))]
@@ -41,16 +43,16 @@ pub struct Args {
     /// Divides the logits before sampling.
     #[arg(long, default_value_t = 1.0, value_parser = temperature_or_greedy)]
     temperature: f64,
-    /// Sample among the likeliest tokens that together have this probability.
+    /// Samples among the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 1.0, value_parser = fraction)]
     top_p: f64,
-    /// Sample among this many likeliest tokens; all, if not given.
+    /// Samples among this many likeliest tokens; by default all.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: Option<u32>,
-    /// Sample among tokens at least this likely relative to the likeliest.
+    /// Samples among tokens at least this likely relative to the likeliest.
     #[arg(long, default_value_t = 0.0, value_parser = share)]
     min_p: f64,
-    /// Take the likeliest token each time.
+    /// Takes the likeliest token each time.
     #[arg(long, conflicts_with_all = ["temperature", "top_p", "top_k", "min_p"])]
     greedy: bool,
     #[command(flatten)]
@@ -65,6 +67,7 @@ pub struct Args {
     /// Longest response.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = positive)]
     max_tokens: usize,
+    /// Seed of sampling.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// One JSON object per response: tokens, text, logp, entropy, finish.
@@ -80,7 +83,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.prompt.is_some() && !args.prompts.chat_arguments.is_empty() {
         bail!(
-            "--chat-arguments: has no effect beside --prompt, which is continued as it is\nhint: give the text as --chat, or leave it out"
+            "--chat-arguments: has no effect together with --prompt, which is continued as it is\nhint: give the text as --chat, or leave it out"
         );
     }
     let model = args.model.open()?;

@@ -21,11 +21,12 @@ const BATCH_BYTES: usize = 16 << 20;
 /// Longest line that is read; a longer line is reported as bad.
 const MAX_LINE_BYTES: usize = 8 << 20;
 
+/// Grades math answers: reads JSON lines and prints a verdict with its reason for each.
 #[derive(clap::Args)]
 pub struct Args {
     /// JSON lines {"response" or "answer", "reference", perhaps "problem"}; `-` = standard input.
     input: String,
-    /// Run the program in each response against its tests: lines {"response", "test_list", or "test" and "entry_point", or
+    /// Runs the program in each response against its tests: lines {"response", "test_list", or "test" and "entry_point", or
     /// "tests"}.
     #[arg(long)]
     code: bool,
@@ -46,10 +47,10 @@ pub struct Args {
     /// In which form a right answer may be written, in mode math.
     #[arg(long, value_enum, default_value = "any")]
     form: FormArg,
-    /// Also print both canonical forms, as `canonical_answer` and `canonical_reference`.
+    /// Also prints both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
-    /// Print, in place of records, the verdict and how answer and reference are read, as trees in plain words.
+    /// Prints, in place of records, the verdict and how answer and reference are read, as trees in plain words.
     #[arg(long)]
     explain: bool,
     /// Threads; 0 = one per core.
@@ -82,7 +83,7 @@ enum RoundingArg {
 enum FormArg {
     /// Any form of the right value: 60 + 180 + 126 is 366.
     Any,
-    /// Worked out as far as the reference is: 60 + 180 + 126 is wrong beside 366.
+    /// Worked out as far as the reference is: 60 + 180 + 126 is wrong if the reference is 366.
     WorkedOut,
 }
 

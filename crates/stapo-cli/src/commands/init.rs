@@ -23,7 +23,7 @@ use std::process::ExitCode;
 ///
 /// Looks at both (family, size, chat template, context; fields, lengths, references), chooses values that fit, writes
 /// them with comments, and names the next commands. With --from it translates the config of TRL or verl instead. It asks
-/// nothing.
+/// no questions.
 #[derive(clap::Args)]
 pub struct Args {
     /// A Hugging Face folder, a GGUF file, a run folder (its newest checkpoint), RUN@STEP, builtin, or a name on the

@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(short, long = "out", alias = "output", value_name = "FILE", conflicts_with = "terminal")]
     output: Option<PathBuf>,
 
-    /// Prints to the terminal instead. NO_COLOR, or an output that is no terminal, takes the colours away.
+    /// Prints to the terminal instead. There are no colours with NO_COLOR or if the output is not a terminal.
     #[arg(long)]
     terminal: bool,
 

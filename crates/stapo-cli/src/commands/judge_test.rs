@@ -48,9 +48,10 @@ pub struct Args {
     #[arg(long, value_name = "HOW", default_value = "yes-no", value_parser = reading)]
     read: JudgeReading,
 
-    /// The words of yes-no.
+    /// The word for right, if the verdict is read as yes-no.
     #[arg(long, value_name = "WORD", default_value = "Yes")]
     yes: String,
+    /// The word for wrong, if the verdict is read as yes-no.
     #[arg(long, value_name = "WORD", default_value = "No")]
     no: String,
 
@@ -58,8 +59,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
 
-    /// Only the first so many questions.
-    #[arg(long, value_parser = positive)]
+    /// Only the first N questions.
+    #[arg(long, value_name = "N", value_parser = positive)]
     limit: Option<usize>,
 
     /// JSON lines: one per response, then one per trick.
@@ -73,7 +74,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
 
-    /// CPU threads; all cores, if not given.
+    /// Threads on the CPU; all cores by default.
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }

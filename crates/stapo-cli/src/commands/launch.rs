@@ -1,7 +1,7 @@
 //! `stapo launch`
 
 use crate::shared::option::positive;
-use crate::shared::stop::{self, GivesUp, Stop};
+use crate::shared::stop::{self, GivesUp, Stop, pass_on};
 use anyhow::{Context, Result, bail};
 use stapo_rl::ranks::TOKEN;
 use stapo_rl::run::restart;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Starts several processes of this program on this machine, which train or evaluate together.
 ///
-/// The result is that of a single process, to the bit. Where another program starts the processes (torchrun, srun, mpirun, a
-/// Kubernetes indexed job), stapo train finds its place among them by their variables and needs no launch.
+/// The result has the same bits as that of a single process. If another program starts the processes (torchrun, srun,
+/// mpirun, a Kubernetes indexed job), stapo train reads its environment variables and needs no launch.
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("processes").required(true).args(["gpus", "ranks"]))]
 pub struct Args {
@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     ranks: Option<usize>,
 
-    /// The port of the first process; by default a free one.
+    /// The port of rank 0; by default a free one.
     #[arg(long)]
     port: Option<u16>,
 
@@ -183,19 +183,6 @@ fn is_stopped(child: &Child) -> bool {
     // The state follows the name, which stands in parentheses.
     status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
-
-#[cfg(unix)]
-fn pass_on(child: &Child, signal: i32) {
-    use rustix::process::{Pid, Signal, kill_process};
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    if let Some((pid, signal)) = pid.zip(Signal::from_named_raw(signal)) {
-        // A process that has ended needs no signal.
-        let _ = kill_process(pid, signal);
-    }
-}
-
-#[cfg(not(unix))]
-fn pass_on(_child: &Child, _signal: i32) {}
 
 /// The messages of ranks other than the first, without those that rank 0 has printed: an error of a rank ends all ranks with
 /// the same message.

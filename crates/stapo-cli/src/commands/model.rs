@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Describes a model, or converts it to a Hugging Face folder.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,9 +22,9 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum ModelCommand {
-    /// Family, sizes, parameters, and the memory it takes to run and to train.
+    /// Prints family, sizes, parameters, and the memory that running and training take.
     Info(InfoArgs),
-    /// GGUF or safetensors to a Hugging Face folder that transformers loads.
+    /// Converts GGUF or safetensors to a Hugging Face folder that transformers loads.
     Convert(ConvertArgs),
 }
 
@@ -45,17 +46,17 @@ struct ConvertArgs {
     input: String,
     /// The folder to create.
     output: PathBuf,
-    /// Type of the weights written. Quantised blocks are decoded exactly only by f32.
+    /// Type of the written weights. Only f32 keeps the exact values of quantised blocks.
     #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
     dtype: Dtype,
     /// Largest file of weights, such as 5GB or 500MB.
     #[arg(long, default_value = "5GB", value_parser = parse_size)]
     max_shard: u64,
-    /// One matrix for embedding and head, the finer of the two: for GGUF files of a model that was tied before its
-    /// quantiser kept two copies.
+    /// Writes one matrix for embedding and head, the more precise of the two: for GGUF files of a tied model whose
+    /// quantiser stored two copies.
     #[arg(long)]
     tie_embeddings: bool,
-    /// Replace the output folder if it holds a model.
+    /// Replaces the output folder if it holds a model.
     #[arg(long)]
     replace: bool,
     #[command(flatten)]
@@ -202,7 +203,7 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
     let embeddings = match config.score {
         Some(_) => "head of a reward model",
         None if config.tied_embeddings => "head tied to embedding",
-        None => "head of its own",
+        None => "separate head",
     };
     let format = match found.step() {
         Some(step) => format!("checkpoint of step {step}, trained from {}", model.format()),

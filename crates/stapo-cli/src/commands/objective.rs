@@ -19,23 +19,22 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Shows what an objective does to each token of a mini-batch.
+/// Shows what an objective does to each token of a mini-batch, as JSON lines.
 ///
 /// Reads the mini-batch as JSON lines, one response each:
 ///
-///   {"group": "id", "reward": 1.0, "logp": [..], "behavior_logp": [..], "entropy": [..]}
+/// {"group": "id", "reward": 1.0, "logp": [..], "behavior_logp": [..], "entropy": [..]}
 ///
-/// and optionally "reference_logp" (KL), "behavior_entropy" (mask_signals = "behavior"), "sampler_logp" (off_policy),
+/// Optional keys are "reference_logp" (KL), "behavior_entropy" (mask_signals = "behavior"), "sampler_logp" (off_policy),
 /// "teacher_logp" (distillation) and "collision" (sums of squared probabilities, for gradient norms and the threshold
-/// influence). "reward" may be a list, with --reward-weights. "advantage", a number or a list with one per token, stands
-/// on all lines or none; "reward" is then not read. "loss_mask" (true or 1: in the loss) leaves tokens out altogether.
+/// influence). "reward" may be a list, with --reward-weights. "advantage", a number or a list with one per token, is
+/// given on all lines or on none; "reward" is then not read. "loss_mask" (true or 1: in the loss) leaves tokens out altogether.
 ///
 /// Writes one JSON line per response, in order, with the arrays kept, silenced_by, clipped, ratio and d_logp, then a last
 /// line with the totals. d_logp is the derivative of the printed loss, which is minimised, by that token's logp; masks,
 /// soft weights and stop-gradients are constants in it. A token that the loss mask leaves out is not kept, and has a ratio
 /// of null.
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
 pub struct Args {
     /// A preset, a preset with S2T added (NAME+spurious), or a TOML file.
     #[arg(long, default_value = "stapo", value_name = "PRESET|FILE.toml")]
@@ -49,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "W,..", value_delimiter = ',', allow_negative_numbers = true)]
     reward_weights: Vec<f64>,
 
-    /// Number of the optimizer step: random masks draw anew in every step.
+    /// Number of the optimizer step; random masks differ from step to step.
     #[arg(long, default_value_t = 0)]
     step: u64,
 

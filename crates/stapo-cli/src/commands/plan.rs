@@ -24,13 +24,15 @@ use stapo_rl::plan::memory::{self, MemoryPlan, TrainedModel};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Says what a config would run: steps, tokens, memory and time by phase. The exit status is 1 where the run does not fit.
+/// Estimates a run before you start it: steps, tokens, memory and time by phase. The exit status is 1 if the run does not
+/// fit.
 ///
-/// Times are measured here where the config's device, weights and data are here, and simulated from a machine's rates
-/// otherwise: with --machine and --model neither a GPU nor weights nor data are needed.
+/// If this machine has the config's device, weights and data, times are measured here. Otherwise they are simulated from
+/// the rates of a machine: with --machine and --model you need no GPU, no weights and no data.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to run, as TOML, or a run folder; the built-in run where absent. Configs of sft, prefer and rm are simulated.
+    /// A TOML file, a shipped config by name, or a run folder; by default the built-in run. Configs of sft, prefer and rm
+    /// are simulated.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated.

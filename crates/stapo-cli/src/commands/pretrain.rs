@@ -27,11 +27,11 @@ use view::{PretrainView, in_order};
 
 /// Trains a model on whole texts, next token by next token, from scratch or from a model.
 ///
-/// Without a config it makes the built-in base model anew: a small Qwen3-shaped model learns worked solutions that are
-/// wrong now and then. The trained model ends up in RUN/model, a Hugging Face folder.
+/// Without a config it trains the built-in base model again: a small Qwen3-shaped model learns worked solutions, some of
+/// which are wrong. The trained model ends up in RUN/model, a Hugging Face folder.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to train on what, as TOML.
+    /// A TOML file that names the model, the data and the settings.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in steps=100; may be repeated.
@@ -42,11 +42,11 @@ pub struct Args {
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
-    /// Goes on with an interrupted run.
+    /// Continues an interrupted run.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "out"])]
     resume: Option<PathBuf>,
 
-    /// Goes on although the plan, the texts or the model changed since the run was saved, and records it.
+    /// Continues although the plan, the texts or the model changed since the run was saved, and records the change.
     #[arg(long, requires = "resume")]
     accept_changes: bool,
 
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
 
-    /// Threads on the CPU; all cores by default. The results are the same bits for every number.
+    /// Threads on the CPU; all cores by default. The number of threads does not change results.
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 
@@ -214,7 +214,7 @@ pub fn run_prefer(args: &PreferArgs) -> Result<ExitCode> {
 pub fn run_rm(args: &RmArgs) -> Result<ExitCode> {
     if let Some(folder) = args.common.config.as_deref().filter(|path| path.is_dir()) {
         bail!(
-            "{}: is a folder; stapo rm trains a reward model and deletes nothing\nhint: stapo rm --model MODEL --data PAIRS, or stapo rm CONFIG; to go on with a run, stapo rm --resume RUN; to delete a folder, use the shell's rm -r",
+            "{}: is a folder; stapo rm trains a reward model and deletes nothing\nhint: stapo rm --model MODEL --data PAIRS, or stapo rm CONFIG; to continue a run, stapo rm --resume RUN; to delete a folder, use the shell's rm -r",
             folder.display()
         );
     }
@@ -263,7 +263,7 @@ fn train_on_texts(args: &Args, base: &Base) -> Result<ExitCode> {
     let folder = run.folder().display();
     if pretrainer.learner.counters.step < config.steps {
         eprintln!(
-            "stopped after {} steps; go on with stapo {} --resume {folder}",
+            "stopped after {} steps; continue with stapo {} --resume {folder}",
             pretrainer.learner.counters.step, base.command
         );
         run.seal()?;

@@ -14,29 +14,30 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Shows what a config's task asks: the very text that the model gets, its number of tokens and the reference, in the
-/// order a run draws them.
+/// Shows the problems of a config: the exact text that the model reads, its number of tokens and the reference, in the
+/// order of a run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A training config, as TOML, or a run folder; the built-in run where absent.
+    /// A TOML file, a shipped config by name, or a run folder; by default the built-in run.
     config: Option<PathBuf>,
 
     /// Changes one value of the config, as in task.max_operators=5; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
+    /// Problems of training, or those that training never sees.
     #[arg(long, value_enum, default_value_t = Which::Train)]
     split: Which,
 
-    /// How many.
+    /// How many problems to show.
     #[arg(short, default_value_t = 10, value_parser = positive)]
     n: usize,
 
-    /// With a worked solution each (arithmetic, countdown, and files with task.solution_field).
+    /// Shows a worked solution of each (arithmetic, countdown, and files with task.solution_field).
     #[arg(long)]
     solutions: bool,
 
-    /// Leaves the model out: shows the task's prompts, not rendered and without numbers of tokens.
+    /// Shows the task's prompts without opening the model: not rendered, and without numbers of tokens.
     #[arg(long)]
     no_model: bool,
 

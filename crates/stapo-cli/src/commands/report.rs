@@ -26,7 +26,7 @@ use std::process::ExitCode;
 /// Writes a report on a run, several runs or an experiment: one HTML file that needs nothing else.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run folder, or an experiment's (a folder with experiment.json). Several stand on one page, beside each other.
+    /// The run folder, or an experiment's (a folder with experiment.json). Several are shown on one page, side by side.
     #[arg(value_name = "RUN|EXPERIMENT", required = true)]
     folders: Vec<PathBuf>,
 
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR|FILE.png")]
     png: Option<PathBuf>,
 
-    /// Which figure a single PNG file shows; by default `overview`, accuracy beside entropy.
+    /// Which figure a single PNG file shows; by default `overview`, accuracy and entropy.
     #[arg(long, value_name = "NAME", requires = "png")]
     figure: Option<String>,
 

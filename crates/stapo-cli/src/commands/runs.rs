@@ -21,7 +21,7 @@ pub struct Args {
     #[command(subcommand)]
     change: Option<Change>,
 
-    /// The folder that holds them, an experiment's, or a run's.
+    /// The folder of the runs, an experiment's folder, or a run's.
     #[arg(default_value = "runs")]
     folder: PathBuf,
 
@@ -38,18 +38,26 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Change {
     /// Writes a note on a run; without a text it removes the note.
-    Note { run: PathBuf, text: Vec<String> },
+    Note {
+        /// The run folder.
+        run: PathBuf,
+        /// The note.
+        text: Vec<String>,
+    },
     /// Adds tags to a run.
     Tag {
+        /// The run folder.
         run: PathBuf,
+        /// The tags.
         #[arg(required = true)]
         tags: Vec<String>,
         /// Removes the tags instead.
         #[arg(long)]
         remove: bool,
     },
-    /// Leaves runs out of lists; nothing is deleted.
+    /// Hides runs from lists; nothing is deleted.
     Archive {
+        /// The run folders.
         #[arg(required = true)]
         runs: Vec<PathBuf>,
         /// Lists them again.

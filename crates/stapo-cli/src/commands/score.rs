@@ -15,7 +15,8 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
-/// Log-probability, entropy and collision of every response token, as JSON lines; of a reward model, the score of every response.
+/// Prints log-prob, entropy and collision of every token of given responses, as JSON lines; with a reward model, the
+/// score of every response.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ),
         None => println!("no token: every user of this machine can read the runs"),
     }
-    println!("Ctrl-C ends the server; runs go on without it");
+    println!("Ctrl-C ends the server; runs continue without it");
     if args.open {
         open_browser(&address(access.token_for_once()?.as_deref()));
     }

@@ -30,7 +30,8 @@ use std::process::ExitCode;
 /// Trains a policy by reinforcement learning.
 ///
 /// Without a config it runs STAPO on the built-in model and task, on the CPU, in minutes. Ctrl-C finishes the step,
-/// saves, and says how to go on; a second one ends at once, and the run can still go on from its last checkpoint.
+/// saves, and prints the command that continues the run. A second Ctrl-C ends at once; --resume then continues from the
+/// last checkpoint.
 #[derive(clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Args {
@@ -47,7 +48,7 @@ pub struct Args {
     fetch: Fetch,
 
     /// Changes one value of the config, as in rollout.group_size=16; may be repeated. With --resume: steps, evaluation,
-    /// record and canaries, and what no bit depends on.
+    /// record and canaries, and keys that do not affect results.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
@@ -59,11 +60,12 @@ pub struct Args {
     #[arg(long)]
     tensorboard: bool,
 
-    /// Goes on with an interrupted run, to the same bits as if it had not been.
+    /// Continues an interrupted run. The result has the same bits as that of an uninterrupted run.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "out"])]
     resume: Option<PathBuf>,
 
-    /// Goes on although the plan, the data, the model or the verifier changed since the run was saved, and records it.
+    /// Continues although the plan, the data, the model or the verifier changed since the run was saved, and records the
+    /// change.
     #[arg(long, requires = "resume")]
     accept_changes: bool,
 
@@ -83,7 +85,7 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
 
-    /// Threads on the CPU; all cores by default. The results are the same bits for every number.
+    /// Threads on the CPU; all cores by default. The number of threads does not change results.
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 

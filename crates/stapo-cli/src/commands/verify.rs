@@ -22,9 +22,9 @@ use std::process::ExitCode;
 /// signature and replays.
 ///
 /// The receipt is the SHA-256 of manifest.json, which lists every file except the pages that `report` makes. Exit status
-/// 0: as recorded; 1: something differs, somebody accepted changed files, or a signature does not cover everything, and it is
-/// named; 2: there is no receipt, or the folder cannot be read. A run without a receipt is replayed all the same. `stapo
-/// launch` replays a run with several processes.
+/// 0: everything is as recorded. 1: something differs, somebody accepted changed files, or a signature does not cover
+/// everything; the output names it. 2: there is no receipt, or the folder cannot be read. A run without a receipt can
+/// still be replayed. `stapo launch` replays a run with several processes.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of a run, an evaluation or an experiment.
@@ -46,8 +46,8 @@ pub struct Args {
     #[arg(long, value_name = "KEY")]
     key: Option<PathBuf>,
 
-    /// With --key: exit status 0 though the folder holds parts that the signature does not cover, such as pages and
-    /// evaluations that were made later. They are listed all the same.
+    /// With --key: exit status 0 although the folder holds parts that the signature does not cover, such as pages and
+    /// evaluations that were made later. The output lists them.
     #[arg(long, requires = "key")]
     allow_unsigned: bool,
 
@@ -68,7 +68,8 @@ struct ReplayFlags {
     #[arg(long)]
     replay: bool,
 
-    /// How many steps, or questions of each benchmark, to replay. Fewer where no checkpoint allows as many, which is said.
+    /// How many steps, or questions of each benchmark, to replay. If no checkpoint is old enough, fewer are replayed, and the
+    /// output says so.
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
@@ -155,7 +156,7 @@ fn is_as_recorded(args: &Args, verified: &Verified) -> bool {
         println!("{change}: ACCEPTED after step {step} by --accept-changes");
     }
     for later in &verified.later {
-        println!("{later}: made later, with a receipt of its own");
+        println!("{later}: made later, with a separate receipt");
     }
     let is_changed =
         |found: &&&Difference| matches!(found, Difference::Changed { .. } | Difference::State { .. });

@@ -5,10 +5,10 @@ use serde_json::json;
 use stapo_rl::device::cuda;
 use std::process::ExitCode;
 
-/// Version, commit and build of this program, and whether a GPU can be used.
+/// Prints version, commit and build of this program, and whether it can use a GPU.
 #[derive(clap::Args)]
 pub struct Args {
-    /// One JSON object.
+    /// Prints one JSON object.
     #[arg(long)]
     json: bool,
 }

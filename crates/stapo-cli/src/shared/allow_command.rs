@@ -7,7 +7,7 @@ use std::path::Path;
 /// The flag of commands that judge responses.
 #[derive(clap::Args, Clone, Copy)]
 pub struct AllowCommand {
-    /// Starts the verifier program that a run's plan names, though this user has not recorded the program.
+    /// Starts the verifier program that a run's plan names, although you have not started this program before.
     #[arg(long)]
     allow_command: bool,
 }

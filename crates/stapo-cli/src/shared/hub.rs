@@ -244,7 +244,7 @@ impl Hub {
         let have = fs::metadata(partial).map_or(0, |file| file.len());
         let why = last.map_or(String::new(), |error| format!(": {error}"));
         bail!(
-            "{place}: broke off after {} of {}{why}\nhint: the same command goes on from there",
+            "{place}: broke off after {} of {}{why}\nhint: run the same command again to continue",
             shown_size(have),
             shown_size(size)
         )

@@ -32,7 +32,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Cpu)]
     device: DeviceName,
 
-    /// CPU threads; all cores, if not given.
+    /// Threads on the CPU; all cores by default.
     #[arg(long, value_parser = threads)]
     threads: Option<usize>,
 }
@@ -63,8 +63,8 @@ impl ModelArgs {
 /// The flag of commands that open a model with adapters to read it.
 #[derive(clap::Args)]
 pub struct Base {
-    /// How a GPU holds the weights below adapters: bf16, or quantised to leave the layers of a GGUF file in its blocks; a
-    /// run's as it was trained, if not given.
+    /// How a GPU stores the weights below adapters: bf16, or quantised to keep the blocks of a GGUF file; by default as the
+    /// run was trained.
     #[arg(long, value_name = "STORAGE", value_parser = base_storage)]
     base: Option<BaseStorage>,
 }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 /// Flags for a process that is started as one of several by hand; launchers give the same by variables.
 #[derive(clap::Args, Debug, Default, PartialEq, Eq)]
 pub struct RankFlags {
-    /// The number of this process among several that work together, from 0; by default what torchrun, Slurm, MPI or a
-    /// Kubernetes indexed job says. `stapo launch` starts several on this machine.
+    /// The number of this process among several that work together, from 0; by default read from the variables of
+    /// torchrun, Slurm, MPI or a Kubernetes indexed job. `stapo launch` starts several on this machine.
     #[arg(long, requires = "world", help_heading = "Several processes")]
     rank: Option<usize>,
 
@@ -30,7 +30,7 @@ pub struct RankFlags {
     #[arg(long, requires = "rank", help_heading = "Several processes")]
     local_rank: Option<usize>,
 
-    /// Where the process of rank 0 listens.
+    /// The address of rank 0.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "rank", help_heading = "Several processes")]
     master: Option<String>,
 }

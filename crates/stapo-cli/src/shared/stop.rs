@@ -8,6 +8,7 @@ use signal_hook::consts::SIGXFSZ;
 use stapo_rl::run::StopRequest;
 use std::fmt::{Debug, Formatter};
 use std::io::{IsTerminal, Write, stderr, stdin};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -265,6 +266,20 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     mask >> (signal - 1) & 1 == 1
 }
+
+/// Sends a signal to a process that this one has started.
+#[cfg(unix)]
+pub fn pass_on(child: &Child, signal: i32) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some((pid, signal)) = pid.zip(Signal::from_named_raw(signal)) {
+        // A process that has ended needs no signal.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+#[cfg(not(unix))]
+pub fn pass_on(_child: &Child, _signal: i32) {}
 
 /// Ties this process to the one that started it through standard input: a line with a number stops the command as the
 /// signal of that number does, and the end of the input, which comes when the other process has ended in any way, ends

@@ -2,6 +2,7 @@
 
 use super::theory::{Quadrant, Thresholds, gradient_norm_squared};
 use crate::objective::TokenEffect;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What the census reads of one token.
@@ -47,7 +48,7 @@ impl Sums {
 }
 
 /// One row of the census.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QuadrantCensus {
     pub quadrant: Quadrant,
     pub n_tokens: usize,

@@ -4,6 +4,7 @@
 //! (0 where the clip is active).
 
 use crate::objective::{is_improbable, logp_below};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `||dJ/da||^2 = w^2 (1 - 2p + sum_v p_v^2)`, exact. `collision` is the sum of squared probabilities.
@@ -44,7 +45,7 @@ pub struct Thresholds {
 }
 
 /// The four kinds of token by probability and entropy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quadrant {
     ProbableHighEntropy,

@@ -70,7 +70,7 @@ pub enum MultipleRewards {
     /// The advantage is that of the weighted sum of the rewards.
     #[default]
     Sum,
-    /// Each reward has an advantage of its own, and the weighted sum is over these: a reward with a large spread does
+    /// Each reward has its advantage, and the weighted sum is over these: a reward with a large spread does
     /// not drown the others (GDPO).
     NormalizeEach,
 }

@@ -175,7 +175,7 @@ pub enum QuantileOver {
 }
 
 /// The name of a mask, as `silenced_by` gives it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskKind {
     Spurious,

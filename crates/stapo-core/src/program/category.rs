@@ -1,9 +1,10 @@
 //! What a sampled token is within a Python program, from a small lexer.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kind of source text that a sampled token is part of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenCategory {
     Identifier,

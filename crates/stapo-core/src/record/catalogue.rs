@@ -1,5 +1,5 @@
 //! The numbers of `metrics.jsonl`: what each is called, in which unit it is, and how it is drawn. TensorBoard, reports,
-//! pages, the terminal and docs/watching.md read this table.
+//! pages, the terminal and `stapo explain` read this table.
 
 use super::Metrics;
 use std::ops::RangeInclusive;
@@ -113,17 +113,6 @@ impl Metric {
             _ => 0.0..=f64::INFINITY,
         }
     }
-}
-
-/// The table of docs/watching.md.
-pub fn to_markdown() -> String {
-    let mut text = String::from("| key | unit | better | what it is |\n|---|---|---|---|\n");
-    for metric in ALL.iter().filter(|metric| !DERIVED.contains(&metric.key)) {
-        let (key, unit, better) = (metric.key, metric.unit.name(), metric.better.name());
-        let about = metric.about.replace("||", "\\|\\|");
-        text += &format!("| `{key}` | {unit} | {better} | {about} |\n").replace("|  |", "| |");
-    }
-    text
 }
 
 /// Keys that records do not have: readers compute these numbers.
@@ -316,7 +305,7 @@ catalogue! {
     SECONDS_CHECKPOINT_WAIT: "seconds.checkpoint_wait", "Checkpoint wait", "wait", Seconds, Linear, Lower,
         Some("seconds/checkpoint_wait"), "waiting for a checkpoint that was still being written", |m| Some(m.seconds?.checkpoint_wait);
     WALL_SECONDS: "wall_seconds", "Time of the run", "wall", Seconds, Linear, Lower,
-        Some("seconds/wall"), "that processes have worked on the run so far", |m| m.wall_seconds;
+        Some("seconds/wall"), "time that processes have spent on the run so far", |m| m.wall_seconds;
     MEMORY_BYTES: "memory_bytes", "Memory", "memory", Bytes, Linear, Lower,
         Some("memory/bytes"), "most memory of the process so far; on a GPU the memory in use on the device",
         |m| Some(m.memory_bytes? as f64);

@@ -1,11 +1,13 @@
 //! `events.jsonl`: what happened to a run besides its steps, one object per line; and `lock`, the process that writes.
 
 use super::{Change, Extra};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Something that happened to a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
+    /// Version of the format.
     pub schema: u32,
     /// UTC, as in `2026-02-15T09:30:07Z`.
     pub time: String,
@@ -31,7 +33,7 @@ pub struct Event {
     pub extra: Extra,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
     Start,
@@ -52,7 +54,7 @@ pub enum EventKind {
 }
 
 /// Why a run stopped. A process that was killed leaves no reason behind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
     Done,
@@ -69,7 +71,7 @@ pub enum StopReason {
 }
 
 /// A process that writes a run folder.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Writer {
     pub pid: u32,
     pub host: String,
@@ -86,8 +88,9 @@ pub struct Writer {
 }
 
 /// The content of the file `lock`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LockRecord {
+    /// Version of the format.
     pub schema: u32,
     #[serde(flatten)]
     pub writer: Writer,

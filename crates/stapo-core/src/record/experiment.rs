@@ -1,11 +1,13 @@
 //! `experiment.json`: the runs of an experiment.
 
 use super::Extra;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A matrix of runs: one run per arm and seed, each in its own run folder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Experiment {
+    /// Version of the format.
     pub schema: u32,
     pub name: String,
     /// The name of the proposed arm; the other arms are baselines. Absent where the experiment names no such arm.
@@ -21,7 +23,7 @@ pub struct Experiment {
 }
 
 /// One arm with one seed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Arm {
     pub name: String,
     pub seed: u64,

@@ -1,11 +1,12 @@
 //! What the bits of a run depend on besides its plan, and what changed between two such lists.
 
 use super::FileHash;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The program and the input files of a run.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Identity {
     /// Version and commit. Another program is reported, not refused.
     pub program: String,
@@ -17,7 +18,7 @@ pub struct Identity {
 }
 
 /// One thing that changed, with both values as a reader sees them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
     pub name: String,
     pub before: String,

@@ -2,13 +2,16 @@
 
 use super::Extra;
 use crate::diagnostics::QuadrantCensus;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The metrics of one training step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Metrics {
+    /// Version of the format.
     pub schema: u32,
+    /// Training steps made, from 1.
     pub step: u64,
     /// Of the weighted sum, where a run has several rewards.
     pub reward_mean: f64,
@@ -82,6 +85,7 @@ pub struct Metrics {
     pub gradient_norm: f64,
     /// The silenced tokens' share of the summed squared gradient norm at the logits.
     pub silenced_gradient_share: f64,
+    /// Tokens and gradient norms by quadrant of probability and entropy.
     pub quadrants: Vec<QuadrantCensus>,
     /// Absent in steps with a single optimizer step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,7 +124,7 @@ pub struct Metrics {
     /// line is written, that of other processes included. Absent where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Warnings of the step, which stand in `events.jsonl` too.
+    /// Warnings of the step; `events.jsonl` has them too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Hash of weights, optimizer state and counters after the step, in steps that record it.
@@ -147,7 +151,7 @@ impl Metrics {
 
 /// Wall-clock seconds by phase, of the work since the line before: a checkpoint that is written after a line counts in
 /// the next one, and what comes before the first step counts in the first line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PhaseSeconds {
     /// Sampling.
@@ -192,7 +196,7 @@ impl PhaseSeconds {
 }
 
 /// The result of one benchmark.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BenchmarkScore {
     /// avg@k: the mean share of right samples.
     pub accuracy: f64,
@@ -208,7 +212,7 @@ pub struct BenchmarkScore {
 }
 
 /// What happened between the turns of a step's episodes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EpisodeMetrics {
     /// Turns of the policy, mean over the episodes.
     pub turns_mean: f64,
@@ -225,7 +229,7 @@ pub struct EpisodeMetrics {
 }
 
 /// How a judge and a rule judged the responses of a step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JudgeMetrics {
     /// Share of the responses that the judge was asked about.
     pub asked_share: f64,
@@ -237,7 +241,7 @@ pub struct JudgeMetrics {
 }
 
 /// Tokens. Quantiles are interpolated linearly.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LengthQuantiles {
     pub min: usize,
     pub q10: f64,
@@ -247,7 +251,7 @@ pub struct LengthQuantiles {
 }
 
 /// How the rollout of a step was decoded, on rank 0 where there are several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DecodingRecord {
     /// Forward passes.
     pub steps: u64,
@@ -257,7 +261,7 @@ pub struct DecodingRecord {
 }
 
 /// How a rollout batch was used several times.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReuseRecord {
     /// Uses of the rollout batch, the one that the gate ended included.
     pub n_uses: usize,
@@ -268,7 +272,7 @@ pub struct ReuseRecord {
 }
 
 /// What the gate saw of one update.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReusedUpdate {
     /// Which use of the rollout batch, from 0.
     pub use_idx: usize,
@@ -282,7 +286,7 @@ pub struct ReusedUpdate {
 }
 
 /// The entropy change by all optimizer steps of a training step but the last. Nats per token.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EntropyChange {
     /// The first-order prediction, summed over the optimizer steps: the mean over kept tokens of `-lr p (ln p + H) (1 -
     /// p) w`, which takes the learning rate as a step size at the logits. Adam rescales the step, so the sign and the
@@ -293,7 +297,7 @@ pub struct EntropyChange {
 }
 
 /// Nats.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EntropyQuantiles {
     pub q05: f64,
     /// Absent, as `q90`, in files written without these keys.
@@ -308,15 +312,16 @@ pub struct EntropyQuantiles {
 }
 
 /// Response tokens per second by phase of the step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokensPerSecond {
     pub rollout: f64,
     pub update: f64,
 }
 
 /// The metrics of one pretraining step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PretrainMetrics {
+    /// Version of the format.
     pub schema: u32,
     pub step: u64,
     /// Mean negative log-prob of the learned tokens, nats.
@@ -350,7 +355,7 @@ pub struct PretrainMetrics {
 }
 
 /// Means over the pairs of a step, before its update.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RankingMetrics {
     pub n_pairs: usize,
     /// The share of pairs whose chosen response has the higher score.
@@ -363,7 +368,7 @@ pub struct RankingMetrics {
 }
 
 /// How often a reward model prefers the chosen response of held-out pairs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HeldOutPairs {
     pub n_pairs: usize,
     pub accuracy: f64,
@@ -373,7 +378,7 @@ pub struct HeldOutPairs {
 }
 
 /// Means over the comparisons of a step, before its update.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PreferenceMetrics {
     /// Terms of the loss: comparisons, or responses that are judged alone.
     pub n_terms: usize,

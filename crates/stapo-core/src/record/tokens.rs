@@ -4,29 +4,40 @@ use super::Extra;
 use crate::objective::{MaskKind, ObjectiveSpec};
 use crate::program::{ProgramRun, TokenCategory};
 use crate::rollout::{Episode, Finish, JudgeOpinion, Verdict};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A response with every token that was sampled.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResponseRecord {
+    /// Version of the format: 1, or 2 for a record with `given`.
     pub schema: u32,
+    /// Training step that sampled the response, from 1.
     pub step: u64,
+    /// Name of the problem.
     pub problem_id: String,
     /// Index, from 0, of the response's group in the rollout batch; absent in files written without this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_idx: Option<usize>,
+    /// Index of the response in its group, from 0.
     pub sample_idx: usize,
+    /// What the policy read.
     pub prompt: String,
+    /// Reference answer.
     pub reference: String,
+    /// The whole response.
     pub text: String,
+    /// What the verifier decided.
     pub verdict: Verdict,
+    /// Reward, after shaping.
     pub reward: f64,
     /// The value of each reward by its name; empty for a run without `[[rewards]]`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rewards: BTreeMap<String, f64>,
-    /// The mean over the tokens where each token has an own advantage.
+    /// Advantage of the response; the mean over its tokens if they differ.
     pub advantage: f64,
+    /// How the response ended.
     pub finish: Finish,
     /// Index, from 0, of the mini-batch that the response was in, among the optimizer steps of the training step.
     #[serde(default)]
@@ -34,6 +45,7 @@ pub struct ResponseRecord {
     /// The entropy threshold of that mini-batch, nats; absent where no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
+    /// One column per quantity, each with one entry per sampled token.
     pub tokens: TokenColumns,
     /// Tokens between the sampled ones, in order; empty for a response in one turn. A record with such tokens has
     /// [`ResponseRecord::SCHEMA_WITH_GIVEN`].
@@ -42,7 +54,7 @@ pub struct ResponseRecord {
     /// What the tests of the response's program showed; absent for a task whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
-    /// What a judge said beside a rule; absent for a run without a judge.
+    /// What a judge and a rule decided; absent for a run without a judge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<Box<JudgeOpinion>>,
     /// What the environment answered; absent for a response that was judged after its only turn.
@@ -54,8 +66,9 @@ pub struct ResponseRecord {
 
 /// The answers of an environment in one episode: a line of `episodes/`, which has every episode of its step. A replay
 /// takes the answers from there.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EpisodeRecord {
+    /// Version of the format.
     pub schema: u32,
     /// The step that sampled the episode, or after which it was evaluated; 0 before the first.
     pub step: u64,
@@ -75,7 +88,7 @@ pub struct EpisodeRecord {
 }
 
 /// Consecutive tokens that the policy was given after its first sampled token, such as an environment's answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GivenTokens {
     /// The number of sampled tokens before them.
     pub after: usize,
@@ -104,19 +117,27 @@ impl ResponseRecord {
 }
 
 /// Columns with one entry per sampled token.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenColumns {
+    /// Number of the token in the vocabulary.
     pub id: Vec<u32>,
+    /// Text of the token.
     pub text: Vec<String>,
+    /// Log-prob under the policy at the update, nats.
     pub logp: Vec<f64>,
+    /// Log-prob when the token was sampled, nats.
     pub behavior_logp: Vec<f64>,
-    /// Nats.
+    /// Entropy of the distribution the token was drawn from, nats.
     pub entropy: Vec<f64>,
     /// Sum of squared probabilities at the position.
     pub collision: Vec<f64>,
+    /// Probability at the update divided by the probability at sampling.
     pub ratio: Vec<f64>,
+    /// False for a token that a mask silenced.
     pub kept: Vec<bool>,
+    /// The mask that silenced the token, if one did.
     pub silenced_by: Vec<Option<MaskKind>>,
+    /// True where the surrogate clipped the ratio.
     pub clipped: Vec<bool>,
     /// True for rewarded and improbable tokens, as [`ObjectiveSpec::candidates`] decides. Empty in files written
     /// without this column; [`super::parse_responses`] fills the column.
@@ -137,23 +158,32 @@ pub struct TokenColumns {
 }
 
 /// One of the likeliest tokens at a position.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Alternative {
+    /// Number of the token in the vocabulary.
     pub id: u32,
+    /// Text of the token.
     pub text: String,
+    /// Log-prob, nats.
     pub logp: f64,
 }
 
 /// One token with the text around it: in `tokens/` a silenced token, in `explored/` a candidate that was kept.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TokenRecord {
+    /// Version of the format.
     pub schema: u32,
+    /// Training step, from 1.
     pub step: u64,
+    /// Name of the problem.
     pub problem_id: String,
+    /// Index of the response in its group, from 0.
     pub sample_idx: usize,
     /// Index among the sampled tokens of the response, from 0.
     pub token_idx: usize,
+    /// Number of the token in the vocabulary.
     pub id: u32,
+    /// Text of the token.
     pub text: String,
     /// Absent for a token that was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,41 +191,55 @@ pub struct TokenRecord {
     /// What the token is within a Python program; absent for a task whose answers are not programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<TokenCategory>,
+    /// Log-prob, nats.
     pub logp: f64,
-    /// Nats.
+    /// Entropy at the position, nats.
     pub entropy: f64,
+    /// Advantage of the token.
     pub advantage: f64,
-    /// At the logits, without masks.
+    /// Norm of the gradient at the logits, without masks.
     pub gradient_norm: f64,
+    /// Text before the token.
     pub context_before: String,
+    /// Text after the token.
     pub context_after: String,
+    /// Likeliest tokens at the position.
     pub alternatives: Vec<Alternative>,
     #[serde(flatten)]
     pub extra: Extra,
 }
 
 /// One sample of an evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EvalRecord {
+    /// Version of the format.
     pub schema: u32,
+    /// Name of the benchmark.
     pub benchmark: String,
+    /// How responses were sampled, as in `0.7:0.9` (temperature and top-p).
     pub decoding: String,
     /// Training steps that the policy had made; absent for a model that is not from a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// Name of the question.
     pub problem_id: String,
+    /// Index of the sample, from 0.
     pub sample_idx: usize,
     /// The answer that the verifier compared with.
     #[serde(default)]
     pub reference: String,
+    /// The whole response.
     pub text: String,
     /// Token ids of the response. Empty in files written without this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<u32>,
+    /// Length of the response.
     pub n_tokens: usize,
+    /// How the response ended.
     pub finish: Finish,
     /// The answer in canonical form; absent where the response has no answer or `program` holds it.
     pub answer: Option<String>,
+    /// What the verifier decided.
     pub verdict: Verdict,
     /// The reason for the verdict, in one line.
     pub reason: String,

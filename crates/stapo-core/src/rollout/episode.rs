@@ -1,16 +1,17 @@
 //! What an environment answered to the turns of an episode.
 
 use super::{Turn, Verdict};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The answers of an environment in the order of the policy's turns.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Episode {
     pub turns: Vec<EpisodeTurn>,
 }
 
 /// The answer to one turn of the policy.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EpisodeTurn {
     /// SHA-256 of the text that was answered.
     pub text_sha256: String,
@@ -35,7 +36,7 @@ pub struct EpisodeTurn {
 }
 
 /// A call of a tool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolCall {
     pub tool: String,
     /// As JSON, or as the policy wrote them where they could not be read.
@@ -51,10 +52,10 @@ pub struct ToolCall {
 }
 
 /// A judgement that ended an episode.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TurnVerdict {
     pub verdict: Verdict,
-    /// The reward that the environment gave; that of the verdict where absent.
+    /// The reward that the environment gave; by default that of the verdict.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -109,7 +109,8 @@ pub fn counterfactuals(
     if plan.config.environment.is_some() {
         return Err(Error::Misfit {
             key: "environment",
-            problem: "answers between turns, and a response that goes on from a token gets no answer".into(),
+            problem: "answers between turns, and a response that continues from a token gets no answer"
+                .into(),
             remedy: "compare tokens of a run without an environment",
         });
     }

@@ -127,7 +127,7 @@ impl ExperimentSpec {
         for (idx, arm) in self.arms.iter().enumerate() {
             if self.arms[..idx].iter().any(|earlier| earlier.name == arm.name) {
                 let problem = format!("two arms are named {:?}", arm.name);
-                return refuse("arms.name", problem, "give each arm a name of its own");
+                return refuse("arms.name", problem, "give each arm a different name");
             }
         }
         match self.seeds.iter().enumerate().find(|(idx, seed)| self.seeds[..*idx].contains(seed)) {

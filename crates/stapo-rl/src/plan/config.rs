@@ -83,7 +83,7 @@ pub struct Config {
     /// The name of the preset that the other keys of `objective` override; `objective` has its values.
     #[serde(skip)]
     pub preset: Option<String>,
-    /// Keys with values that follow the size of the model, because nobody gave them.
+    /// Keys that were not given, so that their values follow the size of the model.
     #[serde(skip)]
     pub followed: Vec<String>,
     /// What the policy learns from a rollout batch: one algorithm, as axes. `preset` names the preset that the other keys
@@ -188,7 +188,7 @@ pub enum Truncated {
     /// Such responses are treated like all others, as in JustRL.
     #[default]
     Keep,
-    /// Such responses count for the rewards of their group but take no part in the update.
+    /// Such responses count for the rewards of their group but are left out of the update.
     Drop,
 }
 

@@ -45,7 +45,7 @@ impl Adapters {
                 Ok(Self { spec: Some(adapter.spec.clone()), start: Start::Read(adapter) })
             }
             (Some(_), Adapting::With(_)) => {
-                refuse("has adapters of its own, which a second adapter cannot join")
+                refuse("has adapters already, which a second adapter cannot join")
             }
             (None, Adapting::Training(None, _)) => Ok(Self { spec: None, start: Start::Restored }),
             (None, Adapting::Training(Some(mut lora), seed)) => {
@@ -61,7 +61,7 @@ impl Adapters {
                 Ok(Self { spec: Some(found.clone()), start: Start::Restored })
             }
             (Some(_), Adapting::Training(..)) => {
-                refuse("is a run with adapters, which only a run with the same model.lora goes on with")
+                refuse("is a run with adapters, which only a run with the same model.lora can continue")
             }
         }
     }

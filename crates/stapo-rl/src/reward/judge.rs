@@ -112,7 +112,7 @@ pub struct JudgeSpec {
     /// Which responses the judge decides on.
     #[serde(default)]
     pub decides: JudgeDecides,
-    /// The rule beside the judge.
+    /// The rule that judges the same responses.
     #[serde(default)]
     pub rule: RuleSpec,
 }

@@ -35,7 +35,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
                 program: shown(command),
                 place: "not started".into(),
                 problem: error.to_string(),
-                remedy: "put the verifier in a folder of its own".into(),
+                remedy: "put the verifier in a separate folder".into(),
             }),
             _ => Ok(()),
         };
@@ -49,7 +49,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
             }
         }
         Err(error) if error.kind() == ErrorKind::QuotaExceeded => {
-            problem = format!("{error}; put the verifier in a folder of its own");
+            problem = format!("{error}; put the verifier in a separate folder");
         }
         Err(error) => problem = format!("{problem}: {error}"),
     }

@@ -28,9 +28,9 @@ pub enum VerifierSpec {
     Python(PythonSpec),
     /// The response is a program, which must pass the tests of its row.
     Code(CodeSpec),
-    /// A model judges, alone or beside the math grader.
+    /// A model judges, alone or together with the math grader.
     Judge(JudgeSpec),
-    /// A reward model scores, beside the math grader, which decides the verdict.
+    /// A reward model scores; the math grader decides the verdict.
     #[serde(rename = "reward-model")]
     RewardModel(RewardModelSpec),
 }
@@ -116,7 +116,7 @@ impl VerifierSpec {
 #[schemars(deny_unknown_fields)]
 #[serde(default)]
 pub struct CodeSpec {
-    /// Where the program stands in a response.
+    /// Where the program is in a response.
     pub style: CodeStyle,
     /// The reward of a program that passes some tests.
     pub reward: CodeReward,
@@ -158,7 +158,7 @@ impl Default for CodeSpec {
     }
 }
 
-/// Where the program stands in a response.
+/// Where the program is in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CodeStyle {

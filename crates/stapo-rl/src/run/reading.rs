@@ -50,11 +50,11 @@ impl RunKind {
         let (problem, remedy) = match (self, Self::of_plan(&plan)) {
             (Self::Training, Self::Supervised) => (
                 "was written by stapo sft, prefer or pretrain; this command reads runs of stapo train",
-                format!("stapo sft --resume {shown} goes on with it; generate and eval take --model {shown}"),
+                format!("stapo sft --resume {shown} continues it; generate and eval take --model {shown}"),
             ),
             (Self::Supervised, Self::Training) => (
                 "was written by stapo train; this command reads runs of stapo sft, prefer and pretrain",
-                format!("stapo train --resume {shown} goes on with it"),
+                format!("stapo train --resume {shown} continues it"),
             ),
             _ => return Ok(()),
         };

@@ -121,7 +121,7 @@ impl Reopening {
                 "absent, so the learning rates follow from steps, which changes from {planned} to {steps}; the run was planned with a total of {}",
                 n_updates(planned)
             ),
-            remedy: "say how the learning rates go on: --set update.schedule.total_steps=N; with the total of the plan they stay as they were and end at their lowest",
+            remedy: "give the total number of optimizer steps: --set update.schedule.total_steps=N; with the total of the plan they stay as they were and end at their lowest",
         })
     }
 
@@ -335,7 +335,7 @@ impl Reopening {
             return Err(Error::NoRun {
                 folder: self.folder.clone(),
                 problem,
-                remedy: "put the file back; or move newer checkpoints out of checkpoints/, and the run goes on from an older one".into(),
+                remedy: "put the file back; or move newer checkpoints out of checkpoints/, and the run continues from an older one".into(),
             });
         } else if let (Some(line), Some(last)) = (sealed, kept.last_mut())
             && *last != line
@@ -381,7 +381,7 @@ fn refuse_lost_checkpoints(folder: &Path, refused: &[Error]) -> Result<()> {
     };
     let folder = folder.to_owned();
     let remedy = format!(
-        "nothing was changed; put a checkpoint back, or start the same plan anew: stapo train {} --out OTHER",
+        "nothing was changed; put a checkpoint back, or start the same plan again: stapo train {} --out OTHER",
         folder.join("plan.toml").display()
     );
     Err(Error::NoRun { folder, problem, remedy })

@@ -129,7 +129,7 @@ impl ToolSet {
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find_map(|pair| (pair[0] == pair[1]).then_some(pair[0])) {
             let problem = format!("two tools are called {twice:?}");
-            return Err(TaskError::setting("tools", problem, "give each tool a name of its own"));
+            return Err(TaskError::setting("tools", problem, "give each tool a different name"));
         }
         Ok(Self { tools })
     }

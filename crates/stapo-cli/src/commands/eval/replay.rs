@@ -18,7 +18,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
     let plan = EvalFolder::read_plan(folder)?;
     let name = if plan.device.is_empty() { "cpu" } else { plan.device.as_str() };
     let Ok(name) = name.parse::<DeviceName>() else {
-        bail!("evaluation {}: its device {name:?} is none", folder.display());
+        bail!("evaluation {}: {name:?} is not a device", folder.display());
     };
     let device = run_folder::device(name, None, Use::Reading)?;
     let found = fetch.find(&plan.model)?;

@@ -126,7 +126,7 @@ pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord
         .ok()
         .and_then(|spec| Some(format!("the judge {}", spec.judge()?.model)));
     let verifier = judge.unwrap_or_else(|| verifier.to_string());
-    println!("\nthe benchmark's rule beside {verifier}: samples that are right by");
+    println!("\nthe benchmark's rule and {verifier}: samples that are right by");
     println!(
         "{:<12} {:<14} {:>8} {:>10} {:>12} {:>8} {:>10}",
         "benchmark", "decoding", "both", "rule alone", "second alone", "neither", "agree"

@@ -136,7 +136,7 @@ impl Job<'_> {
         if !changes.is_empty() {
             let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
             bail!(
-                "folder {}: holds another run than arm {:?} with seed {}\n  {}\nhint: put back what changed, or run the experiment anew with another --out",
+                "folder {}: holds another run than arm {:?} with seed {}\n  {}\nhint: put back what changed, or start the experiment again with another --out",
                 out.display(),
                 self.arm.name,
                 self.arm.seed,

@@ -15,7 +15,7 @@ pub struct ProgramArgs {
     /// The Python interpreter of programs and tests: a path, or a name on the PATH.
     #[arg(long, default_value = "python3", requires = "code")]
     python: PathBuf,
-    /// Where the program stands in a response.
+    /// Where the program is in a response.
     #[arg(long, value_enum, default_value = "block", requires = "code")]
     style: StyleArg,
     /// The most processor time of a program in seconds; wall time may be ten times as long.

@@ -31,7 +31,7 @@ fn head(found: &Found, choices: &Choices) -> String {
         ModelSource::Path { path } => format!("{{ kind = \"path\", path = {} }}", quoted(path)),
     };
     format!(
-        "# Written by stapo init. Every key: docs/config.md. Check with: stapo problems FILE, stapo plan FILE
+        "# Written by stapo init. Every key: docs/reference/config.md. Check with: stapo problems FILE, stapo plan FILE
 name = {}
 seed = 0
 # Rollout batches: about two passes over the data, at most 200.
@@ -75,7 +75,7 @@ fn task(found: &Found, choices: &Choices) -> String {
     }
     lines.push(match found.template.as_str() {
         "{{ problem }}=" => {
-            "# What the model is asked. The built-in model reads no words and goes on from the sign."
+            "# What the model is asked. The built-in model reads no words and continues after the sign."
                 .to_string()
         }
         _ => format!(
@@ -99,7 +99,7 @@ fn task(found: &Found, choices: &Choices) -> String {
     let mut form = "";
     if found.mode == JudgeMode::Math {
         lines.push(
-            "# Answers are worked out: 60 + 180 is wrong beside 240; with form = \"any\" it is right."
+            "# Answers are worked out: 60 + 180 is wrong if the reference is 240; with form = \"any\" it is right."
                 .to_string(),
         );
         form = ", form = \"worked-out\"";

@@ -293,7 +293,7 @@ pub fn assume_lengths(
     if let Some(measured) = measured.filter(|measured| is_known && measured.truncated_share > 0.0) {
         let percent = 100.0 * measured.truncated_share;
         assumed
-            .push(format!("{percent:.0} % of the measured responses reached the limit, and go on to do so"));
+            .push(format!("{percent:.0} % of the measured responses reached the limit, and the estimate assumes the same for the rest of the run"));
     }
     assumed.push(format!(
         "lengths that are spread by {} in the logarithm up to the limit and stay so during the run",

@@ -204,7 +204,7 @@ fn collapse(study: &Study, pairs: &[Pair]) -> Claim {
         _ => Reading::NotTested,
     };
     Claim {
-        says: format!("{} prevents collapse, beside every other arm", method(study)),
+        says: format!("{} prevents collapse, compared with every other arm", method(study)),
         by: PAPER,
         reading,
         evidence: format!(

@@ -264,7 +264,7 @@ fn survival_section(study: &Study, pairs: &[survival::Pair]) -> ReportSection {
     }
     blocks.extend(missing.into_iter().map(ContentBlock::Missing));
     if !pairs.is_empty() {
-        blocks.push(ContentBlock::Folded("The method beside each other one", survival::pairs_table(pairs)));
+        blocks.push(ContentBlock::Folded("The method against each other one", survival::pairs_table(pairs)));
     }
     blocks.push(ContentBlock::Folded("Collapses of each arm", survival::table(study)));
     ReportSection { id: "survival", title: "Steps until collapse", blocks }
@@ -357,7 +357,7 @@ fn origin_section(study: &Study) -> ReportSection {
     let check = shell_quoted(&first.folder.display().to_string());
     let _ = writeln!(
         commands,
-        "stapo verify {check} --replay   # every file, and the last steps again, beside the recorded hashes"
+        "stapo verify {check} --replay   # every file, and the last steps again, compared with the recorded hashes"
     );
     blocks.push(ContentBlock::Markup(format!(
         "<h3>To get the same bits again</h3><pre>{}</pre>",

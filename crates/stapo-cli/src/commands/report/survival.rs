@@ -224,7 +224,7 @@ pub fn table(study: &Study) -> Table {
 /// One row for the method beside each other one, in each sense of collapse.
 pub fn pairs_table(pairs: &[Pair]) -> Table {
     let titles = [
-        "the method beside",
+        "the method against",
         "collapse of",
         "#the method's runs that collapsed",
         "#expected if alike",

@@ -64,7 +64,7 @@ pub fn status(facts: &Facts) -> Status {
             return status_of(StatusKind::Done, "nothing learned".into());
         }
         Some((EventKind::Stop, Some(StopReason::Signal))) => {
-            return status_of(StatusKind::Stopped, format!("by {text}; stapo train --resume goes on"));
+            return status_of(StatusKind::Stopped, format!("by {text}; stapo train --resume continues it"));
         }
         Some((EventKind::Stop, _)) => return status_of(StatusKind::Died, text),
         Some(_) => {}
@@ -81,7 +81,7 @@ pub fn status(facts: &Facts) -> Status {
     match writer {
         Some(writer) if writer.host != facts.host => elsewhere(facts, &writer.host),
         Some(_) => status_of(StatusKind::Died, "killed, or the machine stopped".into()),
-        None => status_of(StatusKind::Stopped, "stapo train --resume goes on".into()),
+        None => status_of(StatusKind::Stopped, "stapo train --resume continues it".into()),
     }
 }
 
@@ -90,7 +90,7 @@ fn elsewhere(facts: &Facts, host: &str) -> Status {
     let patience =
         facts.seconds_per_step.map_or(0.0, |seconds| SILENT_STEPS * seconds).max(SILENT.as_secs_f64());
     if facts.age.as_secs_f64() < patience {
-        return Status { kind: StatusKind::Running, text: format!("on {host}, as far as its files tell") };
+        return Status { kind: StatusKind::Running, text: format!("on {host}, as far as its files show") };
     }
     let minutes = facts.age.as_secs() / 60;
     let text =

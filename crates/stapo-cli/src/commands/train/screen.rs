@@ -242,7 +242,7 @@ fn next_commands(folder: &Path, outcome: Outcome, n_steps: usize, best: Option<&
     let step = if best.is_some_and(|best| best.step > 0) { " --step best" } else { "" };
     let mut commands = Vec::new();
     if outcome == Outcome::Stopped {
-        commands.push(format!("go on with         stapo train --resume {run}"));
+        commands.push(format!("continue with      stapo train --resume {run}"));
     }
     if n_steps == 0 {
         return commands;
@@ -378,7 +378,7 @@ mod tests {
         let mut best =
             Best { schema: 1, step: 7, metric: "held_out".into(), value: 0.5, extra: Extra::new() };
         let commands = next_commands(Path::new("runs/my run"), Outcome::Stopped, 9, Some(&best));
-        assert_eq!(commands[0], "go on with         stapo train --resume 'runs/my run'");
+        assert_eq!(commands[0], "continue with      stapo train --resume 'runs/my run'");
         assert!(commands[4].ends_with("stapo export 'runs/my run' --step best --out 'runs/my run-model'"));
         assert_eq!(shell_word(Path::new("it's")), r"'it'\''s'");
         assert_eq!(next_commands(Path::new("runs/a"), Outcome::Done, 9, None).len(), 4);
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(after_training[3], "export             stapo export runs/a --out runs/a-model");
         assert!(best_row(&best).ends_with("no evaluation was better than before training"));
         let untrained = next_commands(Path::new("runs/a"), Outcome::Stopped, 0, Some(&best));
-        assert_eq!(untrained, ["go on with         stapo train --resume runs/a"]);
+        assert_eq!(untrained, ["continue with      stapo train --resume runs/a"]);
     }
 
     #[test]

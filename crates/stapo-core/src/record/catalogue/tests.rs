@@ -153,21 +153,3 @@ fn labels_tags_and_descriptions_tell_metrics_apart() {
     }
     assert!(ALL.iter().all(|metric| !metric.about.is_empty() && !metric.about.ends_with('.')));
 }
-
-#[test]
-fn the_docs_list_the_catalogue() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/watching.md");
-    let page = std::fs::read_to_string(path).unwrap();
-    let begin = "<!-- printed from stapo-core/src/record/catalogue.rs -->\n";
-    let printed = page.split_once(begin).and_then(|(_, rest)| rest.split_once("<!-- end -->\n"));
-    let printed = printed.expect("docs/watching.md has the marks around the table").0;
-    if std::env::var_os("STAPO_WRITE_DOCS").is_some() {
-        std::fs::write(
-            path,
-            page.replace(&format!("{begin}{printed}"), &format!("{begin}{}", to_markdown())),
-        )
-        .unwrap();
-    } else {
-        assert_eq!(printed, to_markdown(), "STAPO_WRITE_DOCS=1 prints the table anew");
-    }
-}

@@ -164,7 +164,7 @@ impl EvalFolder {
             return Err(refuse(format!("eval.json has schema {}, this program reads {SCHEMA}", plan.schema)));
         }
         if !plan.seal.is_empty() && plan.seal != plan.expected_seal() {
-            let remedy = "put the file back, or evaluate anew with another --out".into();
+            let remedy = "put the file back, or evaluate again with another --out".into();
             let problem = "eval.json was changed after it was written: its seal does not fit".into();
             return Err(Error::NoRun { folder: folder.to_owned(), problem, remedy });
         }

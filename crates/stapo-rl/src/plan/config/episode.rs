@@ -80,7 +80,13 @@ pub(super) fn check(config: &Config, task: &TaskSpec) -> Result<(), PlanError> {
     let Some(environment) = &config.environment else {
         let is_game = matches!(task, TaskSpec::Guess(_));
         let play = "environment = { kind = \"guess\" } plays the game";
-        require(!is_game, "task.kind", "guess", "hides the answer, and no environment tells about it", play)?;
+        require(
+            !is_game,
+            "task.kind",
+            "guess",
+            "hides the answer, and no environment answers guesses",
+            play,
+        )?;
         let problem = "has no effect, because no environment answers the policy";
         let remedy = "leave it out, or add an environment: environment = { kind = \"tools\", .. }";
         return require(config.episode.is_none(), "episode", "given:", problem, remedy);

@@ -305,7 +305,7 @@ impl Plan {
             metric != "none",
             "evaluation.patience",
             patience,
-            "waits for a better evaluation, and evaluation.best is none",
+            "waits for a better evaluation, but evaluation.best is \"none\"",
             "set evaluation.best=held_out, or leave evaluation.patience out",
         )
     }

@@ -65,7 +65,7 @@ pub(super) fn resolve(config: &Config, task: &mut TaskSpec) -> Result<Vec<Reward
         "reward",
         "given together with [[rewards]]:",
         "one of the two says what a verdict is worth",
-        "leave [reward] out; every entry of [[rewards]] has right and wrong of its own",
+        "leave [reward] out; every entry of [[rewards]] has right and wrong",
     )?;
     let given = task.verifier();
     require(

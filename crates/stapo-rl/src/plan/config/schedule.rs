@@ -80,7 +80,7 @@ impl Schedule {
             warmup_steps.is_none() || warmup_share.is_none(),
             "update.schedule.warmup_share",
             share,
-            "stands beside warmup_steps",
+            "is given together with warmup_steps",
             "give one of the two",
         )?;
         let is_share = (0.0..=1.0).contains(&share);
@@ -92,7 +92,7 @@ impl Schedule {
             falls,
             key,
             last,
-            "stands beside kind = \"constant\"",
+            "is given together with kind = \"constant\"",
             "take linear or cosine, or leave it out",
         )?;
         require(last.is_finite() && last >= 0.0, key, last, "expected at least 0", "")?;
@@ -101,7 +101,7 @@ impl Schedule {
             is_read,
             "update.schedule.total_steps",
             total,
-            "has no effect beside kind = \"constant\" without warmup_share",
+            "has no effect with kind = \"constant\" without warmup_share",
             "take linear or cosine, or leave it out",
         )?;
         let is_long = total >= 1 && total >= warmup_steps.unwrap_or(0);

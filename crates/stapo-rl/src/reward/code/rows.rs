@@ -80,7 +80,7 @@ fn calls_or_streams(row: &Map<String, Value>, tests: &[Value]) -> Result<Checks,
         }
         if is_literal && !expected.is_string() {
             return Err(format!(
-                "field tests[{idx}].expected: expected a Python literal as text beside input"
+                "field tests[{idx}].expected: expected a Python literal as text next to input"
             ));
         }
         Ok(Call { args: args.clone(), expected: expected.clone(), is_literal })

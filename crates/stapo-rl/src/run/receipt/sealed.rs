@@ -25,7 +25,7 @@ impl Sealed {
             problem,
             remedy: remedy.to_string(),
         };
-        let unended = "a run goes on with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
+        let unended = "continue a run with stapo train --resume, an evaluation with stapo eval --resume, an experiment with the command that began it; each writes a receipt when it ends";
         let path = folder.join(MANIFEST);
         if !path.exists() {
             let problem = format!("no {MANIFEST}: its work has not ended, or an earlier program made it");

@@ -197,7 +197,8 @@ impl<'a> Collected<'a> {
             );
         }
         if n_held_out == 0 && share > 0.0 {
-            let problem = format!("held_out_share {share} of its {n_train} problems is none");
+            let problem =
+                format!("held_out_share {share} of its {n_train} problems is less than one problem");
             return refuse(problem, "raise held_out_share, or set it to 0 and evaluate on another file");
         }
         if n_train == 0 && share < 1.0 {

@@ -255,7 +255,10 @@ fn missing_files_folders_and_bad_settings_are_refused() {
         (RowsSpec::new(folder.path().join("none.jsonl")), "none.jsonl: No such file"),
         (RowsSpec::new(folder.path()), "is a folder"),
         (RowsSpec { held_out_share: -0.1, ..base() }, "held_out_share: -0.1"),
-        (RowsSpec { held_out_share: 1e-9, ..base() }, "held_out_share 0.000000001 of its 3 problems is none"),
+        (
+            RowsSpec { held_out_share: 1e-9, ..base() },
+            "held_out_share 0.000000001 of its 3 problems is less than one problem",
+        ),
         (RowsSpec { problem_field: Some("a..b".into()), ..base() }, "empty name"),
         (RowsSpec { problem_field: Some("a[".into()), ..base() }, "not closed"),
         (RowsSpec { answer_field: Some("a[x]".into()), ..base() }, "[x]"),

@@ -44,7 +44,7 @@ fn values_that_have_no_effect_or_always_one_are_refused() {
         ("canaries.entropy_collapse_factor=9", "canaries.entropy_collapse_factor: 9, expected"),
         ("canaries.entropy_explosion_factor=0", "canaries.entropy_explosion_factor: 0, expected at least 1"),
         ("evaluation.benchmark_limit=3", "evaluation.benchmark_limit: given: has no effect"),
-        ("update.schedule.total_steps=9", "update.schedule.total_steps: 9 has no effect beside"),
+        ("update.schedule.total_steps=9", "update.schedule.total_steps: 9 has no effect with"),
     ];
     for (set, expected) in cases {
         let said = complaint("", &[set]);
