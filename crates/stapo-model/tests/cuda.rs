@@ -391,6 +391,8 @@ fn gradients_stay_close_to_the_cpus_and_do_not_depend_on_what_is_kept() {
     let Some(device) = gpu() else { return };
     let mut wrong = Vec::new();
     for (family, config) in configs(&device) {
+        // Rounding in bf16 adds up along a state.
+        let tolerance = if config.state_bytes(2) > 0 { 0.15 } else { 0.1 };
         let on_cpu = Policy::random(&Device::cpu(CpuOptions::default()), &config, 7, 0.1).unwrap();
         let on_gpu = Policy::random(&device, &config, 7, 0.1).unwrap();
         let (expected, all) =
@@ -405,7 +407,7 @@ fn gradients_stay_close_to_the_cpus_and_do_not_depend_on_what_is_kept() {
             let off = off / norm(&mut expected.iter().copied()).max(1e-12);
             println!("{family} {name}: {off:.1e}");
             // bf16 keeps 8 bits of each activation; a small norm weight sums few and nearly cancelling terms.
-            if off.is_nan() || off >= 0.1 {
+            if off.is_nan() || off >= tolerance {
                 wrong.push(format!("{family} {name}: off by {off:.2e}"));
             }
         }
