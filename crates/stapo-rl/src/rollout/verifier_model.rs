@@ -117,7 +117,7 @@ pub(super) fn scoring_pass(policy: &Policy, memory: Option<&Device>, limit: usiz
         Some(memory) => {
             let n_tokens = limit.max(JUDGE_BATCH_TOKENS);
             Pass::scoring_in(policy, memory, (n_tokens, n_tokens).into())?
-        },
+        }
         None => Pass::scoring(policy)?,
     })
 }
