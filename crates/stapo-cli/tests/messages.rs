@@ -128,7 +128,6 @@ fn supervised_runs_are_listed_and_told_from_training_runs() {
         "inspect runs/sft",
         "compare runs/sft runs/rl",
         "counterfactual runs/sft",
-        "plan runs/sft",
         "problems runs/sft",
         "report runs/sft",
     ] {
@@ -136,6 +135,8 @@ fn supervised_runs_are_listed_and_told_from_training_runs() {
         let expected = "runs/sft: was written by stapo sft, prefer or pretrain; this command reads runs of stapo train\nhint: ";
         assert!(said.contains(expected), "{words}: {said}");
     }
+    // Plans of supervised runs are simulated.
+    ok(&stapo(at, &["plan", "runs/sft"]));
     let said = complaint(at, &["sft", "--resume", "runs/rl"]);
     assert!(said.contains("runs/rl: was written by stapo train; this command reads"), "{said}");
     assert!(said.contains("stapo train --resume runs/rl continues it"), "{said}");

@@ -1,0 +1,56 @@
+use super::*;
+use crate::plan::config::Config;
+
+#[test]
+fn a_judge_takes_its_weights_and_memory_to_work_in() {
+    let parts = |settings: &[&str]| {
+        let settings = [&["device=cuda"], settings].concat();
+        let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+        let model = plan.config.model.find().unwrap().shape().unwrap();
+        let planned = resolve(&plan, &model, &frozen(&plan).unwrap(), None);
+        let bytes =
+            |name: &str| planned.parts().filter(|part| part.name == name).map(|part| part.bytes).sum::<u64>();
+        (bytes("judge"), bytes("judge's work"), 2 * model.n_parameters())
+    };
+    let judge = |read: &str| format!("task.verifier={{kind=\"judge\",model=\"builtin\",read=\"{read}\"}}");
+    let (weights, scoring, expected) = parts(&[&judge("yes-no")]);
+    assert_eq!(weights, expected);
+    let (_, writing, _) = parts(&[&judge("letter")]);
+    // 64 sequences of 4096 + 64 + 32 tokens, with 512 numbers of 2 bytes per token.
+    assert!(writing > 64 * 4192 * 512 * 2 && scoring > 0, "{writing} {scoring}");
+    assert_eq!(parts(&[]).1, 0);
+    let elsewhere = |device: &str| judge("yes-no").replace('}', &format!(",device=\"{device}\"}}"));
+    assert_eq!(parts(&[&elsewhere("cuda:1")]), (0, 0, expected));
+    assert_eq!(parts(&[&elsewhere("cuda")]), (weights, scoring, expected));
+    // The host keeps the weights: the judge takes the memory of sampling and updates, which is larger.
+    let peaks = ["device", "host"].map(|keep| {
+        let settings = ["device=cuda", &judge("yes-no").replace('}', &format!(",keep=\"{keep}\"}}"))];
+        let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+        let model = plan.config.model.find().unwrap().shape().unwrap();
+        let planned = resolve(&plan, &model, &frozen(&plan).unwrap(), None);
+        (planned.peak_bytes(), sum(&planned.judging), planned.region_bytes() >= sum(&planned.judging))
+    });
+    assert_eq!(peaks[0].0 - peaks[1].0, weights + scoring);
+    assert_eq!((peaks[0].1, peaks[1].1, peaks[1].2), (0, weights + scoring, true));
+}
+
+/// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.
+#[test]
+fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_larger() {
+    let n_sequences = |evaluation: &str| {
+        let settings = [
+            "device=cuda",
+            "rollout.problems_per_step=2",
+            "rollout.group_size=3",
+            "rollout.max_prompt_tokens=28",
+            "rollout.max_response_tokens=40",
+            "update.problems_per_minibatch=2",
+            evaluation,
+        ];
+        let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+        let model = plan.config.model.find().unwrap().shape().unwrap();
+        resolve(&plan, &model, &[], None).kv_bytes / (2 * 512 * (28 + 40 + 32))
+    };
+    assert_eq!(n_sequences("evaluation={problems=5,samples=4}"), 20);
+    assert_eq!(n_sequences("evaluation={problems=5,samples=1}"), 6);
+}
