@@ -321,7 +321,9 @@ fn a_run_whose_learning_rates_follow_from_its_steps_is_extended_with_a_total() {
         Ok(_) => panic!("must be refused"),
         Err(error) => error.to_string(),
     };
-    for expected in ["update.schedule.total_steps: absent", "from 2 to 3", "a total of 4", "hint: say how"] {
+    for expected in
+        ["update.schedule.total_steps: absent", "from 2 to 3", "a total of 4", "hint: give the total"]
+    {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     assert!(Interrupted::open(&path, &set(&["evaluation.problems=9"]), false, PROGRAM).is_ok());
