@@ -55,6 +55,7 @@ def measure(mode, quick):
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        os.chdir(folder)  # vLLM starts `python -m vllm..`, which would find this script in its own folder.
         llm = vllm.LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", enable_prefix_caching=False,
             max_model_len=15_616, max_num_batched_tokens=16_384, max_num_seqs=512, gpu_memory_utilization=0.85, seed=0)
