@@ -45,7 +45,7 @@ def _extension():
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    raise ImportError(f"{stem}: the extension module is not beside {__file__}")
+    raise ImportError(f"{stem}: the extension module is not next to {__file__}")
 
 
 if __name__ == "__main__":

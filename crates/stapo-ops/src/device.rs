@@ -22,7 +22,7 @@ use crate::heads::{MAX_GPU_DIM, MAX_NARROW_DIM};
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<Backend>,
-    /// Where the memory of activations, gradients, keys and values comes from; the GPU itself where absent.
+    /// Where the memory of activations, gradients, keys and values comes from; by default the GPU itself.
     lender: Option<Lender>,
     /// Whether weights are for an optimizer or only read.
     trains: bool,

@@ -94,7 +94,7 @@ impl<'py> PythonBatch<'py> {
             }
             Source::Given(given)
         } else {
-            let hint = "\nhint: a batch without a reward gives its advantage";
+            let hint = "\nhint: a batch without a reward needs an advantage";
             let (rewards, n_each) = rewards(&required("reward", hint)?, n_responses)?;
             Source::Rewards { rewards, n_each, groups: groups(&required("group", "")?, n_responses)? }
         };

@@ -139,7 +139,7 @@ impl Zygote {
         }
     }
 
-    /// The folder in which a program may write; `None` where there is none.
+    /// The folder in which a program may write; `None` if there is none.
     pub(crate) fn writes(&self) -> Option<PathBuf> {
         match self.layers.level {
             Level::Namespaces => Some("/tmp".into()),

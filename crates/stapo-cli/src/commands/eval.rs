@@ -93,7 +93,7 @@ pub struct Args {
     #[arg(long)]
     template: Option<String>,
 
-    /// The system message of conversations that have none; by default that of a run (task.system).
+    /// The system message of conversations without one; by default that of a run (task.system).
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 

@@ -104,7 +104,7 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         model.weights.read_f32(&spec.name, &spec.shape, out)
     })
     .map_err(|error| match &error {
-        ModelError::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace writes over it"),
+        ModelError::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace overwrites it"),
         _ => error.into(),
     })?;
     println!(

@@ -177,7 +177,7 @@ impl Hub {
             if hash.of_file(&partial)? != hash {
                 fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
                 bail!(
-                    "{source}: its content does not have the hash the hub names, {}; it was thrown away\nhint: fetch it again",
+                    "{source}: its content does not have the hash the hub names, {}; it was deleted\nhint: fetch it again",
                     hash.digits()
                 );
             }

@@ -33,7 +33,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// The notes beside the runs of `folder`; none where there is no file.
+    /// The notes beside the runs of `folder`; none if there is no file.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         if !path.exists() {
@@ -43,7 +43,7 @@ impl Notes {
         serde_json::from_str(&read_text(&path).with_context(named)?).with_context(named)
     }
 
-    /// The note on a run; an empty one where there is none, and where the file cannot be read.
+    /// The note on a run; an empty one if there is none or the file cannot be read.
     pub fn on_run(folder: &Path) -> RunNote {
         let Ok((parent, name)) = folder_and_name(folder) else { return RunNote::default() };
         Self::read(&parent).unwrap_or_default().runs.remove(&name).unwrap_or_default()

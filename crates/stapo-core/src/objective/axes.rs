@@ -22,7 +22,7 @@ pub enum Ratio {
     /// `exp(l_t)`, each token's own.
     Token {
         /// Holds `l_t` between this and its negative, where the ratio is a constant without a derivative: verl's 20.
-        /// Where absent, nothing is held.
+        /// By default nothing is held.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_log_ratio: Option<f64>,
     },

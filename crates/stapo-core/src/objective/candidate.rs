@@ -45,7 +45,7 @@ pub enum Threshold {
         /// The share of the largest norm above which a token is a candidate.
         #[serde(default = "default_kappa")]
         kappa: f64,
-        /// The size of the vocabulary; unbounded where absent.
+        /// The size of the vocabulary; unbounded by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vocabulary: Option<usize>,
     },

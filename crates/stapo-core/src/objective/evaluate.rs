@@ -65,7 +65,7 @@ pub struct Tally {
     pub n_clipped: usize,
     /// Clipped tokens as a share of the kept tokens.
     pub clip_fraction: f64,
-    /// Over the kept tokens; 1 where there are none.
+    /// Over the kept tokens; 1 if there are none.
     pub ratio_min: f64,
     pub ratio_max: f64,
     /// Mean entropy of the kept tokens, nats, which adaptive settings follow; absent for an objective without such

@@ -14,7 +14,7 @@ pub enum Surrogate {
         low: f64,
         /// The ratio is clipped above at 1 + high.
         high: f64,
-        /// The largest multiple of a negative advantage; no second clip where absent.
+        /// The largest multiple of a negative advantage; no second clip by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dual: Option<f64>,
     },
@@ -57,7 +57,7 @@ pub enum Surrogate {
         low: f64,
         /// The largest rise of the probability where A > 0.
         high: f64,
-        /// The largest slope, in multiples of the advantage; no cap where absent.
+        /// The largest slope, in multiples of the advantage; no cap by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },
@@ -69,7 +69,7 @@ pub enum Surrogate {
         low: f64,
         /// The largest divergence where A > 0.
         high: f64,
-        /// The largest slope, in multiples of the advantage; no cap where absent.
+        /// The largest slope, in multiples of the advantage; no cap by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },

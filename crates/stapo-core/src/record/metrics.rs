@@ -382,13 +382,13 @@ pub struct HeldOutPairs {
 pub struct PreferenceMetrics {
     /// Terms of the loss: comparisons, or responses that are judged alone.
     pub n_terms: usize,
-    /// The share of pairs whose chosen response has the higher implicit reward; absent where there are no pairs.
+    /// The share of pairs whose chosen response has the higher implicit reward; absent if there are no pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// The implicit reward of chosen responses; 0 where there are none.
+    /// The implicit reward of chosen responses; 0 if there are none.
     pub reward_chosen: f64,
     pub reward_rejected: f64,
-    /// Log-prob of chosen responses per token, nats; 0 where there are none.
+    /// Log-prob of chosen responses per token, nats; 0 if there are none.
     pub logp_chosen: f64,
     pub logp_rejected: f64,
     /// Tokens of chosen responses, and those of them that masks find improbable and silence.

@@ -80,7 +80,7 @@ impl ScoreHead {
 }
 
 impl Family {
-    /// The class of reward models in `transformers`; `None` where there is none.
+    /// The class of reward models in `transformers`; `None` if there is none.
     pub fn classifier(self) -> Option<String> {
         match self {
             Self::Granite => None,

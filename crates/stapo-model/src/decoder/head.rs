@@ -176,7 +176,7 @@ impl<T: Float> HeadOutputs<T> {
         let Left::Logits(logits) = self.left else {
             assert!(
                 token_gradients.d_entropy.iter().all(|d| *d == T::ZERO),
-                "backward: derivatives by entropies that forward was told not to expect"
+                "backward: derivatives by entropies, which forward was asked to leave out"
             );
             lm_head::backward_frozen(device, d_logp.view(), views.d_normed);
             gradients.head_done();

@@ -187,7 +187,7 @@ pub struct GradientSpans {
     pub hidden: Span,
 }
 
-/// Gradients of the activations of one layer; empty where there is no backward.
+/// Gradients of the activations of one layer; empty if there is no backward.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerGradientSpans {
     /// `[T, F]`

@@ -263,7 +263,7 @@ fn a_frozen_head_that_computes_its_logits_once_gives_the_same_gradients() {
 }
 
 #[test]
-#[should_panic(expected = "derivatives by entropies that forward was told not to expect")]
+#[should_panic(expected = "derivatives by entropies, which forward was asked to leave out")]
 fn derivatives_by_entropies_need_a_forward_that_expects_them() {
     let policy = adapted(Family::Qwen3, true);
     let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();

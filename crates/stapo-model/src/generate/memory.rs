@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// CUDA graphs stay valid only as long as every buffer in them stays at its address.
 #[derive(Default)]
 pub struct EngineMemory {
-    /// The device that keys, values, activations and logits are asked of; the policy's where absent.
+    /// The device that keys, values, activations and logits are asked of; by default the policy's.
     lender: Option<Device>,
     allocated: Option<Allocated>,
 }

@@ -40,7 +40,7 @@ fn remedy(code: Code) -> &'static str {
             "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute = \"layers\""
         }
         Code::Lost => {
-            "what was on the GPU is lost; start the command again: a run goes on from its last checkpoint. If it comes back, see nvidia-smi and the kernel log"
+            "the GPU's memory is lost; start the command again: a run continues from its last checkpoint. If the error returns, see nvidia-smi and the kernel log"
         }
         Code::Other => "see nvidia-smi; driver and libraries must fit each other (stapo doctor)",
     }
@@ -116,7 +116,7 @@ mod tests {
         let lost = || CudaError::reported("waiting for the GPU", "illegal address", Code::Lost);
         let caught = guard(|| fail(lost())).unwrap_err();
         assert_eq!(caught, lost());
-        assert!(caught.to_string().contains("goes on from its last checkpoint"), "{caught}");
+        assert!(caught.to_string().contains("continues from its last checkpoint"), "{caught}");
         assert!(!is_failing());
         assert_eq!(guard(|| 3), Ok(3));
         let other = std::panic::catch_unwind(|| guard(|| panic!("a mistake"))).unwrap_err();

@@ -32,7 +32,7 @@ pub struct ExperimentSpec {
     pub name: String,
     /// The seeds; every arm runs once with each.
     pub seeds: Vec<u64>,
-    /// The name of the proposed arm, with which the others are compared; the first arm where absent.
+    /// The name of the proposed arm, with which the others are compared; the first arm by default.
     pub method: Option<String>,
     /// The name of an arm: what every arm spends until it has the accuracy at which this one ended is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -425,7 +425,7 @@ impl InterruptedPretraining {
         Ok(Self { config, reopening, identity })
     }
 
-    /// The run and its state at the newest good checkpoint, or at the start where there is none yet. A fresh model is
+    /// The run and its state at the newest good checkpoint, or at the start if there is none yet. A fresh model is
     /// written to the folder `start` first.
     pub fn resume(
         self,

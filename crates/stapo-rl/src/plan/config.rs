@@ -74,7 +74,7 @@ pub struct Config {
     pub teacher: Option<TeacherSource>,
     /// The source of problems and the verifier of answers.
     pub task: TaskSpec,
-    /// What answers the policy between its turns; a response is one turn where absent.
+    /// What answers the policy between its turns. Without an environment a response is one turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentSpec>,
     /// The limits of episodes and the credit of their rewards, for a run with an environment.
@@ -146,16 +146,16 @@ pub struct RolloutConfig {
     pub max_redraws: usize,
     /// Whether tokens are drafted and verified several at a time. Responses do not depend on it.
     pub speculate: Speculate,
-    /// A smaller model with the same tokens that drafts where no text does; none where absent.
+    /// A smaller model with the same tokens that drafts where no text does; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
-    /// Reward shaping for long responses; none where absent.
+    /// Reward shaping for long responses; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
-    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    /// Lengths that responses are made to have, for benchmarks. By default the policy decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
-    /// Where the responses of training come from; sampled by the policy where absent.
+    /// Where the responses of training come from; by default the policy samples them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSourceSpec>,
 }
@@ -235,7 +235,7 @@ pub struct UpdateConfig {
     pub epsilon: f64,
     /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
-    /// How often a rollout batch is used; once where absent.
+    /// How often a rollout batch is used; once by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
 }
@@ -261,10 +261,10 @@ pub struct EvaluationConfig {
     /// Only the first so many questions of each benchmark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_limit: Option<usize>,
-    /// Samples per question; those of `stapo eval` where absent.
+    /// Samples per question; those of `stapo eval` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_samples: Option<usize>,
-    /// The prompt as a Jinja template over `problem`; that of `stapo eval` where absent.
+    /// The prompt as a Jinja template over `problem`; that of `stapo eval` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_template: Option<String>,
     /// The evaluation by which the best checkpoint is kept: `held_out`, the name of a benchmark, or `none`.

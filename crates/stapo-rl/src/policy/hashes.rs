@@ -72,7 +72,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
     of_found(&below)
 }
 
-/// The hashes of an adapter's files; none where there is no adapter.
+/// The hashes of an adapter's files; none if there is no adapter.
 pub fn of_adapter(folder: Option<&Path>) -> Result<Vec<FileHash>> {
     let Some(folder) = folder else { return Ok(Vec::new()) };
     let files = [("adapter", peft::WEIGHTS), ("adapter config", peft::CONFIG)];

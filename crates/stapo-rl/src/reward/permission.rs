@@ -40,7 +40,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
             _ => Ok(()),
         };
     }
-    let mut problem = "the plan is not known to be your own, and this user has not recorded this program, in this place and with these files beside it".to_string();
+    let mut problem = "the plan may be another user's, and you have not started this program before, at this path and with these files next to it".to_string();
     match permission {
         Ok(hash) => {
             let record = folder().and_then(|folder| fs::symlink_metadata(folder.join(hash)).ok());
@@ -57,7 +57,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
         program: shown(command),
         place: "not started".into(),
         problem,
-        remedy: "read the command line, the program and the files beside it; --allow-command starts it"
+        remedy: "read the command line, the program and the files next to it; --allow-command starts it"
             .into(),
     })
 }

@@ -242,7 +242,7 @@ impl Run {
         self.best.as_ref()
     }
 
-    /// The best evaluation of a run folder; `None` where there is none.
+    /// The best evaluation of a run folder; `None` if there is none.
     pub fn read_best(folder: &Path) -> Result<Option<Best>> {
         let path = folder.join(BEST);
         match fs::read_to_string(&path) {

@@ -53,10 +53,10 @@ pub struct ArithmeticSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such expressions.
     pub n_held_out: usize,
-    /// A Jinja template over `problem`; the problem as it is where absent.
+    /// A Jinja template over `problem`; by default the problem as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The system message of every conversation; none where absent.
+    /// The system message of every conversation; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// How responses are judged.

@@ -47,7 +47,7 @@ impl Interrupted {
         &self.identity
     }
 
-    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet. Of several ranks,
+    /// The run and its trainer at the newest good checkpoint, or at the start if there is none yet. Of several ranks,
     /// rank 0 resumes, and the others call [`Trainer::restore`] without a checkpoint.
     pub fn resume(
         self,

@@ -138,7 +138,7 @@ fn parse(number: usize, text: &str) -> Result<ResponseInput> {
         Some(Numbers::One(number)) => vec![number],
         Some(Numbers::Several(numbers)) => numbers,
         None if advantage.is_some() => Vec::new(),
-        None => bail!("missing key `reward`\nhint: a line without a reward gives its advantage"),
+        None => bail!("missing key `reward`\nhint: a line without a reward needs an advantage"),
     };
     let loss_mask = fields.loss_mask.map(|bits| loss_mask(&bits, n_tokens)).transpose()?;
     let columns = Columns {

@@ -317,7 +317,7 @@ pub fn assume_ranks(assumed: &mut Vec<String>, ranks: &RankedStep) {
             rate.origin.source()
         ));
     }
-    assumed.push("problems that nobody knows the lengths of, dealt out in turns".to_string());
+    assumed.push("problems of unknown lengths, dealt out in turn".to_string());
 }
 
 /// Says what the settings of the plan leave open.

@@ -134,7 +134,7 @@ fn rows(args: &Args, config: &PretrainConfig, assumed: &mut Vec<String>) -> Resu
     let Some((n_rows, n_bytes, held_out_share)) = counted else {
         if config.epochs.is_some() {
             bail!(
-                "config.epochs: given, and nobody has counted the rows of the data\nhint: --set steps=N plans a number of steps"
+                "config.epochs: given, but the rows of the data are not counted\nhint: --set steps=N plans a number of steps"
             );
         }
         let tokens_mean = args.mean_row.map_or(ROW_TOKENS, |tokens| tokens as f64);

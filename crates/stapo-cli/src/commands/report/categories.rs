@@ -135,7 +135,7 @@ const MAX_BARS: usize = 12;
 /// Characters of a token's text beside its bar.
 const MAX_LABEL: usize = 16;
 
-/// The most frequent tokens as bars; `None` where there are none.
+/// The most frequent tokens as bars; `None` if there is none.
 pub fn bars(name: &str, title: &str, what: &str, tokens: &[&TokenRecord]) -> Option<Figure> {
     let counts = most_frequent(tokens);
     if counts.is_empty() {

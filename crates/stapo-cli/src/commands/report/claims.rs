@@ -151,7 +151,7 @@ fn accuracy(study: &Study, summary: &ExperimentSummary) -> Claim {
         by: PAPER,
         reading: reading_of(&read),
         evidence,
-        assumes: "seeds are the unit of chance; one model, one task, the settings of this experiment; the last evaluation stands for the run",
+        assumes: "seeds are the unit of chance; one model, one task, the settings of this experiment; the last evaluation represents the run",
         refuted_by: "more seeds whose interval of the difference lies below 0 for some arm",
     }
 }
@@ -281,7 +281,7 @@ fn gradient_order(study: &Study) -> Claim {
         } else {
             format!("mean norms over steps: {evidence}")
         },
-        assumes: "the norm at the logits stands for the norm of the weights' gradient; steps are the unit of chance",
+        assumes: "the norm at the logits represents the norm of the weights' gradient; steps are the unit of chance",
         refuted_by: "another quadrant whose interval lies above",
     }
 }

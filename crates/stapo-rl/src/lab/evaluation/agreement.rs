@@ -51,7 +51,7 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Counts the samples that two verifiers judged; `None` where there are none.
+    /// Counts the samples that two verifiers judged; `None` if there is none.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a EvalRecord>) -> Option<Self> {
         let mut found = Self::default();
         for (record, second) in records.into_iter().filter_map(|own| Some((own, second_verdict(own)?))) {

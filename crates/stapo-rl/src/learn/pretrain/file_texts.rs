@@ -49,7 +49,7 @@ pub struct FileTexts {
     #[serde(default)]
     #[schemars(with = "FreeTable")]
     pub chat_arguments: Table,
-    /// The system message of conversations that have none.
+    /// The system message of conversations without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// What happens to rows with more tokens than a micro-batch or the model takes.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct EpisodeConfig {
     /// Turns of the policy, at most.
     pub max_turns: usize,
-    /// The longest turn, in tokens; `rollout.max_response_tokens` where absent.
+    /// The longest turn, in tokens; `rollout.max_response_tokens` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_turn_tokens: Option<usize>,
     /// The longest observation, in tokens. A longer one is cut in its middle.

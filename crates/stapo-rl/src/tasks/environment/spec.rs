@@ -32,7 +32,7 @@ pub struct ToolsSpec {
     /// How the policy writes calls.
     #[serde(default)]
     pub format: CallFormat,
-    /// The role of messages with observations; that of the format where absent: `tool`, `ipython` for `llama3`, or `user`.
+    /// The role of messages with observations; by default that of the format: `tool`, `ipython` for `llama3`, or `user`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
 }
