@@ -131,7 +131,7 @@ impl Stepped for PretrainMetrics {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines<R> {
     pub records: Vec<R>,
-    /// True where the file ends in part of a line, because the writer was killed. `records` does not hold that part.
+    /// True if the file ends in part of a line, because the writer was killed. `records` does not hold that part.
     pub torn: bool,
 }
 

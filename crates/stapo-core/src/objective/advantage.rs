@@ -224,7 +224,7 @@ impl ObjectiveSpec {
         Ok(advantages)
     }
 
-    /// True where advantages read columns of the rollouts, not rewards and lengths alone.
+    /// True if advantages read columns of the rollouts, not rewards and lengths alone.
     pub fn advantages_read_tokens(&self) -> bool {
         self.kl_in_reward != Kl::None || self.distillation != Distillation::None
     }
@@ -332,7 +332,7 @@ fn lengths(batch: &[ScoredResponse]) -> Vec<usize> {
     batch.iter().map(|response| response.n_tokens).collect()
 }
 
-/// True where rewards differ by rounding at most.
+/// True if rewards differ by rounding at most.
 fn is_unanimous(rewards: &[f64]) -> bool {
     centred(rewards).iter().all(|above| *above == 0.0)
 }

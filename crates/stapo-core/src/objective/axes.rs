@@ -62,7 +62,7 @@ pub enum SilencedTokens {
     /// The mean is over the kept tokens, so a silenced token has no derivative at all.
     #[default]
     Leave,
-    /// The mean is over all tokens, as TRL computes it. A silenced token has no value of its own, but its log-prob is
+    /// The mean is over all tokens, as TRL computes it. A silenced token has no separate value, but its log-prob is
     /// part of the ratio of the kept tokens, and has a derivative through that ratio.
     Stay,
 }
