@@ -180,7 +180,7 @@ impl Device {
         }
     }
 
-    /// Whether weights for training have exact masters beside what ops read.
+    /// Whether weights for training have exact masters in addition to what ops read.
     pub fn has_masters(&self) -> bool {
         match self.backend() {
             Backend::Cpu(_) => false,

@@ -87,9 +87,9 @@ pub fn is_failing() -> bool {
     FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// The result of `body`, or the failure of a GPU during `body`. Any other panic goes on.
+/// The result of `body`, or the failure of a GPU during `body`. Any other panic continues.
 pub fn guard<R>(body: impl FnOnce() -> R) -> Result<R, CudaError> {
-    // The caller drops what the body was changing, so nobody sees a half-finished change.
+    // The caller drops what the body was changing, so a half-finished change is never seen.
     std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.unwrap_or_else(|| std::panic::resume_unwind(payload))
