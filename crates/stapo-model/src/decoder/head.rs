@@ -39,7 +39,7 @@ pub struct TokenScores<T = f32> {
     pub alternatives: Vec<Vec<(u32, T)>>,
 }
 
-/// The numbers of each scored token on their way to the host, while the device goes on with what is queued.
+/// The numbers of each scored token on their way to the host, while the device continues with what is queued.
 #[derive(Debug)]
 pub struct PendingScores<T: Float = f32> {
     logp: PendingDownload<T>,
@@ -95,7 +95,7 @@ pub struct HeadOutputs<T: Float> {
     left: Left,
 }
 
-/// What forward leaves to backward beside the numbers of tokens.
+/// What forward leaves to backward besides the numbers of tokens.
 #[derive(Debug)]
 enum Left {
     /// Logits that backward need not compute again.

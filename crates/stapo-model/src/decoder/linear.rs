@@ -48,7 +48,7 @@ pub struct Activation<'a, T: Float> {
 pub enum OutputGradient<'a, T: Float> {
     /// `[n_rows, outputs]`
     Apart(View<'a, T>),
-    /// `[n_rows, outputs + pitch]`: with room for the gradient of `x A^T` of these adapters behind its rows.
+    /// `[n_rows, outputs + pitch]`: with room for the gradient of `x A^T` of these adapters after its rows.
     Joined { rows: ViewMut<'a, T>, adapter: &'a Adapter<Parameter<T>> },
 }
 

@@ -193,7 +193,7 @@ fn every_gradient_equals_finite_differences() {
     }
 }
 
-/// The head of a reward model is trained beside adapters too.
+/// The head of a reward model is trained with adapters too.
 #[test]
 fn a_reward_model_has_the_gradients_of_finite_differences() {
     for family in [Family::Qwen3, Family::Gemma2] {
