@@ -166,7 +166,7 @@ pub fn split_arm(name: &str) -> (&str, &str) {
     comma.map_or((name, ""), |comma| (&name[..comma], &name[comma + 1..]))
 }
 
-/// Refuses runs that would share a folder, also where the file system does not tell upper from lower case.
+/// Refuses runs that would share a folder, also on file systems that ignore case.
 fn refuse_shared_folders(arms: &[Arm]) -> Result<()> {
     let mut taken: BTreeMap<String, &Arm> = BTreeMap::new();
     for arm in arms {

@@ -401,7 +401,7 @@ pub struct InterruptedPretraining {
 }
 
 impl InterruptedPretraining {
-    /// Opens a run to go on with `set` applied to its config. `identity` hashes the files that a config names. What
+    /// Opens a run to continue with `set` applied to its config. `identity` hashes the files that a config names. What
     /// changed since the checkpoint is refused by name, unless changes are accepted.
     pub fn open(
         folder: &Path,

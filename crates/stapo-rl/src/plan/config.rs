@@ -62,7 +62,7 @@ pub struct Config {
     pub device: String,
     /// The model that is trained.
     pub model: ModelSource,
-    /// Adapters that are trained in place of the model's weights.
+    /// Adapters that are trained instead of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
     /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
@@ -93,7 +93,7 @@ pub struct Config {
     pub rollout: RolloutConfig,
     /// What a verdict is worth.
     pub reward: RewardConfig,
-    /// Several rewards by name, in place of `reward` and `task.verifier`.
+    /// Several rewards by name, instead of `reward` and `task.verifier`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<RewardSpec>,
     /// How the policy is updated.
@@ -315,7 +315,7 @@ pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
-    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot go on from them.
+    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot continue from them.
     pub optimizer: KeptOptimizer,
     /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
     /// with a silenced token in addition; 0 records none.

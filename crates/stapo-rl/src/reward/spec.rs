@@ -252,7 +252,7 @@ impl CommandSpec {
     }
 }
 
-/// What the process of a verifier may take and see. The keys stand in the table of the verifier;
+/// What the process of a verifier may take and see. The keys are in the table of the verifier;
 /// [`settings::read`](stapo_core::settings::read) refuses unknown ones, which serde cannot do for keys of two structs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -47,7 +47,7 @@ impl EpisodeSet {
 /// How recorded answers are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AnswerUse {
-    /// They stand for the environment's.
+    /// They replace the environment's.
     #[default]
     Replay,
     /// The environment is asked as well, and the first difference is kept. The recorded answer counts.

@@ -140,7 +140,7 @@ impl ArithmeticSpec {
         Some(Expression::new(tokens))
     }
 
-    /// The value; `None` where an intermediate result breaks a rule of the spec.
+    /// The value; `None` if an intermediate result breaks a rule of the spec.
     fn value(&self, mut expression: Expression) -> Option<i64> {
         while let Some(next) = expression.next_operation() {
             let value = next.operator.apply(next.left, next.right)?;
@@ -159,7 +159,7 @@ pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<S
     Some(solution::write(expression, mistakes, key))
 }
 
-/// The first and last operand inside a pair of parentheses; `None` where the pair would not change the value.
+/// The first and last operand inside a pair of parentheses; `None` if the pair would not change the value.
 fn draw_group(operators: &[Operator], key: Key) -> Option<(usize, usize)> {
     let n_operands = operators.len() + 1;
     let n_inside = 2 + key.with(0).below(n_operands as u64 - 2) as usize;

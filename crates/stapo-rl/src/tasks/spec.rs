@@ -133,7 +133,7 @@ impl TaskSpec {
         }
     }
 
-    /// True where every problem has a worked solution.
+    /// True if every problem has a worked solution.
     pub fn has_solutions(&self) -> bool {
         match self {
             Self::Arithmetic(_) | Self::Countdown(_) => true,

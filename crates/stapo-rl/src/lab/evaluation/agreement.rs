@@ -1,4 +1,4 @@
-//! A second verifier beside the rule of a benchmark: where the two agree, and where they do not.
+//! A second verifier in addition to the rule of a benchmark: where the two agree, and where they do not.
 
 use crate::error::{Error, Result};
 use crate::reward::{CommandSpec, Judged, RuleSpec, VerifierSpec, is_program};
@@ -12,7 +12,7 @@ use std::path::Path;
 /// The key of a record under which the second verifier's judgement stands.
 const SECOND: &str = "second";
 
-/// What the second verifier said of a sample.
+/// The judgement of the second verifier on a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SecondVerdict {
     pub verdict: Verdict,

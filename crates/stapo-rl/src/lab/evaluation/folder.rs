@@ -47,7 +47,7 @@ pub struct EvalPlan {
     /// The run whose settings of prompts and responses apply where the command line gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompting_of: Option<String>,
-    /// A second verifier beside the rules of the benchmarks, as named on the command line.
+    /// A second verifier in addition to the rules of the benchmarks, as named on the command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<String>,
     /// What answers the policy's turns. Without an environment a response is one turn.

@@ -1,4 +1,4 @@
-//! `[model.lora]`: adapters that are trained in place of the model's weights.
+//! `[model.lora]`: adapters that are trained instead of the model's weights.
 
 use super::PlanError;
 use super::refusal::{positive, require};

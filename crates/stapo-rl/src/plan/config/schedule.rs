@@ -13,7 +13,7 @@ pub struct Schedule {
     /// The warm-up in optimizer steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// The warm-up as a share of the total, in place of `warmup_steps`.
+    /// The warm-up as a share of the total, instead of `warmup_steps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_share: Option<f64>,
     /// The optimizer steps at which the curve ends; by default those of the whole plan.

@@ -157,7 +157,7 @@ impl From<ModelSource> for TeacherSource {
 }
 
 impl TeacherSource {
-    /// The frozen model; `None` where the teacher is the policy itself.
+    /// The frozen model; `None` if the teacher is the policy itself.
     pub fn model(&self) -> Option<ModelSource> {
         match self {
             TeacherSource::Solution { .. } => None,
