@@ -375,7 +375,7 @@ fn question_places(benchmarks: &[Benchmark]) -> HashMap<(&str, &str), usize> {
     places
 }
 
-/// An evaluation that can go on.
+/// An evaluation that can continue.
 struct Opened {
     folder: EvalFolder,
     plan: EvalPlan,

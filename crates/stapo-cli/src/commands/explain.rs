@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Writes the whole reference as Markdown pages into this folder, in place of explaining a word.
+    /// Writes the whole reference as Markdown pages into this folder, instead of explaining a word.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["word", "json"])]
     write: Option<PathBuf>,
 }

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long)]
     model: Option<String>,
 
-    /// cpu, cuda or cuda:N, in place of the config's.
+    /// cpu, cuda or cuda:N, instead of the config's.
     #[arg(long, value_name = "DEVICE", conflicts_with = "machine")]
     device: Option<DeviceName>,
 
@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive, requires = "gpus")]
     nodes: Option<usize>,
 
-    /// GB/s that a GPU sends to any other, in place of the machine's links.
+    /// GB/s that a GPU sends to any other, instead of the machine's links.
     #[arg(long, value_name = "GB/s", value_parser = positive, requires = "gpus")]
     link: Option<usize>,
 
@@ -302,7 +302,7 @@ fn lengths(args: &Args, plan: &Plan) -> Result<Lengths> {
     })
 }
 
-/// The lengths with what a measurement found in place of what nobody gave.
+/// The lengths with measured values instead of those that were not given.
 fn known_lengths(args: &Args, lengths: Lengths, measured: Option<&Measurement>) -> Lengths {
     let Some(measured) = measured else { return lengths };
     let mut known = lengths;

@@ -142,7 +142,7 @@ fn is_wanted(stop: &Stop) -> Result<bool> {
     Ok(n_bytes > 0 && !line.trim().eq_ignore_ascii_case("q"))
 }
 
-/// Runs a command of this program. Signals go on to it: a run saves its work before it ends.
+/// Runs a command of this program. It receives signals too: a run saves its work before it ends.
 fn run_step(step: &Step, stop: &Stop) -> Result<ExitStatus> {
     const PAUSE: Duration = Duration::from_millis(20);
     let mut child = restart::command()?.args(&step.words).spawn().context("starting the command")?;

@@ -392,7 +392,7 @@ impl Hash {
     }
 }
 
-/// A path of a URL, with every byte that has a meaning of its own there written as `%20`.
+/// A path of a URL, with every byte that has a special meaning there written as `%20`.
 fn encoded(path: &str) -> String {
     let mut out = String::new();
     for byte in path.bytes() {

@@ -13,11 +13,11 @@ pub struct ResponseInput {
     /// Line number, from 1.
     pub number: usize,
     pub group: String,
-    /// Empty where the line gives its advantage.
+    /// Empty if the line gives its advantage.
     pub rewards: Vec<f64>,
     /// As the line gives it.
     pub advantage: Option<Advantages>,
-    /// True for a token that is in the loss; absent where every token is.
+    /// True for a token that is in the loss; absent if every token is.
     pub loss_mask: Option<Vec<bool>>,
     pub columns: Columns,
 }

@@ -1,5 +1,5 @@
 //! "What these runs support": claims with their evidence, what they rest on, and what would refute them; and the free
-//! parameters behind the numbers.
+//! parameters after the numbers.
 
 use super::survival::Pair;
 use crate::shared::chart::number;
@@ -47,7 +47,7 @@ struct Claim {
 const PAPER: &str = "paper";
 const OURS: &str = "this program";
 
-/// One row for each claim; `pairs` are the method beside each other one.
+/// One row for each claim; `pairs` compare the method with each other one.
 pub fn table(study: &Study, pairs: &[Pair]) -> Result<Table> {
     let summary = study.summary()?;
     let claims = [
@@ -176,7 +176,7 @@ fn stability(study: &Study, summary: &ExperimentSummary) -> Claim {
     }
 }
 
-/// Read by the method beside each other one, in each sense of collapse.
+/// Read by the method against each other one, in each sense of collapse.
 fn collapse(study: &Study, pairs: &[Pair]) -> Claim {
     let n_runs = study.runs().count();
     let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
@@ -348,7 +348,7 @@ fn repeatable(study: &Study) -> Claim {
     }
 }
 
-/// The parameters behind the numbers: given by the paper, chosen by this experiment, or fitted to data.
+/// The parameters after the numbers: given by the paper, chosen by this experiment, or fitted to data.
 pub fn parameters(study: &Study) -> Table {
     let (_, run) = study.shown();
     let (plan, config) = (&run.plan, &run.plan.config);
