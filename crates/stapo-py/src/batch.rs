@@ -219,7 +219,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The advantages that follow from rewards; none where they are given.
+    /// The advantages that follow from rewards; none if they are given.
     fn rewarded(&self, spec: &ObjectiveSpec, weights: &[f64]) -> Result<Vec<Advantages>, ObjectiveError> {
         let AdvantageTable::Rewards { rewards, n_each, groups } = self.advantages else {
             return Ok(Vec::new());
