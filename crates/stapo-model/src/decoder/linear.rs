@@ -1,4 +1,4 @@
-//! The one door for every product of a layer: training, prefill and decode call these methods. `adapted` has what the
+//! Every product of a layer: training, prefill and decode call these methods. `adapted` has what the
 //! adapters of a linear layer add to its product.
 
 mod adapted;

@@ -1,4 +1,4 @@
-//! What a plan takes the episodes of an environment to be like.
+//! What a plan assumes about the episodes of an environment.
 
 use super::Args;
 use anyhow::{Result, bail};

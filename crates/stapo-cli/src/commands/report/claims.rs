@@ -1,5 +1,5 @@
-//! "What these runs support": claims with their evidence, what they rest on, and what would refute them; and the free
-//! parameters after the numbers.
+//! "What these runs support": claims with their evidence, their assumptions and what would refute them; and the free
+//! parameters of the numbers.
 
 use super::survival::Pair;
 use crate::shared::chart::number;
@@ -348,7 +348,7 @@ fn repeatable(study: &Study) -> Claim {
     }
 }
 
-/// The parameters after the numbers: given by the paper, chosen by this experiment, or fitted to data.
+/// The parameters of the numbers: given by the paper, chosen by this experiment, or fitted to data.
 pub fn parameters(study: &Study) -> Table {
     let (_, run) = study.shown();
     let (plan, config) = (&run.plan, &run.plan.config);
