@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     gpus: Option<usize>,
 
-    /// The machines that the GPUs are in; by default as few as hold them.
+    /// How many machines hold the GPUs; by default as few as possible.
     #[arg(long, value_name = "N", value_parser = positive, requires = "gpus")]
     nodes: Option<usize>,
 
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_prompt: Option<usize>,
 
-    /// Mean tokens of a response, of an episode those that are given between turns included; a third of rollout.max_response_tokens by default.
+    /// Mean tokens of a response (of an episode, with the tokens given between turns); a third of rollout.max_response_tokens by default.
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_response: Option<usize>,
 
@@ -83,7 +83,7 @@ pub struct Args {
     #[arg(long, value_name = "MS", value_parser = positive)]
     mean_answer: Option<usize>,
 
-    /// Mean tokens of a row of sft, prefer or rm, of a pair both responses; a quarter of the bytes by default.
+    /// Mean tokens of a row of sft, prefer or rm (of a pair, with both responses); a quarter of the bytes by default.
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_row: Option<usize>,
 

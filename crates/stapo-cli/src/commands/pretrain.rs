@@ -105,7 +105,7 @@ pub struct PreferArgs {
 /// Trains a reward model from pairs: prompts with a chosen and a rejected response, or whole conversations. Deletes nothing.
 ///
 /// A language model gets a new head that gives one score for a text, instead of the scores of the next token. The loss is
-/// Bradley-Terry's, with a margin where rows have one. The trained model ends up in RUN/model, a Hugging Face folder
+/// Bradley-Terry's, with a margin if rows have one. The trained model ends up in RUN/model, a Hugging Face folder
 /// (AutoModelForSequenceClassification in transformers), for rewards of the kind reward-model.
 #[derive(clap::Args)]
 pub struct RmArgs {
@@ -119,7 +119,7 @@ pub struct RmArgs {
 /// What a command without a config is given.
 #[derive(clap::Args)]
 struct Inputs {
-    /// The model to start from, instead of the config's; builtin where neither names one.
+    /// The model to start from, instead of the config's; builtin if neither names one.
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 

@@ -73,7 +73,7 @@ struct ReplayFlags {
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
-    /// Also asks the environment again for every recorded answer, as of a tool, and names the first that differs. Without
+    /// Also asks the environment again for every recorded answer, such as a tool's, and names the first that differs. Without
     /// this flag a replay takes the answers from the records.
     #[arg(long, requires = "replay")]
     live: bool,

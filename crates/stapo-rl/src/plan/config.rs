@@ -52,7 +52,7 @@ pub(crate) type FreeTable = serde_json::Map<String, serde_json::Value>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The name of the run, which its folder has.
+    /// The name of the run, which is part of its folder's name.
     pub name: String,
     /// The seed of all randomness: problems, samples, random masks.
     pub seed: u64,
@@ -65,7 +65,7 @@ pub struct Config {
     /// Adapters that are trained instead of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
+    /// The frozen reference model of a KL penalty. By default the model at the start of the run; in a run with
     /// adapters, the model without them, which needs no second copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ModelSource>,
@@ -116,13 +116,13 @@ pub struct RolloutConfig {
     pub group_size: usize,
     /// The sampling temperature; 1 samples from the model as it is.
     pub temperature: f64,
-    /// Samples from the likeliest tokens alone, at most 128, and learns from probabilities among these.
+    /// Samples from this many likeliest tokens, at most 128, and learns from probabilities among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Of those, the fewest of the likeliest that hold this share of their probability.
+    /// Of these, the fewest likeliest tokens that hold this share of their probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f64>,
-    /// Of those, the ones at least this share as probable as the likeliest.
+    /// Of these, tokens with at least this share of the likeliest token's probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
     /// The longest prompt, in tokens.
@@ -146,13 +146,13 @@ pub struct RolloutConfig {
     pub max_redraws: usize,
     /// Whether tokens are drafted and verified several at a time. Responses do not depend on it.
     pub speculate: Speculate,
-    /// A smaller model with the same tokens that drafts where no text does; none by default.
+    /// A smaller model with the same vocabulary that drafts if no text does; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
     /// Reward shaping for long responses; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
-    /// Lengths that responses are made to have, for benchmarks. By default the policy decides.
+    /// Forces lengths of responses, for benchmarks. By default the policy decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
     /// Where the responses of training come from; by default the policy samples them.
@@ -174,7 +174,7 @@ pub struct Lengths {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongPrompts {
-    /// The run is refused before its first step, with their number and the longest named.
+    /// The run is refused before its first step, and the error names their number and the longest.
     #[default]
     Refuse,
     /// Such problems are left out and counted.

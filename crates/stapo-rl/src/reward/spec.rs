@@ -137,7 +137,7 @@ pub struct CodeSpec {
     /// A language other than Python, whose tests are pairs of standard input and output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub language: Option<Language>,
-    /// Runs programs with limits only, where this machine has no way to keep them apart.
+    /// Runs programs without isolation, with limits only, if this machine cannot isolate them.
     pub unsafe_code: bool,
 }
 

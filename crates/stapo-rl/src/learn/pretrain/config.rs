@@ -24,7 +24,7 @@ use toml::Table;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PretrainConfig {
-    /// The name of the run, which its folder has.
+    /// The name of the run, which is part of its folder's name.
     pub name: String,
     /// The seed of all randomness.
     pub seed: u64,

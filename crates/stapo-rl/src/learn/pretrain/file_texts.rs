@@ -88,7 +88,7 @@ fn is_zero(share: &f64) -> bool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongRows {
-    /// The run is refused before its first step, with their number and the longest named.
+    /// The run is refused before its first step, and the error names their number and the longest.
     #[default]
     Refuse,
     /// Such rows are left out and counted.

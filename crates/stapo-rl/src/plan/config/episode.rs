@@ -43,7 +43,7 @@ pub enum Credit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerSource {
-    /// From the records of these steps and the journal of the unfinished one; the environment is asked what they do not hold.
+    /// From the records of these steps and the journal of the unfinished one; the environment answers what they lack.
     #[default]
     Records,
     /// From the environment.

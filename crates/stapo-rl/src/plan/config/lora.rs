@@ -30,7 +30,7 @@ pub struct LoraConfig {
     /// A folder in PEFT's format whose adapter the run starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
-    /// How a GPU holds the frozen weights. No bit of a run depends on it.
+    /// How a GPU stores the frozen weights. Results do not depend on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseStorage>,
 }

@@ -59,7 +59,7 @@ pub struct PythonToolSpec {
     pub imports: Vec<String>,
     #[serde(flatten)]
     pub limits: Limits,
-    /// Runs programs with limits only, where this machine has no way to keep them apart.
+    /// Runs programs without isolation, with limits only, if this machine cannot isolate them.
     pub unsafe_code: bool,
 }
 
