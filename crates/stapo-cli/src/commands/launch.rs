@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if name == "verify" && !args.command.iter().any(|word| word == "--replay") {
         bail!(
-            "launch verify: several processes can replay steps, but do nothing else of verify\nhint: add --replay, or call stapo verify without launch"
+            "launch verify: several processes replay steps and do nothing else of verify\nhint: add --replay, or call stapo verify without launch"
         );
     }
     let stop = stop::on_signals()?;
