@@ -3,7 +3,7 @@
 //! Law: a score is one chain over the head's dimensions, times the scale. Keys come in splits of [`paged::SPLIT_KEYS`] by
 //! position. In a split, a row's maximum is exact; its sum of exponentials takes sixteen lanes (key j in lane j mod 16,
 //! keys in increasing order) and a fixed tree; an output is one chain over the keys in increasing order. Splits are
-//! combined in increasing order, a sink behind them, and the output is divided by the sum. So a token's output depends on its query and the
+//! combined in increasing order, a sink after them, and the output is divided by the sum. So a token's output depends on its query and the
 //! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size and wherever the keys lie.
 
 mod cache;

@@ -35,7 +35,7 @@ pub enum Hidden<'a, T: Float> {
     Absent,
     /// `[T, pitch]`
     Apart(ViewMut<'a, T>),
-    /// Behind each row of x.
+    /// After each row of x.
     BehindInput,
 }
 
@@ -68,7 +68,7 @@ pub enum Input<'a, T: Float> {
 
 /// Memory for the gradient of a linear layer's outputs.
 pub struct OutputRows<'a, T: Float> {
-    /// `[T, outputs]`, or with columns for the gradient of `x A^T` behind its rows.
+    /// `[T, outputs]`, or with columns for the gradient of `x A^T` after its rows.
     pub rows: ViewMut<'a, T>,
     pub is_joined: bool,
 }
@@ -83,7 +83,7 @@ pub struct HalfHidden<'a, T: Float> {
 
 /// What the backward of a linear layer's adapters reads, and memory for its gradient, `[T, pitch]` or more.
 pub struct HiddenBackward<'a, T: Float> {
-    /// `[T, pitch]`; `None` where it lies behind x.
+    /// `[T, pitch]`; `None` if it lies after x.
     pub hidden: Option<View<'a, T>>,
     pub d_hidden: ViewMut<'a, T>,
     pub factors: Factors,
@@ -93,7 +93,7 @@ pub struct HiddenBackward<'a, T: Float> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Factors {
     Both,
-    /// That of the first factor is made beside SwiGLU's.
+    /// That of the first factor is made together with SwiGLU's.
     Second,
 }
 
@@ -155,7 +155,7 @@ pub struct FfnViews<'a, T: Float> {
     pub activated: ViewMut<'a, T>,
     pub result: ResultViews<'a, T>,
     pub addend: ViewMut<'a, T>,
-    /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
+    /// The next layer's entry; `None` after the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
     pub hidden: HalfHidden<'a, T>,
 }
@@ -226,7 +226,7 @@ pub struct HeadBackward<'a, T: Float> {
     /// `[R, D]` each
     pub d_stream: ViewMut<'a, T>,
     pub d_normed: ViewMut<'a, T>,
-    /// `[T, D]`: of the residual stream behind the last layer.
+    /// `[T, D]`: of the residual stream after the last layer.
     pub d_layer_stream: ViewMut<'a, T>,
 }
 

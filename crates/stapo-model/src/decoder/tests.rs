@@ -193,7 +193,7 @@ fn every_gradient_equals_finite_differences() {
     }
 }
 
-/// The head of a reward model is trained beside adapters too.
+/// The head of a reward model is trained with adapters too.
 #[test]
 fn a_reward_model_has_the_gradients_of_finite_differences() {
     for family in [Family::Qwen3, Family::Gemma2] {
@@ -263,7 +263,7 @@ fn a_frozen_head_that_computes_its_logits_once_gives_the_same_gradients() {
 }
 
 #[test]
-#[should_panic(expected = "derivatives by entropies that forward was told not to expect")]
+#[should_panic(expected = "derivatives by entropies, which forward was asked to leave out")]
 fn derivatives_by_entropies_need_a_forward_that_expects_them() {
     let policy = adapted(Family::Qwen3, true);
     let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();

@@ -113,7 +113,7 @@ pub(super) struct CudaInputs {
 pub(super) struct CudaSequences {
     offsets: Slice,
     key_offsets: Slice,
-    /// `[n_keys, key_width]`: what holds the keys and values, which begin behind `n_before` heads of a row.
+    /// `[n_keys, key_width]`: what holds the keys and values, which begin after `n_before` heads of a row.
     keys: Slice,
     n_keys: usize,
     key_width: usize,
@@ -231,7 +231,7 @@ pub(super) fn forward(
     }
 }
 
-/// Elements from one token to the next of an output, which may have further columns behind its rows.
+/// Elements from one token to the next of an output, which may have further columns after its rows.
 pub(super) fn out_pitch(tokens: usize, heads: Heads, out: Slice) -> usize {
     pitch_of("attention", "out", out.len, tokens, heads.out_width())
 }

@@ -40,7 +40,7 @@ pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
     launch.run([pairs.len / 2, 1], 256, 0);
 }
 
-/// What a call reads and writes beside its rows: see `paged::forward`.
+/// What a call reads and writes besides its rows: see `paged::forward`.
 pub(crate) struct PagedCall {
     pub(super) dims: Dims,
     pub(super) sinks: Option<Slice>,

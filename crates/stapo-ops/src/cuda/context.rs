@@ -29,7 +29,7 @@ pub enum Precision {
 pub enum Training {
     /// Nothing: weights are only read.
     None,
-    /// f32 master weights beside the bf16 weights, moments in f32: 14 bytes a weight.
+    /// f32 master weights in addition to the bf16 weights, moments in f32: 14 bytes a weight.
     F32,
     /// bf16 weights with stochastic rounding, moments in 8 bits with a scale for each 256: 4 bytes a weight.
     EightBit,
@@ -79,7 +79,7 @@ pub(crate) struct Cuda {
     pub(super) wrote_weights: AtomicBool,
 }
 
-// SAFETY: the handles are the driver's, and the driver lets any thread use them; what changes is behind mutexes.
+// SAFETY: the handles are the driver's, and the driver lets any thread use them; mutexes guard what changes.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
@@ -99,7 +99,7 @@ impl Cuda {
         Ok(Arc::new(cuda))
     }
 
-    /// The same GPU with a stream of its own. Its kernels are loaded when they are first used.
+    /// The same GPU with a separate stream. Its kernels are loaded when they are first used.
     pub(crate) fn second_stream(&self) -> Arc<Cuda> {
         Arc::new(Self::open(self.options).or_panic("opening a second stream of the GPU"))
     }
@@ -169,7 +169,7 @@ impl Cuda {
     }
 
     /// As [`Cuda::warm_up`], for the kernels that a model with heads of this dimension uses, and its adapters, so that its first step
-    /// does not compile them one after the other. A kernel that fails to compile is told of where it is used.
+    /// does not compile them one after the other. A kernel that fails to compile is reported where it is used.
     pub(crate) fn prepare(&self, head_dim: usize, has_adapters: bool) {
         let (of_heads, of_adapters) = {
             let mut prepared = lock(&self.prepared);
@@ -187,7 +187,7 @@ impl Cuda {
         let _ = self.load_all(SOURCES.iter().filter(is_used), head_dim);
     }
 
-    /// Loads sources, each on a thread of its own.
+    /// Loads sources, each on a separate thread.
     fn load_all<'a>(
         &self,
         sources: impl Iterator<Item = &'a &'static Source>,
@@ -255,7 +255,7 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // SAFETY: nothing uses the stream or the context afterwards. Each allocation holds a reference to the `Cuda`,
-        // so all of them are freed. There is nobody to report a failure to.
+        // so all of them are freed. A failure cannot be reported to anyone.
         unsafe {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);

@@ -216,7 +216,7 @@ fn cache_folder() -> Option<PathBuf> {
 }
 
 /// As [`compile`], but takes the code from disk where it was compiled before. `load` tries the code: a file that cannot be
-/// loaded (torn, or of another driver) is compiled anew.
+/// loaded (torn, or of another driver) is compiled again.
 pub(crate) fn compile_cached<T>(
     source: &Source,
     arch: &str,
@@ -238,7 +238,7 @@ pub(crate) fn compile_cached<T>(
     Ok(loaded)
 }
 
-/// Compiles `source` into the cache, unless it is there. A failure is told of where the kernels are used.
+/// Compiles `source` into the cache, unless it is there. A failure is reported where the kernels are used.
 pub(crate) fn compile_ahead(source: &Source, arch: &str, head_dim: usize) {
     let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
     if let Some(path) = path.filter(|path| !path.exists())

@@ -30,7 +30,7 @@ pub(crate) struct MatrixProduct {
     /// `None`: one product.
     pub batch: Option<StridedBatch>,
     pub alpha: f32,
-    /// `None`: each operand is a matrix of its own.
+    /// `None`: each operand is a separate matrix.
     pub placement: Option<Placement>,
 }
 
@@ -106,7 +106,7 @@ impl Cuda {
         let beta = if p.adds { 1.0f32 } else { 0.0 };
         let [a, b, c] = prepared.layouts;
         let [a_address, b_address, c_address] = p.addresses();
-        // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace has the length said.
+        // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace has the given length.
         let done = unsafe {
             result::matmul(
                 handle,

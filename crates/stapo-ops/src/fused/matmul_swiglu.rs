@@ -5,7 +5,7 @@ use crate::matmul::small_m::{self, Output};
 use crate::{Device, Float, View, ViewMut, Weight, check, matmul, pitch_of, swiglu};
 
 /// `out = swiglu(x W^T)`. Shapes: x `[T, D]`; weight `[2 width, D]`; gate_up `[T, 2 width]`, scratch that is left
-/// holding anything; out `[T, width]`, overwritten, on a GPU possibly with further columns behind each row.
+/// holding anything; out `[T, width]`, overwritten, on a GPU possibly with further columns after each row.
 pub fn forward<T: Float>(
     device: &Device,
     dims: swiglu::Dims,

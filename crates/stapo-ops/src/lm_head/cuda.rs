@@ -107,7 +107,7 @@ struct Chunk {
     start: usize,
     n: usize,
     logits: Slice,
-    /// Memory for the gradients of at least as many logits.
+    /// Memory for the gradients of at least that many logits.
     d_logits: Slice,
 }
 

@@ -51,8 +51,8 @@ pub(crate) fn forward_one_chain(
     cuda.product(&MatrixProduct { bias, ..product(d, x, weight, y) });
 }
 
-/// How the rows of a weight lie. Of a weight that adapters are joined to (`Weight::joined_zeros`), further columns lie behind
-/// every row, or behind each part of it that split-K takes.
+/// How the rows of a weight lie. Of a weight that adapters are joined to (`Weight::joined_zeros`), further columns lie after
+/// every row, or after each part of it that split-K takes.
 struct RowLayout {
     /// Elements from one row to the next.
     pitch: usize,
@@ -90,8 +90,8 @@ pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProdu
 }
 
 /// A product that uses split-K. Shapes: x `[T, inputs]`; weight `[outputs, inputs]`. Where adapters are joined, `n_further`
-/// columns lie behind each row of x and behind each part of a row of the weight, and each part of the depth goes on over
-/// these: the weight's are 0 but behind the last part, where x's are `s x A^T`.
+/// columns lie after each row of x and after each part of a row of the weight, and each part of the depth continues over
+/// these: the weight's are 0 but after the last part, where x's are `s x A^T`.
 pub(crate) struct DeepProduct {
     pub d: Dims,
     pub x: Slice,
@@ -275,8 +275,8 @@ pub(super) fn pad(cuda: &Arc<Cuda>, pads: &[Pad]) {
     }
 }
 
-/// Columns that lie behind each of `n_parts` equal parts of a weight's row, for what adapters add to the product. A part is a
-/// chain of a split-K product; the columns behind all but the last are 0.
+/// Columns that lie after each of `n_parts` equal parts of a weight's row, for what adapters add to the product. A part is a
+/// chain of a split-K product; the columns after all but the last are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Joined {
     pub n_parts: usize,

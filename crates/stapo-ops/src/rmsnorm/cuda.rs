@@ -63,7 +63,7 @@ pub(crate) fn forward(
 }
 
 /// See `fused::matmul_rmsnorm_add`. Shapes: product, stream, sum `[T, D]`; normed `[T, D]`, or rows that have further columns
-/// behind these.
+/// after these.
 pub(crate) struct NormedResult {
     /// Overwritten where there are partial sums.
     pub product: Slice,

@@ -12,7 +12,7 @@ use stapo_rl::{Config, Plan};
 pub struct Choices {
     pub device: DeviceName,
     pub max_prompt_tokens: usize,
-    /// True where a few prompts are so long that the others would pay for them.
+    /// True if a few prompts are so long that the others would pay for them.
     pub drops_long_prompts: bool,
     pub max_response_tokens: usize,
     pub problems_per_step: usize,
@@ -27,7 +27,7 @@ pub struct Choices {
     pub evaluation_problems: usize,
     /// Bytes that the run needs.
     pub memory_needed: u64,
-    /// Bytes that the device has; `None` where this machine does not tell.
+    /// Bytes that the device has; `None` if this machine does not report them.
     pub memory_here: Option<u64>,
 }
 

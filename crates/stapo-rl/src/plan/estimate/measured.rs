@@ -102,7 +102,7 @@ impl Measurement {
         Lengths { prompt_mean: self.prompt_mean, response_mean, response_limit, spread }
     }
 
-    /// Whether the measured mean tells the mean of a run with responses up to `limit`.
+    /// Whether the measured mean predicts the mean of a run with responses up to `limit`.
     pub fn knows_lengths(&self, limit: usize) -> bool {
         self.response_limit >= limit || self.truncated_share == 0.0
     }

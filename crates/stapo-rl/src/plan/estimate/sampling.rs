@@ -33,7 +33,7 @@ pub struct SampledWork {
 
 /// Rollouts of several ranks that are simulated, at most, with lengths in another order each.
 const MOST_DEALS: usize = 8;
-/// Responses of one rank and of all ranks that are simulated, at most. Of more, as many are simulated, and the seconds
+/// Responses of one rank and of all ranks that are simulated, at most. Of more, only that many are simulated, and the seconds
 /// multiplied.
 const MOST_SIMULATED: usize = 1 << 13;
 const MOST_DEALT: usize = 1 << 15;
@@ -114,7 +114,7 @@ fn schedule(costs: &Costs, work: &SamplingWork, groups: &[&[usize]]) -> Schedule
             rows.n_sequences += 1.0;
             // In the middle of the tokens of a position.
             rows.own_keys += unit as f64 * ((sequence.n_cached - sequence.n_prompt) as f64 + 0.5);
-            // The rows of one prompt stand side by side, and its keys are read once.
+            // The rows of one prompt are next to each other, and its keys are read once.
             let is_new = last_prompt.replace(sequence.ticket) != Some(sequence.ticket);
             rows.shared_keys += if is_new { work.lengths.prompt_mean } else { 0.0 };
         }
