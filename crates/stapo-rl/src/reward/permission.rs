@@ -190,7 +190,20 @@ fn folder() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reward::spec::ProcessLimits;
+    use crate::reward::spec::{ProcessLimits, VerifierSpec};
+
+    #[test]
+    fn an_interpreter_needs_permission_where_it_is_named_or_runs_programs_without_a_jail() {
+        for (settings, program) in [
+            ("", None),
+            ("unsafe_code = true", Some("python3")),
+            ("python = \"bin/python3\"", Some("bin/python3")),
+            ("python = \"bin/python3\"\nunsafe_code = true", Some("bin/python3")),
+        ] {
+            let spec: VerifierSpec = toml::from_str(&format!("kind = \"code\"\n{settings}")).unwrap();
+            assert_eq!(spec.program().map(|command| command.program), program.map(Into::into), "{settings}");
+        }
+    }
 
     /// Whatever form an argument names its file in.
     #[test]

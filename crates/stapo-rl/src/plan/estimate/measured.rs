@@ -238,5 +238,10 @@ mod tests {
         assert!(measured.knows_lengths(512));
         let cut = Measurement { response_limit: 64, truncated_share: 0.2, ..measured };
         assert!(!cut.knows_lengths(512) && cut.knows_lengths(64));
+        // Where more than half of the measured responses were cut, half of the run's limit is assumed.
+        let mean = |response_limit, truncated_share| {
+            Measurement { response_limit, truncated_share, ..measured }.lengths(&plan, 0.5).response_mean
+        };
+        assert_eq!([mean(64, 0.5), mean(64, 0.51), mean(512, 1.0)], [200.0, 256.0, 200.0]);
     }
 }
