@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::matmul_add_rmsnorm;
+use super::matmul_swiglu::GateUp;
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::lora::cuda::Layer;
@@ -89,14 +90,6 @@ fn run_joined<T: Float>(cuda: &Arc<Cuda>, tokens: usize, product: &Product<'_, T
     let d = matmul::Dims { inputs: d.inputs + product.adapter.pitch(), ..d };
     let bias = product.bias.map(|bias| bias.cuda());
     matmul::cuda::forward_one_chain(cuda, d, x, product.weight.view().cuda(), bias, y);
-}
-
-/// Whether gate and up are read after their SwiGLU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateUp {
-    Kept,
-    /// Left holding anything.
-    Dropped,
 }
 
 /// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU

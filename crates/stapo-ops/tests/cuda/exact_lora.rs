@@ -4,7 +4,8 @@
 use super::lora_case::{Case, Memory};
 use super::parity::{check, compute, distance, empty, gpu, numbers};
 use crate::cuda::Precision;
-use crate::fused::matmul_lora::{self, DownGradient, GateUp, Product};
+use crate::fused::matmul_lora::{self, DownGradient, Product};
+use crate::fused::matmul_swiglu::GateUp;
 use crate::lora::{self, Backward, FactorGradients, Hidden, Input};
 use crate::testing::{bits, upload};
 use crate::{Buffer, Weight, Write, matmul, rmsnorm, swiglu};
