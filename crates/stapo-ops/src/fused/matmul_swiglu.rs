@@ -39,8 +39,9 @@ pub fn forward<T: Float>(
         }
         let kept = (kept == GateUp::Kept).then(|| gate_up.cuda());
         let many = large_m::Output::Gated { gate: dims.gate, kept };
-        if large_m::pays(many, cuda, d, x, weight, out) {
-            return large_m::run(many, cuda, d, x, weight, out);
+        let operands = large_m::Operands { d, x, weight, n_further: 0 };
+        if large_m::pays(many, cuda, &operands, out) {
+            return large_m::run(many, cuda, &operands, out);
         }
     }
     matmul::forward(device, dims.tokens, x, weight, None, gate_up.reborrow());

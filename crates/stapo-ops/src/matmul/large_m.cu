@@ -1,5 +1,5 @@
-// Products of many rows (a large M) whose results are finished before they reach memory: y = x W^T, x [n, depth], W [.., depth],
-// each element one chain over the depth in steps of 16, as in every other product, and so the same bits.
+// Products of many rows (a large M) whose results are finished before they reach memory: y = x W^T, and with joined adapters what
+// these add, each element one chain over the depth in steps of 16, as in every other product, and so the same bits.
 // - gated: silu(g) u, or gelu(g) u, with g and u the two halves of x W^T. A kernel of its own would read both again.
 // - deep: the sum of several chains, each over a part of the depth (split-K). The sums stay in registers; as products of their own,
 //   chains would write f32 and a further kernel would read it.
@@ -35,10 +35,11 @@ struct Product {
     bf16* y;
     // Gated: where g and u go, [n, 2 width]; 0: nowhere.
     bf16* kept;
-    // y is [n, width].
-    int n, width;
-    // Steps of a chain, and chains.
-    int n_steps, n_chains;
+    // y is [n, width], with rows `pitch` apart.
+    int n, width, pitch;
+    // Chains, and steps of a chain, of which the first n_inputs are over inputs. The others are over columns that lie behind the inputs
+    // in a row of x, the same for each chain, and in a row of W behind the inputs of each chain.
+    int n_chains, n_steps, n_inputs;
     int is_gelu;
 };
 
@@ -102,13 +103,15 @@ __device__ __forceinline__ void produce(const TensorMap& map_x, const TensorMap&
     for (int pair = schedule.first(); pair < schedule.end(); pair += schedule.apart()) {
         Place place = schedule.place(pair);
         int w_row = T::DEEP ? place.column * N + rank * PART : rank * p.width + place.column * PART;
-        for (int step = 0; step < p.n_chains * p.n_steps; ++step, at.advance()) {
+        for (int w_step = 0, chain = 0, step = 0; chain < p.n_chains; ++w_step, at.advance()) {
+            int x_step = step < p.n_inputs ? chain * p.n_inputs + step : (p.n_chains - 1) * p.n_inputs + step;
             bf16* tile = shared.tiles + at.stage * T::SIZE;
             u64* full = shared.full + at.stage;
             mbarrier_wait(shared.empty + at.stage, at.parity);
             mbarrier_arrive_expect_bytes(full, 2 * T::SIZE);
-            tma_load_tile_to_all(tile + (T::M + rank * PART) * STEP, map_w, step * STEP, w_row, full, SHARING);
-            tma_load_tile(tile, map_x, step * STEP, place.row, full);
+            tma_load_tile_to_all(tile + (T::M + rank * PART) * STEP, map_w, w_step * STEP, w_row, full, SHARING);
+            tma_load_tile(tile, map_x, x_step * STEP, place.row, full);
+            if (++step == p.n_steps) step = 0, ++chain;
         }
     }
 }
@@ -200,7 +203,7 @@ __device__ __forceinline__ void finish(const Product& p, const bf16* results, in
         if (row + r >= p.n) return;
         const bf16* from = results + r * APART + c;
         uint4 first = *(const uint4*)from;
-        bf16* y = p.y + (size_t)(row + r) * p.width + to;
+        bf16* y = p.y + (size_t)(row + r) * p.pitch + to;
         if (T::DEEP) {
             *(uint4*)y = first;
             continue;

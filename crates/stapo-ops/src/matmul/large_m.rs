@@ -92,48 +92,69 @@ impl Output {
     }
 }
 
+/// What is multiplied. Shapes: x `[T, inputs + n_further]`; weight `[outputs, inputs]`, where adapters are joined with `n_further`
+/// columns behind each chain's inputs.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub d: Dims,
+    pub x: Slice,
+    pub weight: Slice,
+    pub n_further: usize,
+}
+
+impl Operands {
+    /// Elements from one row to the next of x and of the weight.
+    fn pitches(&self, output: Output) -> [usize; 2] {
+        [1, output.n_chains()].map(|n| self.d.inputs + n * self.n_further)
+    }
+}
+
 fn n_clusters(cuda: &Cuda) -> usize {
     cuda.gpu.multiprocessors as usize / SHARING
 }
 
 /// Whether [`run`] may be called with the same arguments, and is faster than products of their own.
-pub(crate) fn pays(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
-    output.tiling().fills(d, n_clusters(cuda)) && fits(output, cuda, d, x, weight, y)
+pub(crate) fn pays(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+    output.tiling().fills(of.d, n_clusters(cuda)) && fits(output, cuda, of, y)
 }
 
 /// Whether [`run`] may be called with the same arguments.
-pub(crate) fn fits(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) -> bool {
-    let width = output.width(d);
+pub(crate) fn fits(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+    let Operands { d, x, weight, n_further } = *of;
+    let (width, [x_pitch, w_pitch]) = (output.width(d), of.pitches(output));
     let is_whole = d.inputs.is_multiple_of(output.n_chains() * TILE_COLUMNS)
+        && n_further.is_multiple_of(TILE_COLUMNS)
         && width.is_multiple_of(8)
-        && y.len == d.tokens * width
+        && y.len.is_multiple_of(8 * d.tokens.max(1))
+        && y.len >= d.tokens * width
         && y.address.is_multiple_of(16)
-        && x.len == d.tokens * d.inputs
-        && weight.len == d.outputs * d.inputs;
+        && x.len == d.tokens * x_pitch
+        && weight.len == d.outputs * w_pitch;
     cuda.is_hopper()
         && d.tokens > 0
         && is_whole
         && y.kind == ElementType::Bf16
         && output.is_sum_of(d, weight)
-        && TensorMap::fits(x, d.inputs)
-        && TensorMap::fits(weight, d.inputs)
+        && TensorMap::fits(x, x_pitch)
+        && TensorMap::fits(weight, w_pitch)
 }
 
-/// Shapes: x `[T, inputs]`; weight `[outputs, inputs]`; y as [`Output`] says, overwritten.
-pub(crate) fn run(output: Output, cuda: &Cuda, d: Dims, x: Slice, weight: Slice, y: Slice) {
+/// Shapes: y as [`Output`] says, overwritten, possibly with further columns behind each row.
+pub(crate) fn run(output: Output, cuda: &Cuda, of: &Operands, y: Slice) {
+    let Operands { d, x, weight, n_further } = *of;
     let (kept, gate) = match output {
         Output::Gated { gate, kept } => (kept, gate),
         Output::Deep => (None, Gate::Silu),
     };
-    let tiling = output.tiling();
-    let n_chains = output.n_chains();
+    let (tiling, n_chains, [x_pitch, w_pitch]) = (output.tiling(), output.n_chains(), of.pitches(output));
+    let n_inputs = d.inputs / n_chains / TILE_COLUMNS;
     let product = Fields::default().eight_bytes(y).eight_bytes(kept);
-    let product = product.four_bytes(d.tokens).four_bytes(output.width(d));
-    let product = product.four_bytes(d.inputs / n_chains / TILE_COLUMNS).four_bytes(n_chains);
-    let product = product.four_bytes(usize::from(gate == Gate::GeluTanh));
+    let product = product.four_bytes(d.tokens).four_bytes(output.width(d)).four_bytes(y.len / d.tokens);
+    let product = product.four_bytes(n_chains).four_bytes(n_inputs + n_further / TILE_COLUMNS);
+    let product = product.four_bytes(n_inputs).four_bytes(usize::from(gate == Gate::GeluTanh));
     let launch = cuda.kernel(&MATMUL_LARGE_M, tiling.name);
-    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, d.inputs, tiling.rows));
-    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, d.inputs, COLUMNS / SHARING));
+    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, x_pitch, tiling.rows));
+    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, w_pitch, COLUMNS / SHARING));
     let n_blocks = SHARING * n_clusters(cuda).min(tiling.n_pairs(d));
     launch.fields(&product).run([n_blocks, 1], tiling.threads(), tiling.shared_bytes());
 }

@@ -5,7 +5,7 @@ use super::parity::{compute, empty, gpu, numbers};
 use crate::cuda::{Cuda, Precision};
 use crate::device::Backend;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
-use crate::matmul::large_m::{self, Output};
+use crate::matmul::large_m::{self, Operands, Output};
 use crate::testing::{bits, weight};
 use crate::{Buffer, Device, Weight, matmul, swiglu};
 
@@ -24,9 +24,10 @@ fn scaled_weight(device: &Device, outputs: usize, inputs: usize) -> Weight<f32> 
 fn run(device: &Device, output: Output, d: matmul::Dims, x: &Buffer<f32>, w: &Weight<f32>) -> Vec<f32> {
     let width = if matches!(output, Output::Deep) { d.outputs } else { d.outputs / 2 };
     let y = empty(device, d.tokens * width);
-    let (x, w) = (x.range(0..d.tokens * d.inputs).cuda(), w.view().cuda());
-    assert!(large_m::fits(output, cuda_of(device), d, x, w, y.view().cuda()), "{d:?}");
-    large_m::run(output, cuda_of(device), d, x, w, y.view().cuda());
+    let (x, weight) = (x.range(0..d.tokens * d.inputs).cuda(), w.view().cuda());
+    let operands = Operands { d, x, weight, n_further: 0 };
+    assert!(large_m::fits(output, cuda_of(device), &operands, y.view().cuda()), "{d:?}");
+    large_m::run(output, cuda_of(device), &operands, y.view().cuda());
     y.view().to_vec()
 }
 
