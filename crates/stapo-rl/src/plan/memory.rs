@@ -92,7 +92,7 @@ const GPU_LIBRARY_BYTES: u64 = 700 << 20;
 const GPU_REGION_SLACK: u64 = 64 << 20;
 /// The most rows of a sampling step on a GPU: about 45 ms at 1.7B on an H200.
 const MAX_STEP_ROWS: usize = 8192;
-/// The rows of a step take at most one part of this many of the memory for sampling.
+/// More rows than the least take at most one part of this many of the memory for sampling.
 const STEP_MEMORY_SHARE: u64 = 32;
 /// Keys and values on the CPU where `rollout.kv_mib` is `"auto"`.
 pub const CPU_KV_BYTES: u64 = 256 << 20;
@@ -402,7 +402,7 @@ impl Needs<'_> {
             _ => 0,
         };
         let mut rows = MAX_STEP_ROWS;
-        while rows > least && self.engine_bytes(rows) > most {
+        while rows > least && self.engine_bytes(rows) - self.engine_bytes(least) > most {
             rows /= 2;
         }
         rows.max(least)
