@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use super::small_m::{self, Output};
+use super::split_k::is_deep;
+pub(crate) use super::split_k::{SPLIT_K, uses_split_k};
 use super::{Dims, Shape, large_m};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
@@ -11,23 +13,6 @@ use crate::cuda::{
     Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, StridedBatch,
     TILE_COLUMNS, add_column_sums, parts_for, upload_table,
 };
-
-/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
-/// order.
-pub(crate) const SPLIT_K: usize = 4;
-
-/// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
-/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
-/// in every batch. Logits, in f32, and products with a bias never use split-K.
-pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
-    is_deep(d) && weight.kind == ElementType::Bf16
-}
-
-/// Whether a product of this shape uses split-K in bf16.
-fn is_deep(d: Dims) -> bool {
-    let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
-    is_whole && d.inputs >= 2048 && d.inputs >= 2 * d.outputs
-}
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {

@@ -2,7 +2,7 @@
 //! whole steps of the depth.
 
 use super::Dims;
-use super::cuda::{SPLIT_K, uses_split_k};
+use super::split_k::{SPLIT_K, uses_split_k};
 use crate::cuda::kernels::{MATMUL_DEEP_LARGE_M, MATMUL_GATED_LARGE_M, Source};
 use crate::cuda::{Cuda, ElementType, Fields, Slice, TILE_COLUMNS, TensorMap};
 use crate::swiglu::Gate;

@@ -262,24 +262,12 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let [tables, before, last, positions, lens, offsets, list, first_partials] =
             [&tables, &before, &last, &positions, &lens, &offsets, &list, &first_partials]
                 .map(|x| upload(device, x));
-        let run = |groups: Option<paged::Groups<'_>>, is_fused: bool| {
+        let run = |groups: Option<paged::Groups<'_>>| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
             let mut qkv = empty(device, n * width);
             let mut out = empty(device, n * heads.out_width());
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
-            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
-            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
-            let rule = attention::ScoreRule::plain(heads.dim);
-            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
-            if !is_fused {
-                let (rows, norm) =
-                    (crate::rope::Dims { tokens: n, heads }, norm.map(|norm| (norm, inv_rms.view_mut())));
-                let to = qkv.view_mut();
-                crate::rope::forward(device, rows, &table, positions.view(), norm, raw.view(), to);
-                paged::forward(device, call, qkv.view(), last.view(), &mut cache, sequences, out.view_mut());
-                return out.view().to_vec();
-            }
             let given = rope_paged_attention::Unrotated {
                 table: &table,
                 positions: positions.view(),
@@ -289,6 +277,10 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 qkv: qkv.view_mut(),
                 inv_rms: inv_rms.view_mut(),
             };
+            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
+            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
             rope_paged_attention::forward(
                 device,
                 call,
@@ -300,16 +292,14 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let groups = paged::Groups {
+        let together = run(Some(paged::Groups {
             list: list.view(),
             max_members: 1,
             first_partials: first_partials.view(),
             partials: Some(&partials),
             reads_new_keys: false,
-        };
-        let together = run(Some(groups), true);
-        let apart = run(None, false);
-        assert!(bits(&run(None, true)) == bits(&apart), "{heads:?}: keys stored by rope's kernel");
+        }));
+        let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
         assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
     }
