@@ -8,7 +8,9 @@
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod few_rows;
+pub(crate) mod large_m;
 pub(crate) mod small_m;
+mod split_k;
 #[cfg(test)]
 mod tests;
 mod weight;

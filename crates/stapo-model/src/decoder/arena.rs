@@ -1,6 +1,6 @@
 //! The memory of a pass, split once per half-layer into named views.
 
-use super::layout::{ArenaLayout, HiddenSpan, split};
+use super::layout::{ArenaLayout, HiddenSpan, ScoredRows, split};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, lora};
 
 /// Activations of a pass: rows in the device's compute precision, numbers per row exact.
@@ -310,6 +310,14 @@ impl<T: Float> Arena<T> {
         let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
         let exit = HalfEntry { stream: exit_stream, normed, inv_rms };
         JoinedViews { stream, attended, addend, exit, gate_up, activated }
+    }
+
+    /// The residual stream in front of the last layer's attention and what that attended, of all rows, and where scored rows go.
+    pub fn last_attended(&mut self, scored: &ScoredRows) -> [(View<'_, T>, ViewMut<'_, T>); 2] {
+        let last = &scored.layout.layers[scored.layout.layers.len() - 1];
+        let spans = [scored.stream, last.attention.stream, scored.attended, last.attended];
+        let [stream, few, attended, few_attended] = split(&mut self.compute, spans);
+        [(stream.into_view(), few), (attended.into_view(), few_attended)]
     }
 
     pub fn ffn(&mut self, layout: &ArenaLayout, index: usize) -> FfnViews<'_, T> {

@@ -1,10 +1,12 @@
 //! Where every activation lies in the arena.
 
 mod columns;
+mod scored;
 
 use super::lora::{HiddenColumns, HiddenLayout};
 use crate::config::{LinearRole, ModelConfig};
 use columns::LayerColumns;
+pub use scored::ScoredRows;
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
 

@@ -289,6 +289,25 @@ fn cleared_gradients_are_zero_and_take_up_new_ones() {
     assert_eq!(gradients.sum_squares(), 0.0);
 }
 
+/// Behind attention, a pass without backward runs the last layer for scored rows only where these are few.
+#[test]
+fn few_scored_rows_have_the_bits_of_many() {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        let policy = policy(family, true);
+        let sequences: [Vec<u32>; 2] = [vec![1, 4, 2, 3, 0, 4, 1, 2], vec![3, 2, 4, 1, 1]];
+        let logp = |is_scored: fn(usize) -> bool| {
+            let mut batch = PackedBatch::new();
+            for tokens in &sequences {
+                batch.push(tokens, &(0..tokens.len()).map(is_scored).collect::<Vec<_>>());
+            }
+            Pass::scoring(&policy).unwrap().forward(&policy, &batch, OPTIONS).unwrap().logp
+        };
+        let all = logp(|position| position > 0);
+        assert_eq!(logp(|position| position == 3), [all[2], all[7 + 2]], "{family:?}");
+        assert_eq!(logp(|position| position == 7), [all[6]], "{family:?}");
+    }
+}
+
 #[test]
 fn a_batch_without_responses_has_no_scores_and_no_gradient() {
     let policy = policy(Family::Llama, true);

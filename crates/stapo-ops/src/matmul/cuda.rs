@@ -4,30 +4,15 @@
 use std::sync::Arc;
 
 use super::small_m::{self, Output};
-use super::{Dims, Shape};
+use super::split_k::is_deep;
+pub(crate) use super::split_k::{SPLIT_K, uses_split_k};
+use super::{Dims, Shape, large_m};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
     Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, StridedBatch,
     TILE_COLUMNS, add_column_sums, parts_for, upload_table,
 };
-
-/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
-/// order.
-pub(crate) const SPLIT_K: usize = 4;
-
-/// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
-/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
-/// in every batch. Logits, in f32, and products with a bias never use split-K.
-pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
-    is_deep(d) && weight.kind == ElementType::Bf16
-}
-
-/// Whether a product of this shape uses split-K in bf16.
-fn is_deep(d: Dims) -> bool {
-    let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
-    is_whole && d.inputs >= 2048 && d.inputs >= 2 * d.outputs
-}
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
@@ -100,8 +85,21 @@ pub(crate) struct DeepProduct {
 }
 
 impl DeepProduct {
+    fn operands(&self) -> large_m::Operands {
+        let Self { d, x, weight, n_further } = *self;
+        large_m::Operands { d, x, weight, n_further }
+    }
+
+    /// Whether the partial sums stay in registers, and are added up there.
+    pub(crate) fn is_one_kernel(&self, cuda: &Cuda, y: Slice) -> bool {
+        large_m::pays(large_m::Output::Deep, cuda, &self.operands(), y)
+    }
+
     /// y `[T, outputs]` becomes the rounded sum of the partial sums.
     pub(crate) fn run(&self, cuda: &Arc<Cuda>, y: Slice) {
+        if self.is_one_kernel(cuda, y) {
+            return large_m::run(large_m::Output::Deep, cuda, &self.operands(), y);
+        }
         self.for_each_split(cuda, |start, n, partials| {
             let y = y.part(start * self.d.outputs, n * self.d.outputs);
             let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);

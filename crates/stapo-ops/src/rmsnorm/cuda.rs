@@ -1,13 +1,15 @@
 use std::sync::Arc;
 
 use super::{Dims, Saved};
-use crate::cuda::kernels::RMSNORM;
+use crate::cuda::kernels::{RMSNORM, RMSNORM_FLOAT, RMSNORM_WARPS, Source};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
 use crate::{Float, Write, pitch_of};
 
 /// The most threads of a row, each with eight columns; the threads of a wider row loop.
 const MAX_THREADS: usize = 1024;
+/// Warps of a block that takes a row with each.
+const WARPS: usize = 8;
 /// The widest row whose gradient a block of threads holds in registers.
 const MAX_WIDTH: usize = 8192;
 
@@ -40,9 +42,15 @@ pub(crate) fn forward(
     let threads = d.width.div_ceil(8).next_multiple_of(32).min(MAX_THREADS);
     let (name, launch);
     match add {
+        Some(Addition { addend: Addend::Rows(addend), rows: None, sum })
+            if kind == ElementType::Bf16.name() && fits_warps(d) =>
+        {
+            let addend = addend.same(x, op);
+            return forward_add_by_warps(cuda, d, (x, addend), weight, sum.same(x, op), (normed, inv_rms));
+        }
         None => {
             name = format!("rmsnorm_forward_{kind}");
-            launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight);
+            launch = cuda.kernel(source(x), &name).arg(x).arg(weight);
         }
         Some(Addition { addend, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
@@ -51,7 +59,7 @@ pub(crate) fn forward(
                 Addend::SplitK(partials) => (None, Some(partials.f32(op))),
             };
             let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1));
-            let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(addend).arg(partials).arg(n_splits);
+            let begun = cuda.kernel(source(x), &name).arg(x).arg(addend).arg(partials).arg(n_splits);
             launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
@@ -60,6 +68,35 @@ pub(crate) fn forward(
     let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
     let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
     launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
+}
+
+/// The kernels for rows that are stored as x is.
+fn source(x: Slice) -> &'static Source {
+    if x.kind == ElementType::F32 { &RMSNORM_FLOAT } else { &RMSNORM }
+}
+
+/// Whether rows are so many that each has a warp, and so wide as the warps' kernels take them.
+fn fits_warps(d: Dims) -> bool {
+    let is_wide = d.width.is_multiple_of(256) && (256..=4096).contains(&d.width);
+    is_wide && d.tokens > small_m::MAX_ROWS
+}
+
+fn forward_add_by_warps(
+    cuda: &Cuda,
+    d: Dims,
+    (x, addend): (Slice, Slice),
+    weight: Slice,
+    sum: Slice,
+    (normed, inv_rms): (Slice, Slice),
+) {
+    let op = "rmsnorm::forward";
+    let name =
+        if d.width <= 2048 { "rmsnorm_forward_add_by_warps_8" } else { "rmsnorm_forward_add_by_warps_16" };
+    let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
+    let launch =
+        cuda.kernel(&RMSNORM_WARPS, name).arg(x).arg(addend).arg(weight).arg(sum).arg(normed).arg(pitch);
+    let launch = launch.arg(inv_rms.f32(op)).arg(d.tokens).arg(d.width).arg(d.eps as f32);
+    launch.run([d.tokens.div_ceil(WARPS), 1], 32 * WARPS, 0);
 }
 
 /// See `fused::matmul_rmsnorm_add`. Shapes: product, stream, sum `[T, D]`; normed `[T, D]`, or rows that have further columns
@@ -108,7 +145,7 @@ pub(crate) fn forward_result(cuda: &Cuda, d: Dims, result: &NormedResult) {
         .four_bytes(d.eps as f32);
     let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
     let name = format!("rmsnorm_forward_result_{}", product.name());
-    let launch = cuda.kernel(&RMSNORM, &name).fields(&args).programmatic_launch(is_programmatic);
+    let launch = cuda.kernel(source(product), &name).fields(&args).programmatic_launch(is_programmatic);
     launch.run([d.tokens, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
 }
 
@@ -129,7 +166,7 @@ pub(super) fn backward<T: Float>(
     let n_parts = parts_for(cuda, d.tokens);
     let parts = Memory::scratch(cuda, n_parts * d.width, ElementType::F32);
     let name = format!("rmsnorm_backward_{pass}_{kind}");
-    let launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
+    let launch = cuda.kernel(source(x), &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
     let launch = launch.arg(parts.slice()).arg(d.tokens).arg(d.width);
     launch.run([n_parts, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
     if let Some(d_weight) = d_weight {
