@@ -47,14 +47,14 @@ __device__ __forceinline__ void attend(const bf16* queries, int row, const Feed&
 #define THREADS 256
 
 // Grid: (query heads, tiles of 128 tokens); a warpgroup has 64 queries. Shared: queries [128], keys and values [2][64].
-KERNEL __launch_bounds__(THREADS, 2)
+KERNEL __launch_bounds__(THREADS, DIM > 128 ? 1 : 2)
 attention_forward_hopper_bf16(const bf16* qkv, const __grid_constant__ Packing packing, bf16* out, int out_pitch,
                               float* lse RULE_PARAMETER) {
     RULE_CONSTANT
     bf16* queries = aligned_memory();
     QueryTile t;
     if (!find_query_tile<ROWS>(qkv, packing, &t)) return;
-    PackedFeed<SwizzledTile, THREADS> feed(t, queries + ROWS * DIM);
+    PackedFeed<SwizzledTile, THREADS> feed(t, queries + ROWS * COLUMNS);
     SwizzledTile::load<ROWS, THREADS>(queries, t.n_rows, t.queries());
     int first_step = rule.first_key(t.first) / KEYS;
     feed.begin(first_step);
@@ -82,7 +82,7 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     if (!find_paged_tile<PAGED_ROWS>(offsets, contexts, tables, shape.sequences, shape.table_width, shape.query,
                                      shape.kv, &t))
         return;
-    PagedFeed<SwizzledTile, PAGED_THREADS> feed(t, queries + PAGED_ROWS * DIM, keys, values, shape.block_shift, shape.kv);
+    PagedFeed<SwizzledTile, PAGED_THREADS> feed(t, queries + PAGED_ROWS * COLUMNS, keys, values, shape.block_shift, shape.kv);
     feed.stage_table(table);
     SwizzledTile::load<PAGED_ROWS, PAGED_THREADS>(queries, t.n_rows, t.queries(qkv));
     int first_step = rule.first_key(t.last_key(0)) / KEYS;

@@ -4,12 +4,18 @@
 // have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
 //
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
-// is worth more than the third consumer where sequences have many splits.
+// is worth more than the third consumer where sequences have many splits. Heads of 256 have two consumers too: their outputs
+// take so many registers, and queries so much shared memory that there is one buffer of them.
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
 // 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
 
-#ifdef LONG_SEQUENCES
+#if HEAD_DIM > 128
+#define CONSUMERS 2
+#define CONSUMER_REGISTERS 240
+#define STAGES 5
+#define QUERY_BUFFERS 1
+#elif defined(LONG_SEQUENCES)
 #define CONSUMERS 2
 #define CONSUMER_REGISTERS 240
 #define STAGES 10
@@ -18,12 +24,15 @@
 #define CONSUMER_REGISTERS 160
 #define STAGES 8
 #endif
+#ifndef QUERY_BUFFERS
+#define QUERY_BUFFERS 2
+#endif
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * CONSUMERS + 128)
 // Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
 // with one at least the compiler keeps the operands of all products in uniform registers.
 #define SLICES 1
-#define TILE (KEYS * DIM)
+#define TILE (KEYS * COLUMNS)
 
 // A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
 // of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
@@ -32,8 +41,8 @@ struct Turn {
 };
 
 struct PipelineShared {
-    u64 queries_full[2], queries_empty[2], full[STAGES], empty[STAGES];
-    Turn turns[2];
+    u64 queries_full[QUERY_BUFFERS], queries_empty[QUERY_BUFFERS], full[STAGES], empty[STAGES];
+    Turn turns[QUERY_BUFFERS];
 };
 
 struct ForwardArgs {
@@ -143,12 +152,13 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
         Turn t = find_turn(draw_tile(turn, args), args);
         goes_on = t.n_keys > 0;
         if (threadIdx.x % 32 > 0) continue;
-        if (turn > 1) mbarrier_wait(shared.queries_empty + turn % 2, (turn / 2 - 1) % 2);
-        shared.turns[turn % 2] = t;
-        mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, goes_on ? ROWS * DIM * 2 : 0);
+        int buffer = turn % QUERY_BUFFERS, round = turn / QUERY_BUFFERS;
+        if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
+        shared.turns[buffer] = t;
+        mbarrier_arrive_expect_bytes(shared.queries_full + buffer, goes_on ? ROWS * COLUMNS * 2 : 0);
         for (int part = 0; goes_on && part < PARTS; ++part)
-            tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.token + t.first, shared.queries_full + turn % 2);
+            tma_load_tile(queries + (buffer * COLUMNS + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
+                          t.token + t.first, shared.queries_full + buffer);
         int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
@@ -181,12 +191,12 @@ struct Inputs {
     Cursor keys, values;
     // What scores are multiplied by to be exponents of 2.
     float factor;
-    // Which of the two buffers of queries.
-    int turn;
+    // Which buffer of queries.
+    int buffer;
     u32 q[SLICES][4];
 
     __device__ __forceinline__ void release_queries() {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + turn);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + buffer);
     }
     __device__ __forceinline__ void load_queries() {
         int r = threadIdx.x / 32 * 16 + threadIdx.x % 16;
@@ -224,7 +234,7 @@ struct Inputs {
 // Zeros V past the last key of a sequence: the rows there belong to the next sequence and may hold NaN, and 0 * NaN is
 // NaN. All consumers write the same zeros.
 __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
-    for (int i = threadIdx.x % 128; i < (KEYS - n_keys) * DIM / 8; i += 128)
+    for (int i = threadIdx.x % 128; i < (KEYS - n_keys) * COLUMNS / 8; i += 128)
         *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) =
             make_uint4(0, 0, 0, 0);
     fence_async_proxy_shared();
@@ -330,10 +340,10 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
     int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
     Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}, rule.factor()};
     for (int turn = 0;; ++turn) {
-        in.turn = turn % 2;
-        in.queries = queries + turn % 2 * ROWS * DIM;
-        mbarrier_wait(shared.queries_full + turn % 2, turn / 2 % 2);
-        const Turn& t = shared.turns[turn % 2];
+        in.buffer = turn % QUERY_BUFFERS;
+        in.queries = queries + in.buffer * ROWS * COLUMNS;
+        mbarrier_wait(shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
+        const Turn& t = shared.turns[in.buffer];
         int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
         int first_query = uniform(t.first_query);
         if (n_keys == 0) break;
@@ -360,16 +370,16 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
 
 // Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
 // of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
-// Shared: queries [2][ROWS], keys and values [STAGES][64].
+// Shared: queries [QUERY_BUFFERS][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
                                         const __grid_constant__ ForwardArgs args RULE_PARAMETER) {
     RULE_CONSTANT
     __shared__ PipelineShared shared;
-    bf16 *queries = aligned_memory(), *tiles = queries + 2 * ROWS * DIM;
+    bf16 *queries = aligned_memory(), *tiles = queries + QUERY_BUFFERS * ROWS * COLUMNS;
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int b = 0; b < 2; ++b)
+        for (int b = 0; b < QUERY_BUFFERS; ++b)
             mbarrier_init(shared.queries_full + b, 1), mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS);
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS);

@@ -145,6 +145,27 @@ __device__ __forceinline__ RowNumbers load_row_numbers(const QueryTile& t, int r
     return numbers;
 }
 
+// Of a warp's 16 queries from `position` on and the keys from `first_key` on, d becomes d_score, from the products s.
+template <int N>
+__device__ __forceinline__ void query_score_gradient(const float (&s)[N][4], float (&d)[N][4],
+                                                     const RowNumbers& numbers, int first_key, int position,
+                                                     bool hides_keys, const ScoreRule& rule) {
+    float factor = rule.factor();
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float score = rule.cap(s[j][i]);
+            float p = exp2_fast(fmaf(score, factor, -numbers.lse_log2[i / 2]));
+            if (hides_keys && first_key + fragment_column(j, i) > position + fragment_row(i)) p = 0.0f;
+#ifdef SCORE_RULE
+            if (rule.hides(first_key + fragment_column(j, i), position + fragment_row(i))) p = 0.0f;
+            p *= rule.slope(score);
+#endif
+            d[j][i] = p * (d[j][i] - numbers.delta[i / 2]);
+        }
+}
+
 // Writes the gradients of the two keys and values from `row` on; `scale` is that of the scores, d_keys the first key of row 0.
 __device__ __forceinline__ void store_key_rows(const KeyTile& t, bf16* d_keys, int row, int kv,
                                                const float (&d_k)[DIM / 8][4], const float (&d_v)[DIM / 8][4],

@@ -158,7 +158,7 @@ impl Cuda {
     /// Whether a model with heads of this dimension uses the kernels, adapters aside, from its first step on.
     fn is_used(&self, source: &Source, head_dim: usize) -> bool {
         let is_plain = self.options.precision == Precision::F32;
-        let has_hopper_form = self.is_hopper() && !is_plain && [64, 128].contains(&head_dim);
+        let has_hopper_form = self.is_hopper() && !is_plain && source.hopper_dims().contains(&head_dim);
         match source.scope {
             Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand => false,
             Scope::Hopper | Scope::HopperOnce => has_hopper_form,

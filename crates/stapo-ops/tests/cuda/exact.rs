@@ -17,7 +17,7 @@ use crate::{Buffer, View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
 fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     for precision in [Precision::Bf16, Precision::F32] {
         let Some(device) = &gpu(precision) else { return };
-        for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32]) {
+        for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32, 16, 64]) {
             // Chunks and single tokens on both sides of the borders of splits.
             let to_first = SPLIT_KEYS - 170;
             let to_second = SPLIT_KEYS - 70;
@@ -101,11 +101,12 @@ fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
     }
 }
 
-/// All keys, and a window that ends within a split, without sinks and with them.
-fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 3] {
+/// All keys, and a window that ends within a split, without sinks and with them, and with capped scores.
+fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 4] {
     let plain = attention::ScoreRule::plain(heads.dim);
     let windowed = attention::ScoreRule { window: Some(650), ..plain };
-    [(heads, plain, false), (heads, windowed, false), (heads, windowed, true)]
+    let capped = attention::ScoreRule { softcap: Some(2.0), ..windowed };
+    [(heads, plain, false), (heads, windowed, false), (heads, windowed, true), (heads, capped, false)]
 }
 
 fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: Option<&'a Buffer<f32>>) -> attention::Inputs<'a, f32> {
@@ -142,7 +143,8 @@ fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    let heads = [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }];
+    let heads =
+        [(16, 8, 128), (6, 2, 64), (3, 1, 96), (8, 4, 256)].map(|(query, kv, dim)| Heads { query, kv, dim });
     for (heads, rule, has_sinks) in heads.into_iter().flat_map(windows) {
         let width = heads.qkv_width();
         let sinks = has_sinks.then(|| sinks(device, heads));
@@ -226,7 +228,14 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
 fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, SPLIT_KEYS + 76];
-    let shapes = [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64)];
+    let shapes = [
+        (16, 8, 128, 32),
+        (6, 2, 64, 16),
+        (14, 2, 64, 128),
+        (4, 4, 128, 64),
+        (3, 1, 96, 32),
+        (8, 4, 256, 16),
+    ];
     for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
     {
         let heads = Heads { query, kv, dim };

@@ -105,11 +105,13 @@ fn prefill_on_cuda_gives_the_bits_of_packed_attention() {
     // Whole prompts and chunks, which begin and end anywhere among steps of 64 keys and splits of 1024.
     let whole = [1, 63, 64, 65, 500, 1023, 1025, 3000].map(|n| (0, n));
     let chunks = [(1, 130), (63, 1), (64, 64), (65, 200), (960, 70), (1000, 500), (1024, 130), (2500, 3)];
-    for (query, kv, dim) in [(4, 2, 128), (8, 1, 64)] {
+    for (query, kv, dim) in [(4, 2, 128), (8, 1, 64), (3, 1, 96), (4, 2, 256)] {
         let heads = Heads { query, kv, dim };
         let plain = ScoreRule::plain(dim);
         let windows = [100, 650].map(|window| ScoreRule { window: Some(window), ..plain });
-        for rule in [(plain, false), (plain, true), (windows[0], false), (windows[1], true)] {
+        let capped = ScoreRule { softcap: Some(2.0), ..windows[1] };
+        let rules = [(plain, false), (plain, true), (windows[0], false), (windows[1], true), (capped, false)];
+        for rule in rules {
             let rule = (heads, rule.0, rule.1);
             check_prefill(device, rule, &whole, 0);
             check_prefill(device, rule, &chunks, 0);
