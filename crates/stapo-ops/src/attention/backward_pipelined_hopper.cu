@@ -277,7 +277,9 @@ __device__ __forceinline__ void consume(const BackwardArgs& args, const Work& w,
     Consumer consumer = {w, rule, shared, tiles, group};
     // With a window, keys far in front of the first query are seen by none.
     if (w.n_steps > 0) consumer.attend(d_k, d_v);
-    store_key_rows(w.t, args.d_keys, group * 64 + warpgroup_row(), args.packing.kv, d_k, d_v, rule.gradient_scale());
+    int row = group * 64 + warpgroup_row(), head = w.t.kv_head;
+    store_key_part(w.t, args.d_keys, row, head, d_k, rule.gradient_scale());
+    store_key_part(w.t, args.d_keys, row, head + args.packing.kv, d_v, 1.0f);
 }
 
 // Grid: (kv heads x tiles of 128 keys). Maps: qkv [T, query + 2 kv heads, HEAD_DIM], rows of keys and values, and d_out [T, query
@@ -329,9 +331,9 @@ attention_backward_store_queries_bf16(const float* sums, const __grid_constant__
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         int position = work.first + row + h * 8;
-        if (position >= s.first_query && position < s.n_keys)
-            store_row(d_qkv + ((long long)s.token + position) * (packing.query + 2 * packing.kv) * HEAD_DIM +
-                          blockIdx.x * HEAD_DIM + first_column,
-                      d_q, h, rule.gradient_scale(), HEAD_DIM - first_column);
+        bf16* to = d_qkv + ((long long)s.token + position) * (packing.query + 2 * packing.kv) * HEAD_DIM +
+                   blockIdx.x * HEAD_DIM + first_column;
+        store_row({to, position >= s.first_query && position < s.n_keys}, d_q, h, rule.gradient_scale(),
+                  HEAD_DIM - first_column);
     }
 }

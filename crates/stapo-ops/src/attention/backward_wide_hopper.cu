@@ -51,13 +51,12 @@ struct KeyConsumer {
                                  group == 0 ? tiles.queries_of(at) : tiles.d_outs_of(at));
     }
 
-    // Scores become weights, of which the second consumer gets those times the slope of the scores.
-    __device__ __forceinline__ void share_weights(float (&s)[STEP / 8][4], int step, const float* lse_log2) {
-        int first_query = w.first_query(step), key = w.t.first + warpgroup_row();
+    // Scores become weights, of which the second consumer gets those times the slope of the scores. CAPPED: the rule has a softcap.
+    template <bool CAPPED>
+    __device__ __forceinline__ void share_weights(float (&s)[STEP / 8][4], int first_query, const float* lse_log2, float4* to) {
+        int key = w.t.first + warpgroup_row();
         bool hides_keys = first_query < w.t.first + ROWS || rule.hides(w.t.first, first_query + STEP - 1);
         float factor = rule.factor();
-        float4* to = tiles.weights_of(step);
-        if (step > 1) named_barrier_wait<128 * CONSUMERS>(EMPTIED + step % 2);
 #pragma unroll
         for (int j = 0; j < STEP / 8; ++j) {
             float2 shift = *(const float2*)(lse_log2 + fragment_column(j, 0));
@@ -65,13 +64,21 @@ struct KeyConsumer {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int query = first_query + fragment_column(j, i);
-                float score = rule.cap(s[j][i]);
+                float score = CAPPED ? rule.cap(s[j][i]) : s[j][i];
                 s[j][i] = exp2_fast(fmaf(score, factor, i % 2 ? -shift.y : -shift.x));
                 if (hides_keys && (key + i / 2 * 8 > query || rule.hides(key + i / 2 * 8, query))) s[j][i] = 0.0f;
-                sloped[i] = s[j][i] * rule.slope(score);
+                sloped[i] = CAPPED ? s[j][i] * rule.slope(score) : s[j][i];
             }
             to[j * 128] = make_float4(sloped[0], sloped[1], sloped[2], sloped[3]);
         }
+    }
+    __device__ __forceinline__ void share_weights(float (&s)[STEP / 8][4], int step, const float* lse_log2) {
+        int first_query = w.first_query(step);
+        if (step > 1) named_barrier_wait<128 * CONSUMERS>(EMPTIED + step % 2);
+        if (rule.is_capped())
+            share_weights<true>(s, first_query, lse_log2, tiles.weights_of(step));
+        else
+            share_weights<false>(s, first_query, lse_log2, tiles.weights_of(step));
         named_barrier_arrive<128 * CONSUMERS>(FILLED + step % 2);
     }
 

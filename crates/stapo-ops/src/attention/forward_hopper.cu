@@ -94,8 +94,8 @@ attention_paged_hopper_bf16(const bf16* qkv, const bf16* keys, const bf16* value
     attend<PAGED_ROWS, false>(queries, 0, feed, first_step, last, rule, rows);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 >= t.n_rows) continue;
         EndedRow ended(rows.reference[h], rows.sum[h], t.head(row + h * 8), rule);
-        store_row(t.out_row(out, shape.out_pitch, row + h * 8), rows.o, h, ended.scale());
+        bf16* to = t.out_row(out, shape.out_pitch, row + h * 8);
+        store_row({to, row + h * 8 < t.n_rows, shape.out_pitch % 8 == 0}, rows.o, h, ended.scale());
     }
 }

@@ -61,6 +61,11 @@ impl MatrixProduct {
         Self { placement: Some(Placement { strides, starts }), ..self }
     }
 
+    /// The same product of operands that begin this many elements further on.
+    pub(crate) fn with_starts(self, starts: [usize; 3]) -> Self {
+        Self { placement: Some(Placement { strides: self.strides(), starts }), ..self }
+    }
+
     /// The addresses of the first elements of a, b and c.
     fn addresses(&self) -> [u64; 3] {
         let starts = self.placement.map_or([0; 3], |placement| placement.starts);

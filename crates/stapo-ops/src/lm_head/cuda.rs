@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
-use crate::cuda::{Cuda, ElementType, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, MatrixProduct, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
 
 /// Bytes of f32 logits that a chunk holds.
@@ -19,6 +19,12 @@ pub(crate) const ROW_THREADS: usize = 1024;
 /// Elements from one row of logits to the next, as in row.cu: products of rows that begin at multiples of 16 bytes are faster.
 pub(crate) fn row_pitch(vocab: usize) -> usize {
     vocab.next_multiple_of(8)
+}
+
+/// How many tokens of a vocabulary aligned products take, in bf16. cuBLASLt has no fast kernels for widths that are no multiple of
+/// 8, so what is behind the last whole eight is computed apart.
+fn n_aligned(vocab: usize, kind: ElementType) -> usize {
+    if kind == ElementType::Bf16 && vocab >= 8 { vocab / 8 * 8 } else { vocab }
 }
 
 /// Rows of logits that a chunk holds.
@@ -65,7 +71,14 @@ fn logits<T: Float>(
     if row_pitch(vocab) == vocab {
         matmul::cuda::forward(cuda, dims, rows, weight, None, to);
     } else {
-        cuda.product(&matmul::cuda::product(dims, rows, weight, to).with_stride(2, row_pitch(vocab)));
+        let m = n_aligned(vocab, rows.kind);
+        let whole = matmul::cuda::product(dims, rows, weight, to).with_stride(2, row_pitch(vocab));
+        cuda.product(&MatrixProduct { m, ..whole });
+        if m < vocab {
+            let launch =
+                cuda.kernel(&LM_HEAD, "lm_head_last_logits").arg(rows).arg(weight).arg(to).arg(width);
+            launch.arg(weight.len / vocab).arg(m).arg(vocab).run([n, 1], 32 * (vocab - m), 0);
+        }
     }
     if !rule.is_plain() {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_apply_rule").arg(to);
@@ -147,7 +160,20 @@ fn backward_chunk<T: Float>(
     }
     let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
     let to = d_hidden.part(start * width, n * width);
-    matmul::cuda::backward_input(cuda, chunk, d_logits, weight.view().cuda(), Write::Set, to);
+    let (weight, pitch) = (weight.view().cuda(), row_pitch(vocab));
+    if pitch == vocab {
+        matmul::cuda::backward_input(cuda, chunk, d_logits, weight, Write::Set, to);
+        return d_logits;
+    }
+    let (k, stride) = (n_aligned(vocab, weight.kind), weight.len / vocab);
+    let product = |write| {
+        let whole = matmul::cuda::input_gradient(chunk, d_logits, weight, write, to);
+        whole.with_stride(0, stride).with_stride(1, pitch)
+    };
+    cuda.product(&MatrixProduct { k, ..product(Write::Set) });
+    if k < vocab {
+        cuda.product(&MatrixProduct { k: vocab - k, ..product(Write::Add).with_starts([k * stride, k, 0]) });
+    }
     d_logits
 }
 
@@ -200,8 +226,15 @@ pub(super) fn backward<T: Float>(
             let write = std::mem::replace(write, Write::Add);
             let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
             let rows = hidden.part(start * width, n * width);
-            let product = matmul::cuda::weight_gradient(chunk, rows, d_logits, write, *d_weight);
-            cuda.product(&product.with_stride(1, pitch));
+            let product = || {
+                matmul::cuda::weight_gradient(chunk, rows, d_logits, write, *d_weight).with_stride(1, pitch)
+            };
+            let n = n_aligned(vocab, hidden.kind);
+            cuda.product(&MatrixProduct { n, ..product() });
+            if n < vocab {
+                let rest = product().with_starts([0, n, n * width]);
+                cuda.product(&MatrixProduct { n: vocab - n, ..rest });
+            }
         }
     }
 }

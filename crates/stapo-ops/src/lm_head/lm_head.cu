@@ -18,6 +18,18 @@ lm_head_score(const float* logits, const u32* targets, float* logp, float* entro
         row_best(row, vocab, inv_temperature, s, ln_sum, n_best, best_ids + r * n_best, best_logp + r * n_best);
 }
 
+// The logits from `first` on: those behind the last whole eight of a vocabulary. Grid: rows; a warp has a logit. Rows of the weight
+// are `pitch` apart.
+KERNEL lm_head_last_logits(const bf16* hidden, const bf16* weight, float* logits, int width, int pitch, int first,
+                           int vocab) {
+    int column = first + threadIdx.x / 32;
+    const bf16 *x = hidden + (size_t)blockIdx.x * width, *w = weight + (size_t)column * pitch;
+    float sum = 0.0f;
+    for (int i = threadIdx.x % 32; i < width; i += 32) sum = fmaf(widen(x[i]), widen(w[i]), sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) logits[blockIdx.x * row_pitch(vocab) + column] = sum;
+}
+
 // d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature. Null pointers stand for a d_logp of 1 and a d_entropy
 // of 0.
 template <class S>

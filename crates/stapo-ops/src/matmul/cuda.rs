@@ -141,8 +141,7 @@ pub(crate) fn backward_input(cuda: &Arc<Cuda>, d: Dims, d_y: Slice, weight: Slic
     let RowLayout { pitch, n_parts } = RowLayout::for_weight(d, weight);
     let m = d.inputs / n_parts;
     let batch = (n_parts > 1).then_some(StridedBatch { n: n_parts, apart: [pitch / n_parts, 0, m] });
-    let strides = [pitch, d_y.len / d.tokens.max(1), d.inputs];
-    let placement = Some(Placement { strides, starts: [0; 3] });
+    let placement = Some(Placement { strides: [pitch, d.outputs, d.inputs], starts: [0; 3] });
     let whole = input_gradient(d, d_y, weight, write, d_x);
     cuda.product(&MatrixProduct { m, batch, placement, ..whole });
 }
