@@ -139,13 +139,18 @@ fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
         .collect()
 }
 
+const DECODED: [Heads; 4] = [
+    Heads { query: 16, kv: 8, dim: 128 },
+    Heads { query: 6, kv: 2, dim: 64 },
+    Heads { query: 3, kv: 1, dim: 96 },
+    Heads { query: 8, kv: 4, dim: 256 },
+];
+
 /// Decodes one token of several sequences with a common prefix, grouped in several ways.
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    let heads =
-        [(16, 8, 128), (6, 2, 64), (3, 1, 96), (8, 4, 256)].map(|(query, kv, dim)| Heads { query, kv, dim });
-    for (heads, rule, has_sinks) in heads.into_iter().flat_map(windows) {
+    for (heads, rule, has_sinks) in DECODED.into_iter().flat_map(windows) {
         let width = heads.qkv_width();
         let sinks = has_sinks.then(|| sinks(device, heads));
         let block_size = 32;
@@ -223,20 +228,16 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
+/// Query heads, key heads, their width, and the size of a block.
+const ROTATED: [(usize, usize, usize, usize); 6] =
+    [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64), (3, 1, 96, 32), (8, 4, 256, 16)];
+
 /// Compares the fused rope and decode attention with its parts, for short and long sequences.
 #[test]
 fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, SPLIT_KEYS + 76];
-    let shapes = [
-        (16, 8, 128, 32),
-        (6, 2, 64, 16),
-        (14, 2, 64, 128),
-        (4, 4, 128, 64),
-        (3, 1, 96, 32),
-        (8, 4, 256, 16),
-    ];
-    for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
+    for (is_normed, (query, kv, dim, block_size)) in ROTATED.into_iter().flat_map(|s| [(true, s), (false, s)])
     {
         let heads = Heads { query, kv, dim };
         let width = heads.qkv_width();
