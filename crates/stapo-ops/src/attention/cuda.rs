@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use super::{Dims, Sequences};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED,
-    ATTENTION_PIPELINED_HOPPER, ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED,
-    ELEMENTWISE, Source,
+    ATTENTION, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_PIPELINED_HOPPER,
+    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice, TILE_COLUMNS, TensorMap};
 use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
@@ -16,11 +15,12 @@ use crate::{Float, pitch_of};
 pub(super) const ROWS: usize = 128;
 /// Keys per step: KEYS in tiles.cu.
 pub(super) const KEYS: usize = 64;
-/// Mean tokens of a sequence from which on `forward_pipelined` is the faster kernel. Both give the same bits.
-const PIPELINED_TOKENS: usize = 512;
 /// Heads whose forward kernels, in training and generation alike, use Hopper's matrix instruction.
 const HOPPER_DIMS: [usize; 4] = [64, 96, 128, 256];
-/// Mean tokens of a sequence from which on `forward_pipelined` takes two consumers instead of three. Both give the same bits.
+/// Below this mean number of keys of a sequence, tiles of 192 queries would be left half empty: the pipelined kernel takes two
+/// consumers instead of three. Both give the same bits.
+const SHORT_TOKENS: usize = 512;
+/// From this number on it takes two consumers too, whose registers hold the results of earlier splits.
 pub(crate) const LONG_TOKENS: usize = 12_288;
 
 /// Bytes of `rows` rows of padded tiles: see DIM in tiles.cu and STRIDE in mma.cu.
@@ -111,8 +111,8 @@ pub(super) fn map(rows: Slice, n: usize, width: usize, tile_rows: usize) -> Tens
     TensorMap::of_columns(rows, n, (0, width, width), tile_rows)
 }
 
-/// As forward_pipelined_hopper.cu has it for a width of heads: whether sequences are long, warpgroups that multiply, stages of keys
-/// or values, and buffers of queries.
+/// As forward_pipelined_hopper.cu has it for a width of heads: whether it is compiled with LONG_SEQUENCES, warpgroups that multiply,
+/// stages of keys or values, and buffers of queries.
 #[derive(Clone, Copy)]
 pub(super) struct Pipeline {
     pub is_long: bool,
@@ -125,7 +125,7 @@ impl Pipeline {
     /// For sequences of `mean_keys` keys. All give the same bits.
     pub(super) fn new(heads: Heads, mean_keys: usize) -> Self {
         let is_wide = heads.dim > MAX_NARROW_DIM;
-        let is_long = !is_wide && mean_keys >= LONG_TOKENS;
+        let is_long = !is_wide && !(SHORT_TOKENS..LONG_TOKENS).contains(&mean_keys);
         let (consumers, stages, buffers) = match (is_wide, is_long) {
             (true, _) => (2, 5, 1),
             (false, true) => (2, 10, 2),
@@ -255,30 +255,22 @@ pub(super) fn forward(
     let qkv = inputs.qkv;
     let rule = d.kernel_rule(inputs.sinks);
     let kind = qkv.kind;
-    let is_hopper = is_hopper(cuda, kind, heads);
-    let is_pipelined = sequences.mean_keys(d) >= PIPELINED_TOKENS || heads.dim > MAX_NARROW_DIM;
-    let has_maps = has_map(qkv, heads.qkv_width()) && sequences.fit_maps();
-    if is_hopper && is_pipelined && has_maps {
+    if is_hopper(cuda, kind, heads) {
         return forward_pipelined(cuda, d, inputs, sequences, out.same(qkv, op), lse.f32(op));
     }
-    let suffix = if is_hopper { "hopper_bf16" } else { out.same(qkv, op).name() };
-    let name = format!("attention_forward_{suffix}");
-    let (plain, ruled) =
-        if is_hopper { (&ATTENTION_HOPPER, &ATTENTION_HOPPER_RULED) } else { (&ATTENTION, &ATTENTION_RULED) };
-    let source = source(kind, heads, rule.choose(plain, ruled));
+    let name = format!("attention_forward_{}", out.same(qkv, op).name());
+    let source = source(kind, heads, rule.choose(&ATTENTION, &ATTENTION_RULED));
     let launch = cuda.kernel(source, &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).fields(&sequences.fields(d)).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     let launch = rule.last_argument(launch.arg(lse.f32(op)), kind);
-    let rows = if is_hopper { ROWS } else { tile_rows(heads) };
-    let grid = [heads.query, sequences.n_query_tiles(d, rows)];
-    if !is_bf16 {
-        launch.run([d.tokens, heads.query], 32, 0);
-    } else if is_hopper {
-        launch.run(grid, 256, swizzled_bytes(heads, ROWS + 4 * KEYS));
-    } else {
+    if is_bf16 {
+        let rows = tile_rows(heads);
+        let grid = [heads.query, sequences.n_query_tiles(d, rows)];
         launch.run(grid, 128, tile_bytes(heads, rows + 4 * KEYS));
+    } else {
+        launch.run([d.tokens, heads.query], 32, 0);
     }
 }
 
@@ -296,9 +288,14 @@ fn forward_pipelined(
     out: Slice,
     lse: Slice,
 ) {
+    if d.tokens == 0 {
+        return;
+    }
     let CudaInputs { qkv, sinks } = inputs;
     let rule = d.kernel_rule(sinks);
     let heads = d.heads;
+    let has_maps = has_map(qkv, heads.qkv_width()) && sequences.fit_maps();
+    assert!(has_maps, "attention::forward: rows that do not begin at multiples of 16 bytes");
     let pipeline = Pipeline::new(heads, sequences.mean_keys(d));
     let (plain, ruled) = if pipeline.is_long {
         (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED)

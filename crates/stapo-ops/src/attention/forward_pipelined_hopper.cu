@@ -256,9 +256,9 @@ __device__ __forceinline__ void begin_split(RowState& rows) {
 
 // Ends the split of step `step`. Without a window every row sees one of its keys.
 __device__ __forceinline__ void end_seen_split(int step, int first, RowState& rows, const SavedRows<DIM / 8>& earlier,
-                                               const LastKeys& last, const ScoreRule& rule, float factor) {
+                                               const int (&last_key)[2], const ScoreRule& rule, float factor) {
 #ifdef SCORE_RULE
-    end_split_from(step / SPLIT_STEPS * SPLIT_STEPS, first, rows, earlier, last.of_row, rule);
+    end_split_from(step / SPLIT_STEPS * SPLIT_STEPS, first, rows, earlier, last_key, rule);
 #else
     rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
     if (step >= SPLIT_STEPS) combine_splits(rows, earlier, true, true, factor);
@@ -269,12 +269,12 @@ __device__ __forceinline__ void end_seen_split(int step, int first, RowState& ro
 // of the step before and its values is under way; at the end that of this step. Unless the step is the last one, the scores
 // of the next are in s at the end.
 template <bool IS_LAST>
-__device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS / 8][4], Inputs& in, const LastKeys& last,
+__device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS / 8][4], Inputs& in, const int (&last_key)[2],
                                           int n_keys, const ScoreRule& rule, RowState& rows) {
     float scale[2], factor = in.factor;
     u32 p[KEYS / 16][4];
-    apply_rule(s, step * KEYS, last.of_row, rule);
-    if (IS_LAST) mask_hidden_keys(s, step * KEYS, last.of_row);
+    apply_rule(s, step * KEYS, last_key, rule);
+    if (IS_LAST) mask_hidden_keys(s, step * KEYS, last_key);
     softmax_weights(s, rows, factor, scale);
     fence_registers(s);
     // A wait is a loop, across which the compiler moves no arithmetic: the softmax stays in front of the wait for the
@@ -300,7 +300,7 @@ __device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS /
 }
 
 // Takes the steps of 64 rows from `first` on.
-__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const LastKeys& last, int n_keys,
+__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const int (&last_key)[2], int n_keys,
                                        const ScoreRule& rule, RowState& rows) {
     float s[KEYS / 8][4];
     SavedRows<DIM / 8> earlier;
@@ -311,19 +311,19 @@ __device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const
     in.release(in.keys);
     int step = first;
     for (; step < n_steps - 1; ++step) {
-        take_step<false>(step, first, s, in, last, n_keys, rule, rows);
+        take_step<false>(step, first, s, in, last_key, n_keys, rule, rows);
         if ((step + 1) % SPLIT_STEPS == 0) {
             end_product(in, rows);
-            end_seen_split(step, first, rows, earlier, last, rule, in.factor);
+            end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
             save_rows(earlier, rows);
             begin_split(rows);
         }
     }
     // All scores are multiplied: the queries may be overwritten.
     in.release_queries();
-    take_step<true>(step, first, s, in, last, n_keys, rule, rows);
+    take_step<true>(step, first, s, in, last_key, n_keys, rule, rows);
     end_product(in, rows);
-    end_seen_split(step, first, rows, earlier, last, rule, in.factor);
+    end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
 }
 
 // Passes steps that a consumer's rows do not see.
@@ -349,14 +349,14 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         if (n_keys == 0) break;
         int n_steps = count_steps(n_keys);
         in.load_queries();
-        LastKeys last = {{first + row, first + row + 8}, first + top_row, first + top_row + 63};
+        int last_key[2] = {first + row, first + row + 8};
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
         bool has_rows = first + top_row < n_keys;
         int first_step = rule.first_key(first) / KEYS, first_seen = rule.first_key(first + top_row) / KEYS;
         int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : first_step;
         if (has_rows) pass_steps(first_step, first_seen, in);
-        if (has_rows) attend(first_seen, n_own, in, last, n_keys, rule, rows);
+        if (has_rows) attend(first_seen, n_own, in, last_key, n_keys, rule, rows);
         pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
         QueryTile tile;

@@ -136,11 +136,6 @@ __device__ __forceinline__ void start_columns_product(float (&d)[DIM / 8][4], co
     wgmma_commit();
 }
 
-// The last keys that a warpgroup's 64 rows see: those of the thread's two rows, and bounds of all of them.
-struct LastKeys {
-    int of_row[2], lowest, highest;
-};
-
 // Registers of a thread of the producer's and of the consumers' warpgroups: together those of a multiprocessor.
 template <int N> __device__ __forceinline__ void take_producer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

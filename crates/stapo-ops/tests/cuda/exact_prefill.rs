@@ -83,7 +83,7 @@ fn check_prefill(device: &Device, rule: (Heads, ScoreRule, bool), sequences: &[P
         start += before + new;
     }
     let n_tokens_before = sequences[..n_single].iter().map(|(_, new)| new).sum();
-    let prefills = [0, LONG_TOKENS]
+    let prefills = [LONG_TOKENS - 1, LONG_TOKENS]
         .map(|mean_keys| Some(Prefill { n_sequences_before: n_single, n_tokens_before, mean_keys }));
     // Every block size with the plain rule, and the one that engines choose with the others.
     let block_sizes =
