@@ -230,16 +230,17 @@ struct QueryConsumer {
 
     // Starts s = q k^T and d = d_out v^T of a step.
     __device__ __forceinline__ void start_step(float (&s)[KEYS / 8][4], float (&d)[KEYS / 8][4], int step) {
-        int n = step - steps.first;
+        // Found anew in every step: the compiler would compute all operands once and keep them in local memory.
+        int n = step - steps.first, row = uniform(group * 64);
         bf16 *keys = tiles + n % 2 * TILE, *values = tiles + VALUES * TILE;
         wait_keys(n);
         zero_hidden_rows(keys, step);
         wgmma_fence();
-        start_rows_product<Q_ROWS>(s, queries, group * 64, keys);
+        start_rows_product<Q_ROWS>(s, queries, row, keys);
         wait_values(n);
         zero_hidden_rows(values, step);
         wgmma_fence();
-        start_rows_product<Q_ROWS>(d, queries + Q_ROWS * COLUMNS, group * 64, values);
+        start_rows_product<Q_ROWS>(d, queries + Q_ROWS * COLUMNS, row, values);
     }
 
     // Passes steps that this consumer's rows do not see.

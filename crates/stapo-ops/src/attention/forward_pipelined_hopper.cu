@@ -4,7 +4,8 @@
 // have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
 //
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
-// is worth more than the third consumer where sequences have many splits. Heads of 256 have two consumers too: their outputs
+// is worth more than the third consumer where sequences have many splits. Sequences so short that tiles of 192 queries would be
+// left half empty take two consumers as well. Heads of 256 have two consumers too: their outputs
 // take so many registers, and queries so much shared memory that there is one buffer of them.
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
