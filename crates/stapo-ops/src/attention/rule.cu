@@ -68,14 +68,18 @@ template <int N>
 __device__ __forceinline__ void apply_rule(float (&s)[N][4], int first_key, const int (&position)[2],
                                            const ScoreRule& rule) {
 #ifdef SCORE_RULE
-    if (rule.softcap == 0.0f && !rule.hides(first_key, position[1])) return;
+    if (rule.is_capped()) {
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[j][i] = rule.cap(s[j][i]);
+    }
+    if (!rule.hides(first_key, position[1])) return;
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            s[j][i] = rule.cap(s[j][i]);
+        for (int i = 0; i < 4; ++i)
             if (rule.hides(first_key + fragment_column(j, i), position[i / 2])) s[j][i] = MINUS_INFINITY;
-        }
 #endif
 }
 
