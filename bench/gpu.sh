@@ -106,6 +106,15 @@ if [ $quick -eq 0 ]; then
     run hybrid-decode-512 150 "$bench" decode --large=7
     run hybrid-train-9b 150 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run hybrid-decode-9b 150 "$bench" decode --large=6 --prompts=16
+    # The shapes of Gemma-3-4B, OLMo-3-7B and Mistral-7B: training, at 16,384 tokens too, where windows count, and decode.
+    number=3
+    for shape in gemma-3-4b olmo-3-7b mistral-7b; do
+        run "family-$shape-train" 150 "$bench" train --large=$number --8bit=1 --steps=2
+        run "family-$shape-train-16k" 150 "$bench" train --large=$number --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=2
+        run "family-$shape-decode-128" 150 "$bench" decode --large=$number --prompts=16
+        run "family-$shape-decode-512" 150 "$bench" decode --large=$number
+        number=$((number + 1))
+    done
     run torch 200 python3 "$here/gpu/torch_train.py"
     run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi

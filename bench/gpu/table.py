@@ -107,11 +107,13 @@ def rows(results):
             what = f"  vLLM {r['version']}, {r['mode']}: {r['prompts']} x {r['prompt']}, {of}"
             yield what, f"{r['tokens_per_s']:.0f} tokens/s", "", ""
         elif name in ("attention", "torch-attention"):
-            what = f"attention {r['sequences']} x {r['length']}, forward / backward"
+            plain = (r.get("head_dim", 128), r.get("kv_heads", 8), r.get("window", 0)) == (128, 8, 0)
+            kind = "" if plain else f", {r['kv_heads']} key heads of {r['head_dim']}" + (f", window {r['window']}" if r["window"] else "")
+            what = f"attention {r['sequences']} x {r['length']}{kind}, forward / backward"
             of_both = f"{r['forward_tflops']:.0f} / {r['backward_tflops']:.0f} TFLOP/s"
             shape = (r["sequences"], r["length"])
             peers = [x for x in results if x["name"] == "torch-attention" and (x.get("sequences"), x.get("length")) == shape]
-            if name == "attention" and peers and r["length"] >= 2048:
+            if name == "attention" and plain and peers and r["length"] >= 2048:
                 asked = {2048: 340, 8192: 480, 16384: 500}.get(r["length"], 0)
                 ok = r["forward_tflops"] >= peers[0]["forward_tflops"] and r["backward_tflops"] >= asked
                 yield what, of_both, f"cuDNN's / {asked}", ok
@@ -124,6 +126,9 @@ def rows(results):
         elif name == "train-8b-kept":
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             yield "  8 x 2048, everything kept", text, "12500 tokens/s, 139 GiB", r["tokens_per_s"] >= 12500 and r["gib"] <= 139
+        elif name.startswith("family-"):
+            text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB" + (f" (planned {r['planned_gib']})" if "planned_gib" in r else "")
+            yield name[7:].replace("-", " "), text, "", ""
         elif name.startswith("rollout"):
             text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.1f} % of an ideal scheduler"
             yield f"rollout of {r['sequences']} spread lengths", text, "70 %", r["share"] >= 0.7

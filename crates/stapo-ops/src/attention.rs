@@ -13,6 +13,7 @@ pub(crate) mod cpu_forward;
 pub(crate) mod cpu_paged;
 pub(crate) mod cpu_rows;
 pub(crate) mod cuda;
+mod cuda_backward;
 pub(crate) mod cuda_decode;
 pub(crate) mod cuda_paged;
 pub mod key_copies;
@@ -162,7 +163,7 @@ pub fn backward<'a, T: Float>(
         Backend::Cuda(cuda) => {
             let sequences = CudaSequences::new(dims, saved.qkv.cuda(), &sequences);
             let to = (to.qkv.cuda(), to.keys.map(|keys| keys.cuda()));
-            cuda::backward(cuda, dims, saved, sequences, d_out.cuda(), to);
+            cuda_backward::backward(cuda, dims, saved, sequences, d_out.cuda(), to);
         }
     }
 }

@@ -79,7 +79,7 @@ impl KernelSet {
 
     fn is_used(&self, source: &Source, part: KernelUse) -> bool {
         let is_hopper = self.is_hopper && !self.is_plain;
-        let has_hopper_form = is_hopper && [64, 128].contains(&part.head_dim());
+        let has_hopper_form = is_hopper && source.hopper_dims().contains(&part.head_dim());
         match (part, source.scope) {
             (KernelUse::Adapters, _) => source.is_of_adapters() && is_hopper,
             (KernelUse::DeltaNet { .. }, scope) => {

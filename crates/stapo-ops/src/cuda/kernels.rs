@@ -23,7 +23,7 @@ pub enum Scope {
     HeadDim,
     /// Once for each width of a head, when a layer first needs it.
     HeadDimOnDemand,
-    /// Once for each of the widths 64 and 128, for `sm_90a` only.
+    /// Once for each of [`Source::hopper_dims`], for `sm_90a` only.
     Hopper,
     /// The same, when a layer first needs it.
     HopperOnDemand,
@@ -51,6 +51,7 @@ const SOFTMAX: &str = include_str!("../attention/softmax.cu");
 const STREAMS: &str = include_str!("../attention/streams.cu");
 const FEEDS: &str = include_str!("../attention/feeds.cu");
 const RULE: &str = include_str!("../attention/rule.cu");
+const BACKWARD_FEED: &str = include_str!("../attention/backward_feed_hopper.cu");
 /// Makes the kernels of a source take the rule of scores.
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
 /// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
@@ -133,9 +134,13 @@ sources! {
     ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
+    ATTENTION_BACKWARD_WIDE_HOPPER = "attention_backward_wide_hopper", Hopper,
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
+    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
     MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, include_str!("../matmul/few_rows.cu")];
@@ -196,6 +201,18 @@ impl Source {
             &LORA_MIDDLE_M,
         ];
         later.iter().any(|own| own.name == self.name)
+    }
+
+    /// Widths of heads that have kernels with Hopper's matrix instruction.
+    pub(super) fn hopper_dims(&self) -> &'static [usize] {
+        let is_of = |part: &str| self.name.contains(part);
+        match self.scope {
+            _ if is_of("deltanet") => &[64, 128],
+            _ if is_of("backward_wide") => &[256],
+            // What wide heads would need more registers or shared memory for.
+            _ if is_of("long") || is_of("backward_pipelined") => &[64, 96, 128],
+            _ => &[64, 96, 128, 256],
+        }
     }
 
     /// Whether Hopper GPUs use other kernels for the same.

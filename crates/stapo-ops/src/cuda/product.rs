@@ -53,6 +53,19 @@ impl MatrixProduct {
         self.placement.map_or(alone, |placement| placement.strides)
     }
 
+    /// The same product, with `stride` elements from one stored row to the next of a, b or c, by its number.
+    pub(crate) fn with_stride(self, operand: usize, stride: usize) -> Self {
+        let mut strides = self.strides();
+        strides[operand] = stride;
+        let starts = self.placement.map_or([0; 3], |placement| placement.starts);
+        Self { placement: Some(Placement { strides, starts }), ..self }
+    }
+
+    /// The same product of operands that begin this many elements further on.
+    pub(crate) fn with_starts(self, starts: [usize; 3]) -> Self {
+        Self { placement: Some(Placement { strides: self.strides(), starts }), ..self }
+    }
+
     /// The addresses of the first elements of a, b and c.
     fn addresses(&self) -> [u64; 3] {
         let starts = self.placement.map_or([0; 3], |placement| placement.starts);
