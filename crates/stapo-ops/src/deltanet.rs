@@ -16,6 +16,8 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
 mod cuda;
 mod cuda_backward;
+mod cuda_chunks;
+mod cuda_rows;
 pub(crate) mod recurrence;
 mod states;
 #[cfg(test)]
@@ -124,7 +126,7 @@ pub struct Sequences<'a, T: Float> {
 
 /// The sequences of a call that go on where earlier calls ended.
 pub struct Carried<'a, T: Float> {
-    /// `[sequences]`: rows of each sequence, those of this call included.
+    /// `[sequences]`: rows of each sequence, those of this call included, of which each has at least one.
     pub contexts: View<'a, u32>,
     /// `[sequences]`: where the state of each sequence lies. A sequence whose first row is in the call reads nothing there.
     pub slots: View<'a, u32>,

@@ -139,7 +139,9 @@ sources! {
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
-        [TILES, MMA, DELTANET, include_str!("../deltanet/tile.cu"), include_str!("../deltanet/tile_backward.cu")];
+        [TILES, MMA, DELTANET, include_str!("../deltanet/chunk.cu"), include_str!("../deltanet/prepare.cu"),
+            include_str!("../deltanet/tile.cu"), include_str!("../deltanet/decode.cu"), include_str!("../deltanet/tile_backward.cu")];
+    DELTANET_TILE_ROWS = "deltanet_tile_rows", HopperOnDemand, [DELTANET, include_str!("../deltanet/rows_tile.cu")];
     OUTPUT_GATE = "output_gate", Once, [include_str!("../output_gate/output_gate.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }

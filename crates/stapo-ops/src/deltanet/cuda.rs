@@ -1,15 +1,13 @@
 use std::sync::Arc;
 
-use super::{CHUNK, Dims, Heads, Out, Parameters, Sequences};
-use crate::cuda::kernels::{DELTANET_CHUNKS, DELTANET_PLAIN, DELTANET_ROWS};
-use crate::cuda::{Cuda, ElementType, Fields, Memory, Precision, Slice};
+use super::{Dims, Heads, Out, Parameters, Sequences, cuda_chunks, cuda_rows};
+use crate::cuda::kernels::{DELTANET_PLAIN, DELTANET_ROWS};
+use crate::cuda::{Cuda, Fields, Memory, Precision, Slice};
 use crate::device::Backend;
 use crate::{Device, Float, pitch_of};
 
 /// Threads of a block that has one row.
 pub(super) const ROW_THREADS: usize = 256;
-/// Threads of a block that has a chunk, see tile.cu.
-pub(super) const TILE_THREADS: usize = 128;
 
 /// Whether the device takes heads of these widths through the tile; otherwise the recurrence runs row by row.
 pub(super) fn has_tile(device: &Device, heads: Heads) -> bool {
@@ -40,9 +38,17 @@ pub(super) struct Inputs {
 pub(super) struct CarriedSlices {
     contexts: Slice,
     slots: Slice,
-    recurrent: Slice,
+    pub recurrent: Slice,
     rows: Slice,
-    chunk: Option<[Slice; 3]>,
+    pub chunk: Option<[Slice; 2]>,
+}
+
+/// What the way back through the recurrence leaves, besides the gradients of values.
+pub(super) struct RecurrenceGradients {
+    /// `[2, T, value heads, key_dim]`: of queries and keys, by value head.
+    pub keyed: Memory,
+    /// `[T, 2, value heads]`: of b and of the log decays.
+    pub gates: Memory,
 }
 
 impl Inputs {
@@ -99,23 +105,6 @@ impl Inputs {
         let fields = fields.eight_bytes(self.a_log).eight_bytes(self.dt_bias);
         fields.join(&self.heads()).join(&self.sequences())
     }
-
-    /// `ChunkArgs` of tile.cu.
-    pub fn chunks(&self, states: Option<Slice>, corrected: Option<Slice>, out: Option<Slice>) -> Fields {
-        let chunk = self.carried.and_then(|carried| carried.chunk);
-        let fields = Fields::default().eight_bytes(self.raw).eight_bytes(self.mixed);
-        let fields = fields.eight_bytes(self.a_log).eight_bytes(self.dt_bias).eight_bytes(states);
-        let kept = |idx: usize| chunk.map(|chunk| chunk[idx]);
-        let fields = fields.eight_bytes(kept(0)).eight_bytes(kept(1)).eight_bytes(kept(2));
-        fields.eight_bytes(corrected).eight_bytes(out).join(&self.heads()).join(&self.sequences())
-    }
-}
-
-/// Bytes of `Shared` in tile.cu.
-pub(super) fn tile_bytes(dim: usize) -> usize {
-    let in_bf16 = (3 * CHUNK + dim) * (dim + 8) + CHUNK * (CHUNK + 8);
-    let in_f32 = CHUNK * 16 + 16 * (dim + 4) + 2 * CHUNK;
-    2 * in_bf16 + 4 * in_f32
 }
 
 pub(super) fn forward<T: Float>(
@@ -134,26 +123,23 @@ pub(super) fn forward<T: Float>(
         slots: carried.slots.cuda(),
         recurrent: carried.states.recurrent.view_mut().cuda().f32(op),
         rows: carried.states.rows.view_mut().cuda().same(raw, op),
-        chunk: carried.states.chunk.as_mut().map(|kept| {
-            [&mut kept.keys, &mut kept.values, &mut kept.log_decays].map(|buffer| buffer.view_mut().cuda())
-        }),
+        chunk: carried
+            .states
+            .chunk
+            .as_mut()
+            .map(|kept| [&mut kept.rows, &mut kept.numbers].map(|buffer| buffer.view_mut().cuda())),
     });
     let inv_norms = to.inv_norms.cuda().f32(op);
-    let name = inputs.name("mix");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inputs.mixed);
-    launch.arg(inv_norms).run([d.tokens, 1], ROW_THREADS, 0);
+    mix(cuda, &inputs, inv_norms);
     let outputs = mixed.part(d.tokens * d.heads.conv_width(), d.tokens * d.heads.value_width());
     if uses_tile(cuda, d.heads) {
-        run_chunks(cuda, &inputs, outputs);
+        cuda_chunks::forward(cuda, &inputs, outputs);
     } else {
         run_rows(cuda, &inputs, outputs);
     }
     let out = to.out.cuda().same(raw, op);
     let pitch = pitch_of(op, "out", out.len, d.tokens, d.heads.value_width());
-    let name = inputs.name("norm");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(raw).arg(outputs).arg(inputs.norm).arg(inv_norms);
-    let launch = launch.arg(out).arg(pitch).arg(d.eps as f32).fields(&inputs.heads());
-    launch.run([d.tokens, 1], ROW_THREADS, 0);
+    norm(cuda, &inputs, outputs, inv_norms, (out, pitch));
     if let Some(carried) = inputs.carried.filter(|_| d.kernel > 1) {
         let name = inputs.name("keep_rows");
         let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(raw).arg(carried.rows).fields(&inputs.heads());
@@ -162,16 +148,26 @@ pub(super) fn forward<T: Float>(
     }
 }
 
-/// The recurrence in chunks of 64 rows.
-fn run_chunks(cuda: &Arc<Cuda>, inputs: &Inputs, outputs: Slice) {
+/// From the input to what the recurrence takes in.
+fn mix(cuda: &Cuda, inputs: &Inputs, inv_norms: Slice) {
+    if cuda_rows::takes(cuda, inputs) {
+        return cuda_rows::mix(cuda, inputs, inv_norms);
+    }
+    let name = inputs.name("mix");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inputs.mixed);
+    launch.arg(inv_norms).run([inputs.d.tokens, 1], ROW_THREADS, 0);
+}
+
+/// From the outputs of the recurrence to rows of `out`, which are `pitch` apart.
+fn norm(cuda: &Cuda, inputs: &Inputs, outputs: Slice, inv_norms: Slice, (out, pitch): (Slice, usize)) {
+    if cuda_rows::takes(cuda, inputs) {
+        return cuda_rows::norm(cuda, inputs, outputs, inv_norms, (out, pitch));
+    }
     let d = inputs.d;
-    let dim = d.heads.key_dim;
-    let fresh = || Memory::scratch(cuda, d.sequences * d.heads.state_len(), ElementType::F32);
-    let scratch = inputs.carried.is_none().then(fresh);
-    let states = inputs.carried.map(|carried| carried.recurrent).or(scratch.as_ref().map(Memory::slice));
-    let args = inputs.chunks(states, None, Some(outputs));
-    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
-    launch.run([d.heads.value, d.sequences], TILE_THREADS, tile_bytes(dim));
+    let name = inputs.name("norm");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(inputs.raw).arg(outputs).arg(inputs.norm);
+    let launch = launch.arg(inv_norms).arg(out).arg(pitch).arg(d.eps as f32).fields(&inputs.heads());
+    launch.run([d.tokens, 1], ROW_THREADS, 0);
 }
 
 /// The recurrence row by row.
