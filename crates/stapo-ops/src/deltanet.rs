@@ -17,6 +17,7 @@ pub(crate) mod cpu_backward;
 mod cuda;
 mod cuda_backward;
 mod cuda_chunks;
+mod cuda_inputs;
 mod cuda_rows;
 pub(crate) mod recurrence;
 mod states;

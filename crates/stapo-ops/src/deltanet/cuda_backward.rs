@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::cuda::{Inputs, ROW_THREADS, RecurrenceGradients, uses_tile};
+use super::cuda_inputs::{Inputs, ROW_THREADS, RecurrenceGradients, takes_rows, uses_tile};
 use super::{Dims, Heads, ParameterSums, Parameters, Saved, cuda_chunks, cuda_rows};
 use crate::cuda::kernels::{DELTANET_PLAIN, DELTANET_ROWS};
 use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
@@ -122,7 +122,7 @@ fn norm_backward(
     (d_out, d_outputs): (Slice, Slice),
     (d_raw, pitch): (Slice, usize),
 ) -> Memory {
-    if cuda_rows::takes(cuda, inputs) {
+    if takes_rows(cuda, inputs.d.heads, inputs.d.kernel) {
         let (forward, gradients) = ((outputs, inv_norms), (d_out, d_outputs));
         return cuda_rows::norm_backward(cuda, inputs, forward, gradients, (d_raw, pitch));
     }
@@ -149,7 +149,7 @@ fn mix_backward(
     (recurrence, d_mixed): (&RecurrenceGradients, Slice),
     (d_raw, pitch): (Slice, usize),
 ) -> Memory {
-    if cuda_rows::takes(cuda, inputs) {
+    if takes_rows(cuda, inputs.d.heads, inputs.d.kernel) {
         return cuda_rows::mix_backward(cuda, inputs, inv_norms, (recurrence, d_mixed), (d_raw, pitch));
     }
     let d = inputs.d;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cuda::{Inputs, RecurrenceGradients};
+use super::cuda_inputs::{Destination, Inputs, RecurrenceGradients, takes_rows};
 use super::{CHUNK, Heads};
 use crate::cuda::kernels::DELTANET_CHUNKS;
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice};
@@ -37,7 +37,8 @@ fn stages_bytes(dim: usize) -> usize {
 /// `DecodeShared` of decode.cu, rounded up.
 fn decode_bytes(dim: usize) -> usize {
     let weights = 2 * (BLOCK + 2) * (CHUNK + 8);
-    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * (BLOCK * BLOCK + 4 * CHUNK + BLOCK + 4)
+    let numbers = BLOCK * BLOCK + 4 * CHUNK + BLOCK + 4;
+    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * numbers + 2 * 2 * dim
 }
 
 /// `RowsShared` of tile_backward.cu.
@@ -92,6 +93,12 @@ struct ChunkOutputs {
     out: Option<Slice>,
 }
 
+impl ChunkOutputs {
+    fn rows(to: Destination) -> Self {
+        Self { out: Some(to.outputs), ..Self::default() }
+    }
+}
+
 /// `ChunkArgs` of chunk.cu.
 fn chunk_args(inputs: &Inputs, prepared: Option<&Prepared>, to: &ChunkOutputs) -> Fields {
     let chunk = inputs.carried.and_then(|carried| carried.chunk);
@@ -124,28 +131,42 @@ fn run_prepared(cuda: &Arc<Cuda>, inputs: &Inputs, args: &Fields, n_chunks: usiz
     launch.run(grid, threads, stages_bytes(dim));
 }
 
-/// From the rows that the recurrence takes in to its outputs.
-pub(super) fn forward(cuda: &Arc<Cuda>, inputs: &Inputs, outputs: Slice) {
+/// Whether a call has rows that [`decode`] does not take, which are the single rows of sequences that go on.
+pub(super) fn has_chunks(inputs: &Inputs) -> bool {
     let d = inputs.d;
-    let dim = d.heads.key_dim;
-    let to = ChunkOutputs { out: Some(outputs), ..ChunkOutputs::default() };
-    let grid = [d.heads.value, d.sequences];
     let is_carried = inputs.carried.is_some();
     assert!(!is_carried || d.tokens >= d.sequences, "deltanet: a sequence that goes on has no row");
-    if !is_carried || d.tokens > d.sequences {
-        let prepared = Prepared::new(cuda, inputs);
-        let args = chunk_args(inputs, Some(&prepared), &to);
-        run_prepared(cuda, inputs, &args, prepared.n_chunks);
-        if is_carried {
-            let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_keep_chunk").head_dim(dim).fields(&args);
-            launch.run(grid, PREPARE_THREADS, 0);
-        }
+    !is_carried || d.tokens > d.sequences
+}
+
+/// From the rows that the recurrence takes in to its outputs.
+pub(super) fn forward(cuda: &Arc<Cuda>, inputs: &Inputs, to: Destination) {
+    if !has_chunks(inputs) {
+        return;
     }
-    if is_carried {
-        let args = chunk_args(inputs, None, &to);
-        let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_decode").head_dim(dim).fields(&args);
-        launch.run(grid, dim, decode_bytes(dim));
+    let d = inputs.d;
+    let prepared = Prepared::new(cuda, inputs);
+    let args = chunk_args(inputs, Some(&prepared), &ChunkOutputs::rows(to));
+    run_prepared(cuda, inputs, &args, prepared.n_chunks);
+    if inputs.carried.is_some() {
+        let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_keep_chunk").head_dim(d.heads.key_dim);
+        launch.fields(&args).run([d.heads.value, d.sequences], PREPARE_THREADS, 0);
     }
+}
+
+/// The same for single rows of sequences that go on. Where rows_tile.cu takes the rows, all of its work besides: from the input to the
+/// output.
+pub(super) fn decode(cuda: &Arc<Cuda>, inputs: &Inputs, to: Destination) {
+    let Some(carried) = inputs.carried else { return };
+    let d = inputs.d;
+    let dim = d.heads.key_dim;
+    let is_whole = takes_rows(cuda, d.heads, d.kernel);
+    let of_rows = |slice| is_whole.then_some(slice);
+    let args = chunk_args(inputs, None, &ChunkOutputs::rows(to)).eight_bytes(of_rows(inputs.conv));
+    let args = args.eight_bytes(of_rows(inputs.norm)).eight_bytes(of_rows(carried.rows));
+    let args = args.eight_bytes(to.out).four_bytes(to.pitch).four_bytes(d.eps as f32);
+    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_decode").head_dim(dim).fields(&args);
+    launch.run([d.heads.value, d.sequences], dim, decode_bytes(dim));
 }
 
 /// Computes the states in front of all chunks again, goes back through the chunks of each sequence, and then through the rows of all

@@ -2,29 +2,32 @@
 
 use std::sync::Arc;
 
-use super::Dims;
-use super::cuda::{Inputs, RecurrenceGradients, uses_tile};
+use super::cuda_chunks;
+use super::cuda_inputs::{COLUMNS, Destination, Inputs, RecurrenceGradients, TAPS};
 use crate::cuda::kernels::DELTANET_TILE_ROWS;
 use crate::cuda::{Cuda, ElementType, Launch, Memory, Slice, parts_for};
 
-/// Columns of a thread.
-const COLUMNS: usize = 8;
-/// Rows that the convolution reads.
-const TAPS: usize = 4;
 /// Threads of a block that runs the convolution.
 const CONV_THREADS: usize = 128;
-/// The most threads of a block.
-const MAX_THREADS: usize = 1024;
 /// Consecutive rows of a thread, where there are enough of them to fill the GPU.
 const ROWS_AT_ONCE: usize = 32;
 /// The most blocks that share the rows of the sums for the convolution's weight.
 const MAX_CONV_PARTS: usize = 256;
 
-/// Whether these kernels take the rows: a matter of the shape alone, so that a row takes the same way in every call.
-pub(super) fn takes(cuda: &Cuda, inputs: &Inputs) -> bool {
-    let Dims { heads, kernel, .. } = inputs.d;
-    let is_aligned = heads.input_width().is_multiple_of(COLUMNS);
-    uses_tile(cuda, heads) && kernel == TAPS && is_aligned && heads.value_width() <= COLUMNS * MAX_THREADS
+/// From the rows of the input to those of the output.
+pub(super) fn forward(cuda: &Arc<Cuda>, inputs: &Inputs, to: Destination) {
+    if cuda_chunks::has_chunks(inputs) {
+        mix(cuda, inputs, to.inv_norms);
+        cuda_chunks::forward(cuda, inputs, to);
+        norm(cuda, inputs, to);
+        if let Some(carried) = inputs.carried {
+            let launch = kernel(cuda, inputs, "deltanet_keep_rows").arg(inputs.raw).arg(carried.rows);
+            let launch = launch.fields(&inputs.heads()).fields(&inputs.sequences());
+            launch.run([conv_grid(inputs, 1)[1], inputs.d.sequences], CONV_THREADS, 0);
+        }
+    }
+    // Decode goes from input to output by itself, over what the norm left in its rows.
+    cuda_chunks::decode(cuda, inputs, to);
 }
 
 fn kernel<'a>(cuda: &'a Cuda, inputs: &Inputs, name: &'a str) -> Launch<'a> {
@@ -37,7 +40,7 @@ fn conv_grid(inputs: &Inputs, per_block: usize) -> [usize; 2] {
 }
 
 /// From the input to what the recurrence takes in.
-pub(super) fn mix(cuda: &Cuda, inputs: &Inputs, inv_norms: Slice) {
+fn mix(cuda: &Cuda, inputs: &Inputs, inv_norms: Slice) {
     let n_rows = inputs.d.tokens;
     let per_block = if n_rows < ROWS_AT_ONCE * 64 { 1 } else { ROWS_AT_ONCE };
     let launch = kernel(cuda, inputs, "deltanet_mix").fields(&inputs.conv_rows()).arg(inputs.mixed);
@@ -45,18 +48,12 @@ pub(super) fn mix(cuda: &Cuda, inputs: &Inputs, inv_norms: Slice) {
     launch.run(conv_grid(inputs, per_block), CONV_THREADS, 0);
 }
 
-/// From the outputs of the recurrence to rows of `out`, which are `pitch` apart.
-pub(super) fn norm(
-    cuda: &Cuda,
-    inputs: &Inputs,
-    outputs: Slice,
-    inv_norms: Slice,
-    (out, pitch): (Slice, usize),
-) {
+/// From the outputs of the recurrence to those of the op.
+fn norm(cuda: &Cuda, inputs: &Inputs, to: Destination) {
     let d = inputs.d;
-    let launch = kernel(cuda, inputs, "deltanet_norm").arg(inputs.raw).arg(outputs).arg(inputs.norm);
-    let launch = launch.arg(inv_norms).arg(out).arg(pitch).arg(d.eps as f32).fields(&inputs.heads());
-    launch.run([d.tokens, 1], d.heads.value_width() / COLUMNS, 0);
+    let launch = kernel(cuda, inputs, "deltanet_norm").arg(inputs.raw).arg(to.outputs).arg(inputs.norm);
+    let launch = launch.arg(to.inv_norms).arg(to.out).arg(to.pitch).arg(d.eps as f32);
+    launch.fields(&inputs.heads()).run([d.tokens, 1], d.heads.value_width() / COLUMNS, 0);
 }
 
 /// The gradients of z and of the outputs of the recurrence. Gives parts `[blocks, value_dim]` of the sums for the norm's weight.

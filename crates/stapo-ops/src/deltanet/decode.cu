@@ -1,5 +1,16 @@
 // One row of each sequence, on a partly filled chunk. A block of threads has a value head of a sequence, each warp 32 columns of values.
-// Every sum has the operands of prepare.cu and tile.cu in their order.
+// Every sum has the operands of prepare.cu and tile.cu in their order. Where rows_tile.cu takes the rows, its work is done here as well.
+
+struct DecodeArgs {
+    ChunkArgs chunk;
+    // Where rows_tile.cu takes the rows, else 0: weights of the convolution and of the norm, and the last rows, see convolution.cu.
+    const bf16 *conv, *norm;
+    bf16* carried;
+    // [T, value_width], rows `pitch` apart.
+    bf16* out;
+    int pitch;
+    float eps;
+};
 
 struct DecodeShared {
     bf16 k[CHUNK * STRIDE];
@@ -17,24 +28,29 @@ struct DecodeShared {
     float scores[2][CHUNK];
     float near[BLOCK];
     float log_decay[CHUNK], c[CHUNK];
+    // The row's value and its output.
+    bf16 value[DIM], out[DIM];
     float beta;
 };
 
 // Loads what was kept of the rows in front of row t, and the row.
 __device__ __forceinline__ void load_decode(DecodeShared& s, const ChunkArgs& a, bf16* rows, const float* numbers, int token, int head,
-                                            int t) {
+                                            int t, bool is_mixed) {
     int block = t / BLOCK * BLOCK;
     const bf16* query = a.mixed + (size_t)token * a.h.conv_width() + head / a.h.group() * DIM;
     for (int i = threadIdx.x; i < (block + BLOCK) * DIM / 8; i += DIM) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
-        const bf16* key = r == t ? query + a.h.key_width() : rows + r * DIM;
-        copy8(s.k + to, key + column, r <= t);
+        if (r != t || is_mixed) copy8(s.k + to, (r == t ? query + a.h.key_width() : rows + r * DIM) + column, r <= t);
         copy8(s.d + to, rows + (CHUNK + r) * DIM + column, r < t);
     }
     for (int i = threadIdx.x; i < BLOCK * DIM / 8; i += DIM) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
         copy8(s.sides + to, rows + (2 * CHUNK + r) * DIM + column, block + r < t);
-        copy8(s.pair + to, (r == 0 ? query + a.h.key_width() : query) + column, r < 2);
+        if (r > 1 || is_mixed) copy8(s.pair + to, (r == 0 ? query + a.h.key_width() : query) + column, r < 2);
+    }
+    if (is_mixed && threadIdx.x < DIM / 8) {
+        const bf16* values = a.mixed + (size_t)token * a.h.conv_width() + 2 * a.h.key_width() + head * DIM;
+        copy8(s.value + threadIdx.x * 8, values + threadIdx.x * 8, true);
     }
     cp_async_commit();
     for (int i = threadIdx.x; i < (BLOCK + 2) * SQUARE; i += DIM) s.weights[i] = round_to<bf16>(0.0f);
@@ -49,6 +65,39 @@ __device__ __forceinline__ void load_decode(DecodeShared& s, const ChunkArgs& a,
         }
         s.c[r] = s.log_decay[r];
     }
+}
+
+// The query, the key and the value of a row from its input, by two warps at most: some neighbouring lanes have each. The input is kept for
+// the rows behind.
+__device__ __forceinline__ void mix_row(DecodeShared& s, const DecodeArgs& a, int token, int sequence, int head, int t) {
+    if (threadIdx.x >= 64) return;
+    const Heads& h = a.chunk.h;
+    int part = min((int)threadIdx.x / HEAD_LANES, 2), at = threadIdx.x % HEAD_LANES * 8;
+    int column = at + (part == 2 ? 2 * h.key_width() + head * DIM : part * h.key_width() + head / h.group() * DIM);
+    ConvRows rows = {a.chunk.raw, a.conv, a.carried, h, a.chunk.sequences};
+    Convolution conv(rows, token, sequence, column);
+    uint4 x = *(const uint4*)(a.chunk.raw + (size_t)token * h.input_width() + column);
+    float sums[8];
+    mix_columns(sums, conv, x, part < 2, part == 0);
+    if (threadIdx.x >= 3 * HEAD_LANES) return;
+    uint4 mixed = pack8(sums);
+    if (part == 2) *(uint4*)(s.value + at) = mixed;
+    if (part < 2) *(uint4*)(s.pair + (1 - part) * STRIDE + at) = mixed;
+    if (part == 1) *(uint4*)(s.k + t * STRIDE + at) = mixed;
+    size_t kept = (size_t)a.chunk.sequences.slots[sequence] * TAPS + (a.chunk.sequences.contexts[sequence] - 1) % TAPS;
+    *(uint4*)(a.carried + kept * h.conv_width() + column) = x;
+}
+
+// The norm of the row's output, by one warp.
+__device__ __forceinline__ void norm_row(const DecodeShared& s, const DecodeArgs& a, int token, int head) {
+    const Heads& h = a.chunk.h;
+    int at = threadIdx.x % HEAD_LANES * 8;
+    float x[8], z[8], w[8];
+    widen8(x, *(const uint4*)(s.out + at));
+    widen8(z, *(const uint4*)(a.chunk.raw + (size_t)token * h.input_width() + h.conv_width() + head * DIM + at));
+    widen8(w, *(const uint4*)(a.norm + at));
+    norm_columns(x, z, w, a.eps);
+    if (threadIdx.x < HEAD_LANES) store8_anywhere(a.out + (size_t)token * a.pitch + head * DIM + at, x);
 }
 
 // Scores of the key and the query with the keys of all blocks up to that of row t.
@@ -95,7 +144,7 @@ __device__ __forceinline__ void weigh_row(DecodeShared& s, float* numbers, int t
 }
 
 // The output, the corrected value and the side of sixteen columns from `column` on. state: S^T by sixteen keys.
-__device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* state, const bf16* values, bf16* out, int column, int t) {
+__device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* state, int column, int t) {
     int lane = threadIdx.x % 32, block = t / BLOCK * BLOCK;
     // Column 0 is of the key, column 1 of the query: the first lane of four has both.
     float row[4] = {};
@@ -109,7 +158,7 @@ __device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* sta
     float decay = expf(s.c[t]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float value = widen(values[column + lane / 4 + half * 8]);
+        float value = widen(s.value[column + lane / 4 + half * 8]);
         row[2 * half] = s.beta * fmaf(-decay, row[2 * half], value);
         row[2 * half + 1] *= decay;
     }
@@ -134,13 +183,14 @@ __device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* sta
     load_transposed(left, s.d, STRIDE, block, column);
     load_by_rows(right, s.weights, SQUARE, 0, block);
     mma(row, left, right);
-    store(out, row + 1);
+    store(s.out, row + 1);
 }
 
 // Grid: (value heads, sequences); DIM threads. Sequences with several rows are those of tile.cu.
-KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__ ChunkArgs a) {
+KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__ DecodeArgs args) {
     extern __shared__ __align__(16) char memory[];
     DecodeShared& s = *(DecodeShared*)memory;
+    const ChunkArgs& a = args.chunk;
     int head = blockIdx.x, sequence = blockIdx.y, token = a.sequences.offsets[sequence];
     if (a.sequences.offsets[sequence + 1] - token != 1) return;
     int done = a.sequences.done(sequence), t = done % CHUNK, warp = threadIdx.x / 32;
@@ -154,17 +204,20 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
             state[half][keys] = done < CHUNK ? make_uint4(0, 0, 0, 0) : *planes.at(2 * warp + half, keys);
     bf16* rows = kept_rows(a, slot, head);
     float* numbers = kept_numbers(a, slot, head);
-    load_decode(s, a, rows, numbers, token, head, t);
+    load_decode(s, a, rows, numbers, token, head, t, !args.conv);
+    if (args.conv) mix_row(s, args, token, sequence, head, t);
     cp_async_wait<0>();
     __syncthreads();
     cumulate(s.c);
     score_row(s, t);
     __syncthreads();
     weigh_row(s, numbers, t);
-    const bf16* values = a.mixed + (size_t)token * a.h.conv_width() + 2 * a.h.key_width() + head * DIM;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-        decode_columns(s, state[half], values, a.out + (size_t)token * a.h.value_width() + head * DIM, warp * 32 + half * 16, t);
+    for (int half = 0; half < 2; ++half) decode_columns(s, state[half], warp * 32 + half * 16, t);
+    __syncthreads();
+    if (!args.conv && threadIdx.x < DIM / 8)
+        *(uint4*)(a.out + (size_t)token * a.h.value_width() + head * DIM + threadIdx.x * 8) = *(const uint4*)(s.out + threadIdx.x * 8);
+    if (args.conv && warp == 0) norm_row(s, args, token, head);
     int lane = threadIdx.x % 32;
     if (t + 1 < CHUNK) {
         // Eight columns of a row for each lane: the key, the corrected value, the side.

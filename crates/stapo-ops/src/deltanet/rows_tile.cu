@@ -2,104 +2,6 @@
 // rows. A thread has eight columns of some consecutive rows, and the rows that its convolution reads stay in registers. A row's bits
 // depend on the row and on the rows that the convolution reads, not on the call.
 
-#define DIM HEAD_DIM
-#define LENGTH_EPS 1e-6f
-#define TAPS 4
-// Neighbouring lanes that share a head.
-#define HEAD_LANES (DIM / 8)
-
-// As in rows.cu. `carried` [slots, TAPS - 1, conv_width] holds the last rows in front of the call.
-struct ConvRows {
-    const bf16 *raw, *conv, *carried;
-    Heads h;
-    Sequences sequences;
-};
-
-__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
-__device__ __forceinline__ void widen8(float* x, uint4 row) {
-    u32 words[4] = {row.x, row.y, row.z, row.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
-}
-
-__device__ __forceinline__ uint4 pack8(const float* x) {
-    return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-}
-
-// Rows that other columns follow may begin anywhere.
-__device__ __forceinline__ void store8_anywhere(bf16* to, const float* x) { store8(to, 0, 8, (size_t)to % 16 == 0, x); }
-
-// Sums over the lanes of a head.
-__device__ __forceinline__ float head_sum(float x) {
-#pragma unroll
-    for (int step = HEAD_LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
-
-// The convolution of eight columns, row after row. Weights [TAPS][8], the first row's first.
-struct Convolution {
-    float weights[TAPS][8];
-    // The rows in front of the next one, the earliest first.
-    uint4 before[TAPS - 1];
-    // The next row and the end of its sequence.
-    int row, sequence, end, column;
-
-    __device__ __forceinline__ Convolution(const ConvRows& of, int row, int column) : row(row), column(column) {
-#pragma unroll
-        for (int half = 0; half < TAPS; ++half) {
-            float two[8];
-            widen8(two, ((const uint4*)(of.conv + (size_t)column * TAPS))[half]);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) weights[i % TAPS][2 * half + i / TAPS] = two[i];
-        }
-        sequence = of.sequences.of_row(row);
-        enter(of);
-    }
-
-    // Takes the rows in front of `row` from its sequence: those of the call, else those of earlier calls.
-    __device__ __forceinline__ void enter(const ConvRows& of) {
-        int done = row - (int)of.sequences.offsets[sequence];
-        end = of.sequences.offsets[sequence + 1];
-        bool is_begun = of.carried && of.sequences.done(sequence) > 0;
-#pragma unroll
-        for (int i = 0; i < TAPS - 1; ++i) {
-            int lag = TAPS - 1 - i;
-            before[i] = make_uint4(0, 0, 0, 0);
-            if (lag <= done)
-                before[i] = *(const uint4*)(of.raw + (size_t)(row - lag) * of.h.input_width() + column);
-            else if (is_begun)
-                before[i] = *(const uint4*)(of.carried +
-                                            ((size_t)of.sequences.slots[sequence] * (TAPS - 1) + i + done) * of.h.conv_width() + column);
-        }
-    }
-
-    // Goes on to the row behind.
-    __device__ __forceinline__ void step(const ConvRows& of, uint4 x) {
-        before[0] = before[1], before[1] = before[2], before[2] = x;
-        if (++row < end) return;
-        do ++sequence;
-        while (sequence < of.sequences.n && (int)of.sequences.offsets[sequence + 1] <= row);
-        if (sequence < of.sequences.n) enter(of);
-    }
-
-    // The convolution in front of SiLU, with x the row itself.
-    __device__ __forceinline__ void sum(float* sums, uint4 x) const {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] = 0.0f;
-#pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) {
-            float values[8];
-            widen8(values, tap + 1 < TAPS ? before[tap] : x);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sums[i] = fmaf(weights[tap][i], values[i], sums[i]);
-        }
-    }
-};
-
 // The eight columns and the rows of a thread. Threads behind the last column take the last ones and write nothing.
 struct Place {
     int column, first, end, head;
@@ -120,21 +22,10 @@ struct Place {
 KERNEL deltanet_mix(const __grid_constant__ ConvRows rows, bf16* mixed, float* inv_norms, int n_rows, int per_block) {
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
-    Convolution conv(rows, at.first, at.column);
+    Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
     for (int row = at.first; row < at.end; ++row) {
         uint4 x = *(const uint4*)(rows.raw + (size_t)row * h.input_width() + at.column);
-        float sums[8], squares = 0.0f;
-        conv.sum(sums, x);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            sums[i] *= fast_sigmoid(sums[i]);
-            squares = fmaf(sums[i], sums[i], squares);
-        }
-        float inv = 1.0f / sqrtf(head_sum(squares) + LENGTH_EPS);
-        float factor = at.head < h.key ? inv * (1.0f / sqrtf((float)DIM)) : inv;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (at.is_normed) sums[i] *= factor;
+        float sums[8], inv = mix_columns(sums, conv, x, at.is_normed, at.head < h.key);
         if (at.is_there) {
             *(uint4*)(mixed + (size_t)row * h.conv_width() + at.column) = pack8(sums);
             if (at.is_normed && at.column % DIM == 0) inv_norms[(size_t)row * h.norms() + at.head] = inv;
@@ -148,16 +39,12 @@ KERNEL deltanet_norm(const bf16* raw, const bf16* outputs, const bf16* weight, f
                      const __grid_constant__ Heads h) {
     size_t row = blockIdx.x;
     int column = threadIdx.x * 8;
-    float x[8], z[8], w[8], squares = 0.0f;
+    float x[8], z[8], w[8];
     widen8(x, *(const uint4*)(outputs + row * h.value_width() + column));
     widen8(z, *(const uint4*)(raw + row * h.input_width() + h.conv_width() + column));
     widen8(w, *(const uint4*)(weight + column % DIM));
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
-    float inv = 1.0f / sqrtf(head_sum(squares) / (float)DIM + eps);
+    float inv = norm_columns(x, z, w, eps);
     if (column % DIM == 0) inv_norms[row * h.norms() + 2 * h.key + column / DIM] = inv;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = x[i] * inv * w[i] * (z[i] * fast_sigmoid(z[i]));
     store8_anywhere(out + row * pitch + column, x);
 }
 
@@ -239,7 +126,7 @@ KERNEL deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float*
                              bf16* d_raw, int pitch, float* parts, int n_rows, int per_block) {
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
-    Convolution conv(rows, at.first, at.column);
+    Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
     // d_sums[i]: the gradient of the input i rows in front of the next row, as far as known.
     float d_weights[TAPS][8] = {}, d_sums[TAPS - 1][8] = {};
     // Rows behind the last one give to the rows of the block.
@@ -280,4 +167,14 @@ KERNEL deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float*
     float4* to = (float4*)(parts + ((size_t)blockIdx.x * h.conv_width() + at.column) * TAPS);
 #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = make_float4(d_weights[0][i], d_weights[1][i], d_weights[2][i], d_weights[3][i]);
+}
+
+// Keeps the last rows of each sequence for the convolution of later calls. Grid: (columns, sequences).
+KERNEL deltanet_keep_rows(const bf16* raw, bf16* carried, const __grid_constant__ Heads h, const __grid_constant__ Sequences sequences) {
+    int s = blockIdx.y, column = (blockIdx.x * blockDim.x + threadIdx.x) * 8, end = sequences.offsets[s + 1];
+    if (column >= h.conv_width()) return;
+    for (int lag = 1; lag < TAPS && end - lag >= (int)sequences.offsets[s]; ++lag) {
+        size_t to = (size_t)sequences.slots[s] * TAPS + (sequences.contexts[s] - lag) % TAPS;
+        *(uint4*)(carried + to * h.conv_width() + column) = *(const uint4*)(raw + (size_t)(end - lag) * h.input_width() + column);
+    }
 }

@@ -1,7 +1,7 @@
 //! What a layer keeps of sequences between calls.
 
 use super::cuda_chunks::{KEPT_NUMBERS, KEPT_ROWS};
-use super::{Heads, Sequences, cpu, cuda};
+use super::{Heads, Sequences, cpu, cuda_inputs};
 use crate::{Buffer, Device, Float, OutOfMemory};
 
 /// What one layer keeps of sequences between calls.
@@ -9,7 +9,7 @@ use crate::{Buffer, Device, Float, OutOfMemory};
 pub struct States<T: Float> {
     /// `[slots, value heads, key_dim, value_dim]`; with the tile, the state at the start of the chunk that a sequence is in.
     pub(super) recurrent: Buffer<T>,
-    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read.
+    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read; with the tile, room for one row more.
     pub(super) rows: Buffer<T>,
     pub(super) chunk: Option<KeptChunk<T>>,
     n_slots: usize,
@@ -26,7 +26,8 @@ pub(super) struct KeptChunk<T: Float> {
 
 impl<T: Float> States<T> {
     pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = n_slots * (kernel - 1) * heads.conv_width();
+        let has_tile = cuda_inputs::has_tile(device, heads);
+        let n_rows = n_slots * (kernel - usize::from(!has_tile)) * heads.conv_width();
         let chunk = || -> Result<_, OutOfMemory> {
             let rows = device.compute_zeros(n_slots * heads.value * KEPT_ROWS * heads.value_dim)?;
             Ok(KeptChunk { rows, numbers: device.zeros(n_slots * heads.value * KEPT_NUMBERS)? })
@@ -34,7 +35,7 @@ impl<T: Float> States<T> {
         Ok(Self {
             recurrent: device.zeros(n_slots * heads.state_len())?,
             rows: device.compute_zeros(n_rows)?,
-            chunk: cuda::has_tile(device, heads).then(chunk).transpose()?,
+            chunk: has_tile.then(chunk).transpose()?,
             n_slots,
         })
     }
@@ -44,8 +45,8 @@ impl<T: Float> States<T> {
     pub fn slot_bytes(heads: Heads, kernel: usize, compute_bytes: usize) -> usize {
         let f32_bytes = size_of::<f32>();
         let state = heads.state_len() * f32_bytes;
-        let rows = (kernel - 1) * heads.conv_width() * compute_bytes;
         let keeps_chunk = compute_bytes < f32_bytes && heads.fit_tile();
+        let rows = (kernel - usize::from(!keeps_chunk)) * heads.conv_width() * compute_bytes;
         let chunk = heads.value * (KEPT_ROWS * heads.value_dim * compute_bytes + KEPT_NUMBERS * f32_bytes);
         state + rows + if keeps_chunk { chunk } else { 0 }
     }
