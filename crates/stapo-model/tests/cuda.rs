@@ -5,7 +5,7 @@ use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
-use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request, Response};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
 use stapo_model::{
@@ -195,7 +195,7 @@ fn blocks_in_front_of_windows_are_free_on_a_gpu() {
 }
 
 /// Sampled log-probs have the bits of a training pass over the response.
-fn assert_trained(policy: &Policy, prompt: &[u32], response: &Response, name: &str) {
+fn assert_trained(policy: &Policy, prompt: &[u32], response: &Completion, name: &str) {
     let all: Vec<u32> = prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
     let mut batch = PackedBatch::new();
     batch.push_response(&all, prompt.len());
@@ -218,9 +218,7 @@ fn hybrids_sample_behind_long_prompts_with_the_bits_of_training() {
         let lengths = [16_384, 16_001, 70];
         for (problem, n) in (0..).zip(lengths) {
             let prompt = tokens(problem as u32, n);
-            engine
-                .submit(Request { problem, prompt, n_samples: 2, max_tokens: 200, stops: vec![] })
-                .unwrap();
+            engine.submit(Request { problem, prompt, n_samples: 2, max_tokens: 200, stops: vec![] }).unwrap();
         }
         for response in engine.generate().unwrap() {
             let problem = response.ticket.0 as usize;
