@@ -77,7 +77,7 @@ prefill 40 15000
 prefill 16 8192
 prefill 64 2048
 prefill 512 128
-[ $quick -eq 1 ] || run vllm 900 python3 "$here/gpu/vllm.py"
+[ $quick -eq 1 ] || run vllm 900 python3 "$here/gpu/vllm.py" --mode default --mode batch-invariant --mode no-logprobs
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention
 [ -z "$ops" ] || [ $quick -eq 1 ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"

@@ -98,7 +98,11 @@ def rows(results):
         elif name == "vllm" and "skipped" in r:
             yield "vLLM", r["skipped"], "", ""
         elif name == "vllm":
-            of = "prefill" if r["task"] == "prefill" else f"{r['samples']} samples + {r['new']}"
+            if r["task"] == "failed":
+                yield f"  vLLM, {r['mode']}", f"failed with status {r['status']}: see its log", "", ""
+                continue
+            of = {"prefill": "prefill", "spread": "8 samples of spread lengths"}.get(r["task"])
+            of = of or f"{r['samples']} samples + {r['new']}"
             what = f"  vLLM {r['version']}, {r['mode']}: {r['prompts']} x {r['prompt']}, {of}"
             yield what, f"{r['tokens_per_s']:.0f} tokens/s", "", ""
         elif name in ("attention", "torch-attention"):

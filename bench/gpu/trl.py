@@ -15,6 +15,7 @@ datasets and, for memory, nvidia-smi; a side that cannot run says why.
 import argparse
 import importlib.util
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -116,6 +117,8 @@ def theirs(args):
     memory = Memory()
     memory.start()
     with tempfile.TemporaryDirectory() as folder:
+        # The packages start processes of their own, which must not find the files of this folder under their names.
+        os.chdir(folder)
         # A batch of the optimizer is PROBLEMS / UPDATES problems, in micro-batches of 32 responses.
         of_update = PROBLEMS // UPDATES * SAMPLES
         config = trl.GRPOConfig(
@@ -138,6 +141,8 @@ def main():
     parser.add_argument("--stapo", help="the program; without it only TRL runs")
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
+    args.data = str(Path(args.data).resolve())
+    args.model = str(Path(args.model).resolve()) if Path(args.model).is_dir() else args.model
     for side in ([ours] if args.stapo else []) + [theirs]:
         print(json.dumps(side(args)), flush=True)
 

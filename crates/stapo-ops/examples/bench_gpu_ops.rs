@@ -5,6 +5,7 @@
 use stapo_ops::attention::paged::{Partials, SPLIT_KEYS};
 use stapo_ops::attention::{self, Heads, paged};
 use stapo_ops::cuda::CudaOptions;
+use stapo_ops::fused::matmul_swiglu::{self, GateUp};
 use stapo_ops::quantised::{self, Encoding, ModuleRows, Unpacking};
 use stapo_ops::rope::{Frequencies, HeadNorm, HeadNormGrad, HeadNormSums, NormExtent, Scaling, Table};
 use stapo_ops::{
@@ -72,7 +73,7 @@ fn line(name: &str, seconds: f64, work: f64, unit: &str) {
     println!("{name:<44} {:>10.1} us {:>9.1} {unit}", seconds * 1e6, work / seconds);
 }
 
-/// `bench_gpu_ops [products | attention | deltanet | rows | heads | quantised]`: all ops, or those of one name.
+/// `bench_gpu_ops [products | many | attention | deltanet | rows | heads | quantised]`: all ops, or those of one name.
 fn main() -> Result<(), Failure> {
     let device = &Device::cuda(CudaOptions::default())?;
     println!("{}", device.name());
@@ -80,6 +81,9 @@ fn main() -> Result<(), Failure> {
     let is_asked = |name: &str| asked.as_ref().is_none_or(|asked| asked == name);
     if is_asked("products") {
         products(device)?;
+    }
+    if is_asked("many") {
+        many_rows(device)?;
     }
     if is_asked("attention") {
         attentions(device)?;
@@ -132,6 +136,57 @@ fn products(device: &Device) -> Result<(), OutOfMemory> {
                 line(&format!("product {name} {tokens} weight gradient"), seconds, flop, "TFLOP/s");
             }
         }
+    }
+    Ok(())
+}
+
+/// The products of a layer at the rows of prefill: gate and up with their SwiGLU by one kernel and by two, down by one kernel
+/// and, 2,048 rows at a time, with its partial sums in memory.
+fn many_rows(device: &Device) -> Result<(), OutOfMemory> {
+    let (width, ffn) = (2048, 6144);
+    let weight = |outputs, inputs| -> Result<Weight<f32>, OutOfMemory> {
+        let mut w = Weight::zeros(device, Shape { outputs, inputs })?;
+        w.update(device, |mut flat| flat.write(&numbers(outputs * inputs)));
+        Ok(w)
+    };
+    let (qkv, output, gate_up, down) =
+        (weight(4096, width)?, weight(width, width)?, weight(2 * ffn, width)?, weight(width, ffn)?);
+    for tokens in [1024, 8192, 16384] {
+        let (x, mut y) = (compute(device, tokens * width)?, compute(device, tokens * 2 * ffn)?);
+        let (mut activated, mut sum) = (compute(device, tokens * ffn)?, compute(device, tokens * width)?);
+        let flop = |w: &Weight<f32>| 2e-12 * (tokens * w.shape().len()) as f64;
+        let line = |name: &str, seconds: f64, w: &Weight<f32>| {
+            line(&format!("{name} {tokens}"), seconds, flop(w), "TFLOP/s");
+        };
+        for (name, w) in [("qkv", &qkv), ("output", &output), ("gate and up", &gate_up)] {
+            let n = tokens * w.shape().outputs;
+            let call = || matmul::forward(device, tokens, x.view(), w, None, y.range_mut(0..n));
+            line(name, time_batches(device, call), w);
+        }
+        let dims = swiglu::Dims { tokens, width: ffn, gate: swiglu::Gate::Silu };
+        let seconds = time_batches(device, || {
+            matmul::forward(device, tokens, x.view(), &gate_up, None, y.view_mut());
+            swiglu::forward(device, dims, y.view(), activated.view_mut());
+        });
+        line("gate and up, then swiglu", seconds, &gate_up);
+        for kept in [GateUp::Dropped, GateUp::Kept] {
+            let seconds = time_batches(device, || {
+                let gate_up_to = (y.view_mut(), kept);
+                matmul_swiglu::forward(device, dims, x.view(), &gate_up, gate_up_to, activated.view_mut());
+            });
+            line(&format!("gate and up with swiglu, {kept:?}"), seconds, &gate_up);
+        }
+        let x = activated.view();
+        let seconds = time_batches(device, || {
+            for start in (0..tokens).step_by(2048) {
+                let end = tokens.min(start + 2048);
+                let to = sum.range_mut(start * width..end * width);
+                matmul::forward(device, end - start, x.range(start * ffn..end * ffn), &down, None, to);
+            }
+        });
+        line("down, 2048 rows at a time", seconds, &down);
+        let call = || matmul::forward(device, tokens, x, &down, None, sum.view_mut());
+        line("down", time_batches(device, call), &down);
     }
     Ok(())
 }

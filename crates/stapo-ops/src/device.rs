@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
-use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, Lender, Precision, Training};
+use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, KernelUse, Lender, Precision, Training};
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::heads::{MAX_GPU_DIM, MAX_NARROW_DIM};
 
@@ -207,10 +207,18 @@ impl Device {
         }
     }
 
-    /// Makes the kernels of a model with heads of this dimension, and of its adapters, ready, where a device has such.
-    pub fn prepare(&self, head_dim: usize, has_adapters: bool) {
+    /// Makes the kernels of a model's parts ready, where a device has such.
+    pub fn prepare(&self, parts: &[KernelUse]) {
         if let Backend::Cuda(cuda) = self.backend() {
-            cuda.prepare(head_dim, has_adapters);
+            cuda.prepare(parts);
+        }
+    }
+
+    /// Seconds in which the host waited for kernels of a GPU to be compiled or read, and loaded.
+    pub fn kernel_seconds(&self) -> f64 {
+        match self.backend() {
+            Backend::Cpu(_) => 0.0,
+            Backend::Cuda(cuda) => cuda.kernel_seconds(),
         }
     }
 

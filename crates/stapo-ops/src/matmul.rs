@@ -8,6 +8,7 @@
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod few_rows;
+pub(crate) mod large_m;
 pub(crate) mod small_m;
 #[cfg(test)]
 mod tests;

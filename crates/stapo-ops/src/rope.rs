@@ -2,7 +2,7 @@
 //! per head (Qwen3) or per projection (OLMo). Values pass through.
 
 pub(crate) mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -122,7 +122,7 @@ fn report(rule: SamplingRule, plain: &Sampled, drafting: &Sampled) {
     let name =
         if rule == SamplingRule::Greedy { "greedy".into() } else { format!("T = {}", rule.temperature()) };
     println!(
-        r#"{{"sampling": "{name}", "responses": {}, "tokens": {n_tokens}, "drafting_steps": {n_drafting_steps}, "drafted": {n_drafted}, "accepted": {n_accepted}, "steps": [{}, {}], "tail_steps": [{}, {}], "tail_ratio": {:.2}, "tail_s": [{:.3}, {:.3}], "s": [{:.3}, {:.3}]}}"#,
+        r#"{{"sampling": "{name}", "responses": {}, "tokens": {n_tokens}, "drafting_steps": {n_drafting_steps}, "drafted": {n_drafted}, "accepted": {n_accepted}, "steps": [{}, {}], "tail_steps": [{}, {}], "tail_ratio": {:.2}, "tail_s": [{:.3}, {:.3}], "tail_time_ratio": {:.2}, "s": [{:.3}, {:.3}]}}"#,
         plain.responses.len(),
         plain.counts.n_steps,
         drafting.counts.n_steps,
@@ -131,6 +131,7 @@ fn report(rule: SamplingRule, plain: &Sampled, drafting: &Sampled) {
         plain.tail_steps as f64 / drafting.tail_steps.max(1) as f64,
         plain.tail_seconds,
         drafting.tail_seconds,
+        plain.tail_seconds / drafting.tail_seconds,
         plain.seconds,
         drafting.seconds,
     );

@@ -10,7 +10,7 @@ use super::layer::{Exit, LayerPass};
 use super::linear::{Activation, ActivationBackward, NextRows, ResidualNorm};
 use super::parameter::Parameter;
 use super::weights::{Ffn, LayerWeights, SwiGlu};
-pub use stapo_ops::fused::matmul_lora::GateUp;
+pub use stapo_ops::fused::matmul_swiglu::GateUp;
 use stapo_ops::{Float, View, ViewMut, swiglu};
 use std::ops::Range;
 

@@ -8,10 +8,11 @@ use super::gradient::Gradient;
 use super::parameter::Parameter;
 use super::weights::{Adapter, Linear};
 use adapted::Operands;
+use stapo_ops::fused::matmul_add_rmsnorm;
 use stapo_ops::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
-use stapo_ops::fused::matmul_lora::{self, GateUp};
+use stapo_ops::fused::matmul_lora;
 use stapo_ops::fused::matmul_rmsnorm_add::{self, NormedResult};
-use stapo_ops::fused::{matmul_add_rmsnorm, matmul_swiglu};
+use stapo_ops::fused::matmul_swiglu::{self, GateUp};
 use stapo_ops::{Device, Float, Shape, View, ViewMut, Weight, Write, lora, matmul, rmsnorm, swiglu};
 
 /// Where a half-layer's result goes: it is added to the residual stream, and the sum is normed for the next half-layer.
@@ -77,8 +78,8 @@ impl<T: Float> Linear<Parameter<T>> {
     pub fn forward_swiglu(&self, device: &Device, input: Input<'_, T>, to: Activation<'_, T>) {
         let Activation { dims, mut gate_up, kept, out } = to;
         match self.operands(input) {
-            Operands::Plain(x) if self.bias.is_none() && kept == GateUp::Dropped => {
-                matmul_swiglu::forward(device, dims, x, self.unpacked(device), gate_up, out);
+            Operands::Plain(x) if self.bias.is_none() => {
+                matmul_swiglu::forward(device, dims, x, self.unpacked(device), (gate_up, kept), out);
             }
             Operands::Plain(x) => {
                 let (weight, y) = (self.unpacked(device), gate_up.reborrow());

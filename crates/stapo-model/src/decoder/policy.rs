@@ -3,10 +3,11 @@
 use super::lora::{HiddenColumns, HiddenLayout, LoraSpec, weight_of_first_factor};
 use super::parameter::Parameter;
 use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
-use crate::config::{ModelConfig, SCORE, TensorSpec};
+use crate::config::{LayerSpec, Mixer, ModelConfig, SCORE, TensorSpec};
 use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
+use stapo_ops::cuda::KernelUse;
 use stapo_ops::rng::RngKey;
 use stapo_ops::{Device, Float, HostBuffer, OutOfMemory, View, ViewMut, WeightRows, lora, noise, reduce};
 use std::ops::Range;
@@ -77,9 +78,7 @@ impl<T: Float> Policy<T> {
         PolicySpec { config, lora }: PolicySpec<'_>,
         weights: DecoderWeights<Parameter<T>>,
     ) -> Self {
-        for attention in config.attentions() {
-            device.prepare(attention.heads.dim, lora.is_some());
-        }
+        device.prepare(&kernel_uses(config, lora));
         Self {
             id: PolicyId::next(),
             // What is made beside the parameters, such as tables, outlives the turns of a region.
@@ -404,6 +403,15 @@ impl<T: Float> Policy<T> {
     pub(super) fn base_mut(&mut self) -> impl Iterator<Item = &mut Parameter<T>> {
         self.weights.all_mut().into_iter().filter(|parameter| parameter.spec.role != Role::Adapter)
     }
+}
+
+/// The parts of a model that have kernels of their own.
+fn kernel_uses(config: &ModelConfig, lora: Option<&LoraSpec>) -> Vec<KernelUse> {
+    let of_layer = |layer: &LayerSpec| match &layer.mixer {
+        Mixer::Attention(attention) => KernelUse::Attention { head_dim: attention.heads.dim },
+        Mixer::DeltaNet(spec) => KernelUse::DeltaNet { head_dim: spec.heads.key_dim },
+    };
+    config.layers.iter().map(of_layer).chain(lora.map(|_| KernelUse::Adapters)).collect()
 }
 
 /// Where `x A^T` of the adapters lies, layer by layer.

@@ -112,13 +112,20 @@ impl PagedCall {
         KernelRule { heads: self.dims.heads, scores: self.dims.rule, sinks: self.sinks }
     }
 
+    /// Where keys and values go: slots, keys, values, positions in a block and slots of the cache.
+    pub(crate) fn stored(&self) -> Fields {
+        let (CacheDims { blocks, block_size, .. }, (keys, values)) = (self.cache_dims, self.cache);
+        let fields = Fields::default().eight_bytes(self.slots).eight_bytes(keys).eight_bytes(values);
+        fields.four_bytes(block_size).four_bytes(blocks * block_size)
+    }
+
     /// Writes the tokens' keys and values into the cache.
     pub(super) fn store(&self, cuda: &Cuda, qkv: Slice) {
         store(cuda, self.dims.tokens, self.dims.heads, self.cache_dims, qkv, self.slots, self.cache);
     }
 
     /// Attends with any number of tokens of each sequence, whose keys and values are in the cache.
-    pub(super) fn attend(&self, cuda: &Arc<Cuda>, qkv: Slice) {
+    pub(crate) fn attend(&self, cuda: &Arc<Cuda>, qkv: Slice) {
         let Dims { tokens, sequences, heads, rule, .. } = self.dims;
         let prefill = self.prefill.filter(|_| {
             let (keys, values) = self.cache;

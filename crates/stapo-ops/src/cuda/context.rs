@@ -1,15 +1,19 @@
 //! One open GPU: its context, its stream, its kernels, and the state that transfers and products keep between calls.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use cudarc::driver::result::{self, DriverError, ctx, device, mem_pool, primary_ctx, stream};
 use cudarc::driver::sys;
 
 use super::blas::Blas;
 use super::error::{CudaError, OrPanic, fail};
-use super::kernels::{SOURCES, Scope, Source, compile_ahead};
+use super::kernel_cache::{Target, compile_ahead};
+use super::kernel_set::{KernelSet, KernelUse, LIKELY_HEAD_DIM};
+use super::kernels::{ELEMENTWISE, Source};
 use super::module::{self, Function};
 use super::pinned::Pinned;
 use super::probe::{Gpu, gpu, probe};
@@ -49,28 +53,21 @@ impl Default for CudaOptions {
     }
 }
 
-/// The width of a head that most models have.
-const LIKELY_HEAD_DIM: usize = 128;
-
-/// The kernels that were loaded together, before their first use.
-#[derive(Default)]
-struct PreparedKernels {
-    /// Of heads of these dimensions.
-    dims: HashSet<usize>,
-    /// Whether those of adapters were.
-    adapters: bool,
-}
-
 pub(crate) struct Cuda {
     device: sys::CUdevice,
     pub(super) context: sys::CUcontext,
     pub(super) stream: sys::CUstream,
     pub(crate) options: CudaOptions,
     pub(crate) gpu: Gpu,
-    arch: String,
+    kernels: KernelSet,
     /// Loaded kernels by the name of their source, their own name and the head dimension.
     functions: Mutex<HashMap<(&'static str, String, usize), Function>>,
-    prepared: Mutex<PreparedKernels>,
+    /// Uses whose kernels are compiled ahead.
+    prepared: Mutex<HashSet<KernelUse>>,
+    /// Threads that compile ahead.
+    compilers: Mutex<Vec<JoinHandle<()>>>,
+    /// Microseconds in which the host waited for kernels.
+    kernel_micros: AtomicU64,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
@@ -93,9 +90,24 @@ impl Cuda {
         if options.ordinal >= found.gpus.len() {
             return Err(CudaError::NoSuchGpu { ordinal: options.ordinal, n_gpus: found.gpus.len() });
         }
+        // Compiling begins before the context is there, which takes a while too.
+        let capability = found.gpus[options.ordinal].compute_capability;
+        let kernels = KernelSet::new(capability, options.precision == Precision::F32);
+        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM });
+        let likely = likely.filter(|_| kernels.is_hopper);
+        let compilers = compile_ahead(kernels.common().chain(likely).collect());
         let opened = Self::open(options);
         let cuda = opened.map_err(|error| CudaError::failed("opening the GPU", error))?;
-        cuda.warm_up()?;
+        lock(&cuda.compilers).extend(compilers);
+        // The first kernels show whether this GPU can be used; others are loaded when they are first used.
+        std::thread::scope(|scope| {
+            // cuBLASLt is a large library.
+            scope.spawn(|| {
+                cuda.make_current();
+                lock(&cuda.blas).handle();
+            });
+            cuda.timed(|| cuda.load(&ELEMENTWISE, 0))
+        })?;
         Ok(Arc::new(cuda))
     }
 
@@ -120,18 +132,18 @@ impl Cuda {
             mem_pool::set_attribute(pool, attribute, (&raw mut keep).cast())?;
         }
         let stream = stream::create(stream::StreamKind::NonBlocking)?;
-        let (major, minor) = gpu.compute_capability;
-        // Hopper's matrix instructions (wgmma) exist only in the architecture-specific target `sm_90a`.
-        let arch = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
+        let kernels = KernelSet::new(gpu.compute_capability, options.precision == Precision::F32);
         Ok(Cuda {
             device,
             context,
             stream,
             options,
             gpu,
-            arch,
+            kernels,
             functions: Mutex::default(),
             prepared: Mutex::default(),
+            compilers: Mutex::default(),
+            kernel_micros: AtomicU64::new(0),
             blas: Mutex::default(),
             pinned: Mutex::default(),
             signals: Mutex::default(),
@@ -139,92 +151,51 @@ impl Cuda {
         })
     }
 
-    /// Compiles, or reads from the cache, all kernels that do not depend on the model. On Hopper, those for [`LIKELY_HEAD_DIM`] are
-    /// compiled at the same time, so that a first start does not compile twice in a row.
-    fn warm_up(&self) -> Result<(), CudaError> {
-        let is_hopper = self.is_hopper() && self.options.precision == Precision::Bf16;
-        let is_likely = |source: &&&'static Source| {
-            is_hopper && self.is_used(source, LIKELY_HEAD_DIM) && !source.is_of_adapters()
-        };
-        std::thread::scope(|scope| {
-            for source in SOURCES.iter().filter(is_likely) {
-                let head_dim = if source.scope.has_width() { LIKELY_HEAD_DIM } else { 0 };
-                scope.spawn(move || compile_ahead(source, &self.arch, head_dim));
-            }
-            self.load_all(SOURCES.iter().filter(|source| source.scope == Scope::Once), 0)
-        })
+    /// Compiles the kernels of the parts of a model ahead of their use, unless the cache has them.
+    pub(crate) fn prepare(&self, parts: &[KernelUse]) {
+        let mut prepared = lock(&self.prepared);
+        let new: Vec<KernelUse> = parts.iter().copied().filter(|part| prepared.insert(*part)).collect();
+        let used = new.iter().flat_map(|part| self.kernels.used_by(*part));
+        lock(&self.compilers).extend(compile_ahead(used.collect()));
     }
 
-    /// Whether a model with heads of this dimension uses the kernels, adapters aside, from its first step on.
-    fn is_used(&self, source: &Source, head_dim: usize) -> bool {
-        let is_plain = self.options.precision == Precision::F32;
-        let has_hopper_form = self.is_hopper() && !is_plain && [64, 128].contains(&head_dim);
-        match source.scope {
-            Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand => false,
-            Scope::Hopper | Scope::HopperOnce => has_hopper_form,
-            Scope::HeadDim => {
-                source.is_of_precision(is_plain) && !(has_hopper_form && source.has_hopper_form())
-            }
-        }
+    /// Seconds in which the host waited for kernels to be compiled, or read from the cache, and loaded.
+    pub(crate) fn kernel_seconds(&self) -> f64 {
+        self.kernel_micros.load(Ordering::Relaxed) as f64 * 1e-6
     }
 
-    /// As [`Cuda::warm_up`], for the kernels that a model with heads of this dimension uses, and its adapters, so that its first step
-    /// does not compile them one after the other. A kernel that fails to compile is told of where it is used.
-    pub(crate) fn prepare(&self, head_dim: usize, has_adapters: bool) {
-        let (of_heads, of_adapters) = {
-            let mut prepared = lock(&self.prepared);
-            let of_adapters = has_adapters && !prepared.adapters;
-            prepared.adapters |= has_adapters;
-            (prepared.dims.insert(head_dim), of_adapters)
-        };
-        let is_hopper = self.is_hopper() && self.options.precision == Precision::Bf16;
-        let is_used = |source: &&&'static Source| {
-            if source.is_of_adapters() {
-                return of_adapters && is_hopper;
-            }
-            of_heads && self.is_used(source, head_dim)
-        };
-        let _ = self.load_all(SOURCES.iter().filter(is_used), head_dim);
-    }
-
-    /// Loads sources, each on a thread of its own.
-    fn load_all<'a>(
-        &self,
-        sources: impl Iterator<Item = &'a &'static Source>,
-        head_dim: usize,
-    ) -> Result<(), CudaError> {
-        let width = |source: &Source| if source.scope.has_width() { head_dim } else { 0 };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                sources.map(|source| scope.spawn(move || self.load(source, width(source)))).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("compiling does not panic"))
-        })
+    /// Counts the time of `load`.
+    fn timed<T>(&self, load: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let loaded = load();
+        self.kernel_micros.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        loaded
     }
 
     /// Makes every kernel of `source` callable.
-    fn load(&self, source: &Source, head_dim: usize) -> Result<(), CudaError> {
+    fn load(&self, source: &'static Source, head_dim: usize) -> Result<(), CudaError> {
         self.make_current();
-        let loaded = module::load(source, &self.arch, head_dim)?;
+        let loaded = module::load(&Target { source, arch: self.kernels.arch.clone(), head_dim })?;
         let keyed = loaded.into_iter().map(|(name, function)| ((source.name, name, head_dim), function));
         lock(&self.functions).extend(keyed);
         Ok(())
     }
 
     /// A kernel by its name. `head_dim` matters only to sources that are compiled for each head dimension.
-    pub(super) fn function(&self, source: &Source, name: &str, head_dim: usize) -> Function {
-        let head_dim = if source.scope.has_width() { head_dim } else { 0 };
+    pub(super) fn function(&self, source: &'static Source, name: &str, head_dim: usize) -> Function {
+        let head_dim = source.width(head_dim);
         let key = (source.name, name.to_owned(), head_dim);
         if let Some(function) = lock(&self.functions).get(&key) {
             return *function;
         }
-        self.load(source, head_dim).unwrap_or_else(|error| fail(error));
+        self.timed(|| self.load(source, head_dim)).unwrap_or_else(|error| fail(error));
         let found = lock(&self.functions).get(&key).copied();
         found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name))
     }
 
     /// Whether the GPU has Hopper's matrix instructions (wgmma) and copy engine (TMA).
     pub(crate) fn is_hopper(&self) -> bool {
-        self.arch == "sm_90a"
+        self.kernels.is_hopper
     }
 
     pub(crate) fn make_current(&self) {
@@ -259,6 +230,8 @@ impl Drop for Cuda {
         unsafe {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);
+            // At the end of the process the compiler is unloaded.
+            lock(&self.compilers).drain(..).for_each(|compiler| drop(compiler.join()));
             lock(&self.blas).close();
             lock(&self.signals).close();
             lock(&self.pinned).drain(..).for_each(|pinned| pinned.release());

@@ -2,7 +2,6 @@
 //! on disk under the hash of everything that the code depends on.
 
 use std::ffi::{CStr, CString};
-use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
@@ -58,7 +57,9 @@ const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
+const WGMMA_SHARED: &str = include_str!("wgmma_shared.cu");
 const TMA: &str = include_str!("tma.cu");
+const CLUSTER: &str = include_str!("cluster.cu");
 const RING: &str = include_str!("ring.cu");
 const SMALL_M: &str = include_str!("../matmul/small_m.cu");
 /// Leaves out the kernels of small_m.cu, whose functions other sources use.
@@ -84,6 +85,7 @@ sources! {
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     QUANTISED = "quantised", Once, [include_str!("../quantised/unpack.cu")];
     RMSNORM = "rmsnorm", Once, [EIGHT, include_str!("../rmsnorm/rmsnorm.cu")];
+    RMSNORM_WARPS = "rmsnorm_warps", Once, [include_str!("../rmsnorm/warps.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
     ROPE_PARTS = "rope_parts", Once, [EIGHT, include_str!("../rope/parts.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
@@ -131,12 +133,14 @@ sources! {
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
     MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, include_str!("../matmul/few_rows.cu")];
-    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
+    MATMUL_LARGE_M = "matmul_large_m", HopperOnce,
+        [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, include_str!("../matmul/large_m.cu")];
+    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
-        [WGMMA, TMA, RING, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
+        [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, SIGNALS, include_str!("../lora/small_m.cu")];
-    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
+    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
@@ -149,15 +153,39 @@ sources! {
 }
 
 impl Source {
+    /// The width of a head that the source is compiled for: 0 where it does not depend on one.
+    pub(super) fn width(&self, head_dim: usize) -> usize {
+        if self.scope.has_width() { head_dim } else { 0 }
+    }
+
     /// Whether only policies with adapters use the kernels.
     pub(super) fn is_of_adapters(&self) -> bool {
         [&LORA, &LORA_BACKWARD, &LORA_SMALL_M, &LORA_MIDDLE_M].iter().any(|own| own.name == self.name)
+    }
+
+    /// Whether only models with layers of gated DeltaNet use the kernels.
+    pub(super) fn is_of_deltanet(&self) -> bool {
+        self.name.starts_with("deltanet")
     }
 
     /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.
     pub(super) fn is_of_precision(&self, is_plain: bool) -> bool {
         let is_of_both = self.name == ROPE.name;
         is_of_both || (self.name == ATTENTION_PLAIN.name) == is_plain
+    }
+
+    /// Whether sampling needs the kernels, and an update does not.
+    pub(super) fn is_of_sampling(&self) -> bool {
+        let of_sampling = [
+            &SAMPLING,
+            &ATTENTION_DECODE_HOPPER,
+            &ATTENTION_PREFILL_HOPPER,
+            &MATMUL_SMALL_M,
+            &MATMUL_FEW_ROWS,
+            &LORA_SMALL_M,
+            &LORA_MIDDLE_M,
+        ];
+        of_sampling.iter().any(|own| own.name == self.name)
     }
 
     /// Whether Hopper GPUs use other kernels for the same.
@@ -211,48 +239,8 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcErro
     }
 }
 
-/// The folder of compiled kernels: `STAPO_KERNEL_CACHE`, else a folder in the user's cache; `None` without either.
-fn cache_folder() -> Option<PathBuf> {
-    let given = std::env::var_os("STAPO_KERNEL_CACHE").map(PathBuf::from);
-    let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    given.or_else(|| cache().or_else(home).map(|folder| folder.join("stapo/kernels")))
-}
-
-/// As [`compile`], but takes the code from disk where it was compiled before. `load` tries the code: a file that cannot be
-/// loaded (torn, or of another driver) is compiled anew.
-pub(crate) fn compile_cached<T>(
-    source: &Source,
-    arch: &str,
-    head_dim: usize,
-    load: impl Fn(&[u8]) -> Result<T, CudaError>,
-) -> Result<T, CudaError> {
-    let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
-    if let Some(code) = path.as_deref().and_then(read)
-        && let Ok(loaded) = load(&code)
-    {
-        return Ok(loaded);
-    }
-    let code = compile(source, arch, head_dim)?;
-    let loaded = load(&code)?;
-    if let Some(path) = path {
-        // Without a cache the next start compiles again: a failure to write is no error.
-        let _ = write(&path, &code);
-    }
-    Ok(loaded)
-}
-
-/// Compiles `source` into the cache, unless it is there. A failure is told of where the kernels are used.
-pub(crate) fn compile_ahead(source: &Source, arch: &str, head_dim: usize) {
-    let path = cache_folder().map(|folder| folder.join(file_name(source, arch, head_dim)));
-    if let Some(path) = path.filter(|path| !path.exists())
-        && let Ok(code) = compile(source, arch, head_dim)
-    {
-        let _ = write(&path, &code);
-    }
-}
-
-fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
+/// The name of the file that keeps the machine code: by the hash of everything that the code depends on.
+pub(super) fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     let mut hash = Sha256::new();
     let mut major = 0;
     let mut minor = 0;
@@ -262,19 +250,4 @@ fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     source.parts.iter().for_each(|part| hash.update(part));
     let hash = hash.finalize().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
     format!("{}-{arch}-{hash:032x}.cubin", source.name)
-}
-
-/// A cached file is the hash of the code and the code: a file that was torn or changed is not loaded.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let bytes = std::fs::read(path).ok()?;
-    let (sum, code) = bytes.split_at_checked(32)?;
-    (Sha256::digest(code).as_slice() == sum).then(|| code.to_vec())
-}
-
-fn write(path: &Path, code: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&temporary, [Sha256::digest(code).as_slice(), code].concat())?;
-    std::fs::rename(&temporary, path)
 }

@@ -4,7 +4,7 @@ use cudarc::driver::result::module;
 use cudarc::driver::sys;
 
 use super::error::CudaError;
-use super::kernels::{Source, compile_cached};
+use super::kernel_cache::Target;
 
 /// A loaded kernel.
 #[derive(Clone, Copy)]
@@ -17,14 +17,10 @@ pub(super) struct Function {
 // SAFETY: the handle is the driver's, and the driver lets any thread use it.
 unsafe impl Send for Function {}
 
-/// Every kernel of `source` with its name. The CUDA context must be current; the module stays loaded for good.
-pub(super) fn load(
-    source: &Source,
-    arch: &str,
-    head_dim: usize,
-) -> Result<Vec<(String, Function)>, CudaError> {
-    let failed = |error| CudaError::failed(&format!("loading kernels {}", source.name), error);
-    let module = compile_cached(source, arch, head_dim, |code| {
+/// Every kernel of a source with its name. The CUDA context must be current; the module stays loaded for good.
+pub(super) fn load(target: &Target) -> Result<Vec<(String, Function)>, CudaError> {
+    let failed = |error| CudaError::failed(&format!("loading kernels {}", target.source.name), error);
+    let module = target.load(|code| {
         // SAFETY: the code is a whole cubin, by its hash or fresh from the compiler.
         unsafe { module::load_data(code.as_ptr().cast()) }.map_err(failed)
     })?;

@@ -21,6 +21,10 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     return both;
 }
 
+// The two bf16 of a word.
+__device__ __forceinline__ float low_half(u32 both) { return __uint_as_float(both << 16); }
+__device__ __forceinline__ float high_half(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+
 // An f32 as it is stored; bf16 is rounded to nearest even.
 template <class S> __device__ __forceinline__ S round_to(float x);
 template <> __device__ __forceinline__ float round_to<float>(float x) { return x; }

@@ -171,9 +171,6 @@ __device__ __forceinline__ void as_operand(u32* a, const float (*results)[4]) {
     a[3] = pack(results[1][2], results[1][3]);
 }
 
-__device__ __forceinline__ float low_half(u32 x) { return __uint_as_float(x << 16); }
-__device__ __forceinline__ float high_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
-
 // Multiplies an operand by a factor for each of its sixteen columns, which are rows from `row` on of the chunk.
 __device__ __forceinline__ void scale_operand(u32* to, const u32* a, const float* factors, int row, float sign) {
 #pragma unroll

@@ -19,8 +19,8 @@ __device__ __forceinline__ void widen8(float* x, uint4 row) {
     u32 words[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        x[2 * i] = low_half(words[i]);
+        x[2 * i + 1] = high_half(words[i]);
     }
 }
 

@@ -1,5 +1,5 @@
 //! `matmul::forward`, then `rmsnorm::forward_add`: a product that is added to the residual stream, and the next norm.
-//! The norm's kernel adds up the split-K partial sums itself, so the product is never written.
+//! The norm's kernel adds up split-K partial sums itself, where the product's kernel does not.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub fn forward<T: Float>(
     if let Backend::Cuda(cuda) = device.backend() {
         let d = matmul::Dims { tokens: dims.tokens, inputs, outputs };
         let deep = DeepProduct { d, x: x.cuda(), weight: weight.view().cuda(), n_further: 0 };
-        if fits(&deep) {
+        if fits(cuda, &deep, y.cuda()) {
             let to = (sum.cuda(), to.normed.cuda(), to.inv_rms.cuda());
             return run(cuda, dims, stream.cuda(), &deep, norm_weight.cuda(), to);
         }
@@ -47,8 +47,8 @@ pub fn forward<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, to);
 }
 
-fn fits(product: &DeepProduct) -> bool {
-    uses_split_k(product.d, product.weight)
+fn fits(cuda: &Cuda, product: &DeepProduct, y: Slice) -> bool {
+    uses_split_k(product.d, product.weight) && !product.is_one_kernel(cuda, y)
 }
 
 /// The norm adds up the partial sums of `product`. Shapes: stream, sum `[T, D]`; normed `[T, D]`, or rows that have further

@@ -3,7 +3,7 @@
 //! the rows itself: one kernel less on the way.
 
 use super::matmul_add_rmsnorm::{self, Product};
-use super::matmul_swiglu;
+use super::matmul_swiglu::{self, GateUp};
 use crate::cuda::Cuda;
 use crate::device::Backend;
 use crate::matmul::cuda::uses_split_k;
@@ -61,6 +61,7 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, normed: Norme
         Next::Product { weight, y } => matmul::forward(device, tokens, rows.view(), weight, None, y),
         Next::Swiglu { weight, gate_up, out } => {
             let dims = swiglu::Dims { tokens, width: outputs / 2, gate: swiglu::Gate::Silu };
+            let gate_up = (gate_up, GateUp::Dropped);
             matmul_swiglu::forward(device, dims, rows.view(), weight, gate_up, out);
         }
     }

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use super::matmul_add_rmsnorm;
+use super::matmul_swiglu::GateUp;
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
 use crate::lora::cuda::Layer;
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
+use crate::matmul::large_m;
 use crate::matmul::small_m::{MAX_ROWS, Output};
 use crate::rmsnorm::cuda::{Addend, Addition};
 use crate::{Device, Float, View, ViewMut, Weight, Write, check, matmul, pitch_of, rmsnorm, swiglu};
@@ -43,6 +45,13 @@ impl<T: Float> Product<'_, T> {
     /// The layer as the kernels that run beside `x A^T` take it, on a GPU.
     fn overlapped_layer(&self, tokens: usize) -> Layer<'_, T> {
         Layer { d: self.dims(tokens), x: self.input.x().cuda(), weight: self.weight, adapter: self.adapter }
+    }
+
+    /// On a GPU, the operands of one chain with the terms of joined adapters; `None` where adapters are not joined, or there is a bias.
+    fn many_rows(&self, tokens: usize) -> Option<large_m::Operands> {
+        let joined = self.weight.joined().filter(|joined| joined.n_parts == 1 && self.bias.is_none())?;
+        let (x, weight) = (self.input.x().cuda(), self.weight.view().cuda());
+        Some(large_m::Operands { d: self.dims(tokens), x, weight, n_further: joined.columns })
     }
 
     /// On a GPU, the split-K product with the terms of joined adapters; `None` where the product does not use split-K.
@@ -91,14 +100,6 @@ fn run_joined<T: Float>(cuda: &Arc<Cuda>, tokens: usize, product: &Product<'_, T
     matmul::cuda::forward_one_chain(cuda, d, x, product.weight.view().cuda(), bias, y);
 }
 
-/// Whether gate and up are read after their SwiGLU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateUp {
-    Kept,
-    /// Left holding anything.
-    Dropped,
-}
-
 /// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU
 /// possibly with further columns behind its rows; both overwritten.
 pub fn forward_swiglu<T: Float>(
@@ -120,6 +121,17 @@ pub fn forward_swiglu<T: Float>(
         && product.overlapped_layer(dims.tokens).fits(Output::Gated(dims.gate), cuda, out.cuda())
     {
         return product.overlapped_layer(dims.tokens).run(Output::Gated(dims.gate), cuda, out.cuda());
+    }
+    if let Backend::Cuda(cuda) = device.backend()
+        && let Some(operands) = product.many_rows(dims.tokens)
+    {
+        let kept = (kept == GateUp::Kept).then(|| gate_up.cuda());
+        let many = large_m::Output::Gated { gate: dims.gate, kept };
+        if large_m::pays(many, cuda, &operands, out.cuda()) {
+            let mut product = product;
+            product.project(device, dims.tokens);
+            return large_m::run(many, cuda, &operands, out.cuda());
+        }
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
     swiglu::forward(device, dims, gate_up.into_view(), out);
@@ -152,6 +164,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::check_out(op, dims, norm_weight, &out);
     if let Backend::Cuda(cuda) = device.backend()
         && let Some(deep) = product.deep(dims.tokens)
+        && !deep.is_one_kernel(cuda, addend.cuda())
     {
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());

@@ -37,7 +37,7 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, result: Norme
     {
         let d = matmul::Dims { tokens, inputs, outputs };
         let deep = DeepProduct { d, x: x.cuda(), weight: weight.view().cuda(), n_further: 0 };
-        if uses_split_k(d, deep.weight) {
+        if uses_split_k(d, deep.weight) && !deep.is_one_kernel(cuda, y.cuda()) {
             result.check(op, y.len());
             deep.for_each_split(cuda, |start, n, partials| {
                 result.run(cuda, start..start + n, y.cuda(), Some(partials));

@@ -1,4 +1,5 @@
-//! `rope::forward`, then `attention::paged::forward`: decode rotates its queries and keys in the attention kernel.
+//! `rope::forward`, then `attention::paged::forward`: decode rotates its queries and keys in the attention kernel, and rope's kernel
+//! stores the keys and values of prompts in the cache.
 
 use crate::attention::cuda_decode::{self, Rotation};
 use crate::attention::cuda_paged::PagedCall;
@@ -40,8 +41,23 @@ pub fn forward<T: Float>(
         check(op, "slots", slots.len(), dims.tokens);
         let call = PagedCall::new(dims, sinks, slots, cache, sequences, &out);
         // The kernel stores a key while it attends, which is too late for another sequence that reads it.
-        if fits(cuda, &call, raw.cuda()) && rotates_heads(table, norm) && !call.reads_new_keys() {
+        let is_decode = fits(cuda, &call, raw.cuda());
+        if is_decode && rotates_heads(table, norm) && !call.reads_new_keys() {
             return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
+        }
+        if !is_decode && rotates_heads(table, norm) {
+            let norm = norm.map(|norm| (norm, inv_rms.cuda()));
+            let (rows, rope_dims) =
+                ((raw.cuda(), qkv.cuda()), rope::Dims { tokens: dims.tokens, heads: dims.heads });
+            rope::cuda::forward_heads(
+                cuda,
+                rope_dims,
+                (table, positions.cuda()),
+                norm,
+                rows,
+                Some(&call.stored()),
+            );
+            return call.attend(cuda, qkv.cuda());
         }
     }
     let rope_dims = rope::Dims { tokens: dims.tokens, heads: dims.heads };

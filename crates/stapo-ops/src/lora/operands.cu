@@ -28,40 +28,6 @@ struct Modules {
     int n, rank, apart, columns, pitch, hidden[MODULES], start[MODULES], outputs[MODULES];
 };
 
-// d (+)= a b: a [64, 16] and b [16, N] in shared memory. TA, TB: 1 where the operand is MN-major. An instruction names each of
-// its registers, so every width N is written out: N / 2 results, then the operands.
-#define RESULTS_8(d, j) FOUR(d, j), FOUR(d, j + 1)
-#define RESULTS_16(d, j) RESULTS_8(d, j), RESULTS_8(d, j + 2)
-#define RESULTS_64(d, j) RESULTS_16(d, j), RESULTS_16(d, j + 4), RESULTS_16(d, j + 8), RESULTS_16(d, j + 12)
-#define NAMES_4 "%0, %1, %2, %3"
-#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_12 NAMES_8 ", %8, %9, %10, %11"
-#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define NAMES_64 NAMES_48 \
-    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_96 NAMES_64 \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define WGMMA_SHARED(N, NAMES, A, B, ADDS, MAJOR_A, MAJOR_B, ...)                                                      \
-    template <int TA, int TB>                                                                                          \
-    __device__ __forceinline__ void wgmma_shared(float (&d)[N / 8][4], u64 a, u64 b, bool adds) {                      \
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #ADDS ", 0; "                                                  \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #A ", %" #B             \
-                     ", p, 1, 1, %" #MAJOR_A ", %" #MAJOR_B "; }"                                                      \
-                     : __VA_ARGS__                                                                                     \
-                     : "l"(a), "l"(b), "r"((int)adds), "n"(TA), "n"(TB));                                              \
-    }
-WGMMA_SHARED(8, NAMES_4, 4, 5, 6, 7, 8, FOUR(d, 0))
-WGMMA_SHARED(24, NAMES_12, 12, 13, 14, 15, 16, RESULTS_8(d, 0), FOUR(d, 2))
-WGMMA_SHARED(16, NAMES_8, 8, 9, 10, 11, 12, RESULTS_8(d, 0))
-WGMMA_SHARED(32, NAMES_16, 16, 17, 18, 19, 20, RESULTS_16(d, 0))
-WGMMA_SHARED(64, NAMES_32, 32, 33, 34, 35, 36, RESULTS_16(d, 0), RESULTS_16(d, 4))
-WGMMA_SHARED(96, NAMES_48, 48, 49, 50, 51, 52, RESULTS_16(d, 0), RESULTS_16(d, 4), RESULTS_16(d, 8))
-WGMMA_SHARED(128, NAMES_64, 64, 65, 66, 67, 68, RESULTS_64(d, 0))
-WGMMA_SHARED(192, NAMES_96, 96, 97, 98, 99, 100, RESULTS_64(d, 0), RESULTS_16(d, 16), RESULTS_16(d, 20))
-
 // The module that a tile of `width` columns belongs to, and the first of the columns. Each module begins with a tile.
 struct Place {
     int module, column;
@@ -80,8 +46,6 @@ __device__ __forceinline__ int result_column() { return threadIdx.x % 4 * 2; }
 __device__ __forceinline__ u32* pair_at(bf16* tile, int row, int column) {
     return (u32*)(tile + column / 64 * TILE + row * 64 + ((column % 64 / 8) ^ row % 8) * 8 + column % 8);
 }
-__device__ __forceinline__ float low_half(u32 both) { return __uint_as_float(both << 16); }
-__device__ __forceinline__ float high_half(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 
 // Copies the tile in shared memory to (row, column) of a matrix; rows and columns beyond its end are left out.
 __device__ __forceinline__ void tma_store_tile(const TensorMap& map, int column, int row, const bf16* from) {
@@ -93,9 +57,6 @@ __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk
 // Waits until the copies have read shared memory.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 // Two numbers in the shared memory of another block of the cluster.
 __device__ __forceinline__ float2 load_of_block(const float* at, int block) {
     u32 address;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::small_m::{self, Output};
-use super::{Dims, Shape};
+use super::{Dims, Shape, large_m};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
 use crate::cuda::{
@@ -100,8 +100,21 @@ pub(crate) struct DeepProduct {
 }
 
 impl DeepProduct {
+    fn operands(&self) -> large_m::Operands {
+        let Self { d, x, weight, n_further } = *self;
+        large_m::Operands { d, x, weight, n_further }
+    }
+
+    /// Whether the partial sums stay in registers, and are added up there.
+    pub(crate) fn is_one_kernel(&self, cuda: &Cuda, y: Slice) -> bool {
+        large_m::pays(large_m::Output::Deep, cuda, &self.operands(), y)
+    }
+
     /// y `[T, outputs]` becomes the rounded sum of the partial sums.
     pub(crate) fn run(&self, cuda: &Arc<Cuda>, y: Slice) {
+        if self.is_one_kernel(cuda, y) {
+            return large_m::run(large_m::Output::Deep, cuda, &self.operands(), y);
+        }
         self.for_each_split(cuda, |start, n, partials| {
             let y = y.part(start * self.d.outputs, n * self.d.outputs);
             let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(partials).arg(y);

@@ -1,13 +1,15 @@
 use std::sync::Arc;
 
 use super::{Dims, Saved};
-use crate::cuda::kernels::RMSNORM;
+use crate::cuda::kernels::{RMSNORM, RMSNORM_WARPS};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
 use crate::{Float, Write, pitch_of};
 
 /// The most threads of a row, each with eight columns; the threads of a wider row loop.
 const MAX_THREADS: usize = 1024;
+/// Warps of a block that takes a row with each.
+const WARPS: usize = 8;
 /// The widest row whose gradient a block of threads holds in registers.
 const MAX_WIDTH: usize = 8192;
 
@@ -40,6 +42,12 @@ pub(crate) fn forward(
     let threads = d.width.div_ceil(8).next_multiple_of(32).min(MAX_THREADS);
     let (name, launch);
     match add {
+        Some(Addition { addend: Addend::Rows(addend), rows: None, sum })
+            if kind == ElementType::Bf16.name() && fits_warps(d) =>
+        {
+            let addend = addend.same(x, op);
+            return forward_add_by_warps(cuda, d, (x, addend), weight, sum.same(x, op), (normed, inv_rms));
+        }
         None => {
             name = format!("rmsnorm_forward_{kind}");
             launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight);
@@ -60,6 +68,30 @@ pub(crate) fn forward(
     let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
     let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
     launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
+}
+
+/// Whether rows are so many that each has a warp, and so wide as the warps' kernels take them.
+fn fits_warps(d: Dims) -> bool {
+    let is_wide = d.width.is_multiple_of(256) && (256..=4096).contains(&d.width);
+    is_wide && d.tokens > small_m::MAX_ROWS
+}
+
+fn forward_add_by_warps(
+    cuda: &Cuda,
+    d: Dims,
+    (x, addend): (Slice, Slice),
+    weight: Slice,
+    sum: Slice,
+    (normed, inv_rms): (Slice, Slice),
+) {
+    let op = "rmsnorm::forward";
+    let name =
+        if d.width <= 2048 { "rmsnorm_forward_add_by_warps_8" } else { "rmsnorm_forward_add_by_warps_16" };
+    let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
+    let launch =
+        cuda.kernel(&RMSNORM_WARPS, name).arg(x).arg(addend).arg(weight).arg(sum).arg(normed).arg(pitch);
+    let launch = launch.arg(inv_rms.f32(op)).arg(d.tokens).arg(d.width).arg(d.eps as f32);
+    launch.run([d.tokens.div_ceil(WARPS), 1], 32 * WARPS, 0);
 }
 
 /// See `fused::matmul_rmsnorm_add`. Shapes: product, stream, sum `[T, D]`; normed `[T, D]`, or rows that have further columns

@@ -27,6 +27,20 @@ pub(super) fn forward<T: Float>(
         assert!(raw.address != out.address, "{op}: a partial rotation in place");
         return rotate_part(cuda, d, table, positions, (raw, out.same(raw, op)), 1.0);
     }
+    forward_heads(cuda, d, (table, positions), norm, (raw, out), None);
+}
+
+/// Rotates whole heads, each with its own norm. `stored`: where keys and values go, as the struct `Stored` of rope.cu; `None`: to
+/// `out`.
+pub(crate) fn forward_heads<T: Float>(
+    cuda: &Cuda,
+    d: Dims,
+    (table, positions): (&Table<T>, Slice),
+    norm: Option<(HeadNorm<'_, T>, Slice)>,
+    (raw, out): (Slice, Slice),
+    stored: Option<&Fields>,
+) {
+    let op = "rope::forward";
     let heads = d.heads;
     let name = format!("rope_forward_{}", out.same(raw, op).name());
     let launch =
@@ -37,7 +51,11 @@ pub(super) fn forward<T: Float>(
     let inv_rms = norm.map(|(_, inv_rms)| inv_rms.f32(op));
     let eps = norm.map_or(0.0, |(norm, _)| norm.eps as f32);
     let launch = launch.arg(query_weight).arg(key_weight).arg(inv_rms);
-    launch.arg(heads.query).arg(heads.kv).arg(eps).run([d.tokens, 1], THREADS, 0);
+    let launch = launch.arg(heads.query).arg(heads.kv).arg(eps);
+    let nowhere = Fields::default().eight_bytes(0usize).eight_bytes(0usize).eight_bytes(0usize);
+    let nowhere = nowhere.four_bytes(0usize).four_bytes(0usize);
+    let launch = launch.fields(stored.unwrap_or(&nowhere));
+    launch.run([d.tokens, 1], THREADS, 0);
 }
 
 pub(super) fn backward<T: Float>(

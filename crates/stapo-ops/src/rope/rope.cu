@@ -1,11 +1,27 @@
+// Where keys and values go, instead of to the rows of the output: the slots of a paged cache, keys and values [blocks, kv heads,
+// block_size, HEAD_DIM]. `slots` is 0 where all go to the output.
+template <class S> struct Stored {
+    const u32* slots;
+    S *keys, *values;
+    int block_size;
+    u32 n_slots;
+
+    __device__ __forceinline__ S* at(u32 slot, int head, int kv) const {
+        if (slot >= n_slots) __trap();
+        size_t row = ((size_t)(slot / block_size) * kv + head % kv) * block_size + slot % block_size;
+        return (head < kv ? keys : values) + row * HEAD_DIM;
+    }
+};
+
 // A warp takes a head at a time. Grid: tokens. The weights are 0 where heads have no norm.
 template <class S>
 __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict__ out, const float* __restrict__ cos,
                                         const float* __restrict__ sin, const u32* __restrict__ positions,
                                         const S* __restrict__ q_weight, const S* __restrict__ k_weight, float* inv_rms,
-                                        int query, int kv, float eps) {
+                                        int query, int kv, float eps, const Stored<S>& stored) {
     constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
     int heads = query + 2 * kv, normed = query + kv;
+    u32 slot = stored.slots ? stored.slots[blockIdx.x] : 0;
     size_t token = blockIdx.x, row = token * heads * dim;
     size_t place = (size_t)positions[token] * half;
     Rotation rotation = load_rotation(cos + place, sin + place, half);
@@ -18,7 +34,8 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
             float inv = norm_and_rotate(h, q_weight, weight, eps, rotation);
             if (q_weight && threadIdx.x % 32 == 0) inv_rms[token * normed + head] = inv;
         }
-        store_head(out + row + head * dim, half, h);
+        bool is_stored = stored.slots && head >= query;
+        store_head(is_stored ? stored.at(slot, head - query, kv) : out + row + head * dim, half, h);
     }
 }
 
@@ -90,8 +107,9 @@ __device__ __forceinline__ void backward(const S* __restrict__ d_out, S* __restr
 
 #define ROPE(S)                                                                                                        \
     KERNEL rope_forward_##S(const S* raw, S* out, const float* cos, const float* sin, const u32* positions,            \
-                            const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, float eps) {      \
-        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps);                        \
+                            const S* q_weight, const S* k_weight, float* inv_rms, int query, int kv, float eps,        \
+                            const __grid_constant__ Stored<S> stored) {                                                \
+        forward<S>(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps, stored);                \
     }                                                                                                                  \
     KERNEL __launch_bounds__(256, 4)                                                                                   \
         rope_backward_##S(const S* d_out, S* d_raw, const float* cos, const float* sin, const u32* positions,          \

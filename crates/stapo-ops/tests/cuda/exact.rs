@@ -7,7 +7,8 @@ use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
-use crate::fused::{matmul_add_rmsnorm, matmul_swiglu, rope_paged_attention};
+use crate::fused::matmul_swiglu::{self, GateUp};
+use crate::fused::{matmul_add_rmsnorm, rope_paged_attention};
 use crate::rope::{Frequencies, HeadNorm, Scaling, Table};
 use crate::testing::{bits, upload, weight};
 use crate::{Buffer, View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
@@ -261,12 +262,24 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let [tables, before, last, positions, lens, offsets, list, first_partials] =
             [&tables, &before, &last, &positions, &lens, &offsets, &list, &first_partials]
                 .map(|x| upload(device, x));
-        let run = |groups: Option<paged::Groups<'_>>| {
+        let run = |groups: Option<paged::Groups<'_>>, is_fused: bool| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
             let mut qkv = empty(device, n * width);
             let mut out = empty(device, n * heads.out_width());
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
+            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
+            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
+            if !is_fused {
+                let (rows, norm) =
+                    (crate::rope::Dims { tokens: n, heads }, norm.map(|norm| (norm, inv_rms.view_mut())));
+                let to = qkv.view_mut();
+                crate::rope::forward(device, rows, &table, positions.view(), norm, raw.view(), to);
+                paged::forward(device, call, qkv.view(), last.view(), &mut cache, sequences, out.view_mut());
+                return out.view().to_vec();
+            }
             let given = rope_paged_attention::Unrotated {
                 table: &table,
                 positions: positions.view(),
@@ -276,10 +289,6 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 qkv: qkv.view_mut(),
                 inv_rms: inv_rms.view_mut(),
             };
-            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
-            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
-            let rule = attention::ScoreRule::plain(heads.dim);
-            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
             rope_paged_attention::forward(
                 device,
                 call,
@@ -291,14 +300,16 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let together = run(Some(paged::Groups {
+        let groups = paged::Groups {
             list: list.view(),
             max_members: 1,
             first_partials: first_partials.view(),
             partials: Some(&partials),
             reads_new_keys: false,
-        }));
-        let apart = run(None);
+        };
+        let together = run(Some(groups), true);
+        let apart = run(None, false);
+        assert!(bits(&run(None, true)) == bits(&apart), "{heads:?}: keys stored by rope's kernel");
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
         assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
     }
@@ -319,7 +330,8 @@ fn gate_and_up_of_few_rows_on_cuda_give_the_bits_of_many() {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
             let dims = swiglu::Dims { tokens: n, width, gate };
             let x = x.range(0..n * inputs);
-            matmul_swiglu::forward(device, dims, x, &w, gate_up.view_mut(), out.view_mut());
+            let gate_up = (gate_up.view_mut(), GateUp::Dropped);
+            matmul_swiglu::forward(device, dims, x, &w, gate_up, out.view_mut());
             out.view().to_vec()
         };
         let all = project(rows);

@@ -4,8 +4,9 @@
 use super::parity::{compute, empty, gpu, numbers};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
+use crate::fused::matmul_add_rmsnorm;
 use crate::fused::matmul_add_rmsnorm_matmul::{self, Next, Normed};
-use crate::fused::{matmul_add_rmsnorm, matmul_swiglu};
+use crate::fused::matmul_swiglu::{self, GateUp};
 use crate::testing::{bits, upload, weight};
 use crate::{Device, lm_head, matmul, rmsnorm, sampling, swiglu};
 
@@ -50,7 +51,7 @@ fn two_products(
         rmsnorm::forward_add(device, dims, residual, norm.view(), sum.view_mut(), out);
         if is_swiglu {
             let dims = swiglu::Dims { tokens, width: outputs / 2, gate: swiglu::Gate::Silu };
-            let (gate_up, out) = (gate_up.view_mut(), activated.view_mut());
+            let (gate_up, out) = ((gate_up.view_mut(), GateUp::Dropped), activated.view_mut());
             matmul_swiglu::forward(device, dims, normed.view(), &second, gate_up, out);
         } else {
             matmul::forward(device, tokens, normed.view(), &second, None, y.view_mut());

@@ -4,7 +4,8 @@
 use super::lora_case::{Case, Memory};
 use super::parity::{check, compute, distance, empty, gpu, numbers};
 use crate::cuda::Precision;
-use crate::fused::matmul_lora::{self, DownGradient, GateUp, Product};
+use crate::fused::matmul_lora::{self, DownGradient, Product};
+use crate::fused::matmul_swiglu::GateUp;
 use crate::lora::{self, Backward, FactorGradients, Hidden, Input};
 use crate::testing::{bits, upload};
 use crate::{Buffer, Weight, Write, matmul, rmsnorm, swiglu};
@@ -156,7 +157,8 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
         let case = Case::new(inputs, &[width, width], adapted, rank);
         let factors = case.factors(device);
         let base = case.base(device, &factors);
-        let rows = 600;
+        // As many as the kernels for many rows take.
+        let rows = 3072;
         let adapter = &factors.adapter();
         let mut memory = case.memory(device, &base, rows);
         let mut activate = |n: usize, kept| {
@@ -175,7 +177,7 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
             out.view_mut(),
         );
         let (gate_up, out) = (y.view().to_vec(), out.view().to_vec());
-        for n in [1, 9, 64, 65, 300, 512, 600] {
+        for n in [1, 9, 64, 65, 300, 512, 600, rows] {
             for kept in [GateUp::Kept, GateUp::Dropped] {
                 let found = activate(n, kept);
                 let name = case.name();
@@ -196,7 +198,8 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
         let case = Case::new(inputs, &[width], &[0], rank);
         let factors = case.factors(device);
         let base = case.base(device, &factors);
-        let rows = 600;
+        // As many as the kernels for many rows take.
+        let rows = 3072;
         let stream = compute(device, &numbers(1, rows * width));
         let mut memory = case.memory(device, &base, rows);
         let norm = compute(device, &numbers(6, width));
@@ -219,7 +222,7 @@ fn a_layer_with_adapters_added_and_normed_on_cuda_gives_the_bits_of_one_by_one()
             [sum.view().to_vec(), normed.view().to_vec()]
         };
         let all = finish(rows, false);
-        for n in [1, 9, 64, 65, 300, 385, 512, 600] {
+        for n in [1, 9, 64, 65, 300, 385, 512, 600, rows] {
             let found = finish(n, true);
             for (found, all) in found.iter().zip(&all) {
                 assert!(bits(found) == bits(&all[..n * width]), "{}: {n} rows differ", case.name());

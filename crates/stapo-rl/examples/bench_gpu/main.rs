@@ -197,12 +197,13 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
         }
     }
     println!(
-        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "planned_gib": {planned:.1}}}"#,
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "kernel_s": {:.2}, "planned_gib": {planned:.1}}}"#,
         (n_sequences * length) as f64 / best,
         parts[0],
         parts[3],
         parts[1],
         parts[2],
+        device.kernel_seconds(),
     );
     Ok(())
 }

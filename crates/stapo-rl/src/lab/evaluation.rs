@@ -43,6 +43,8 @@ pub struct EvalSampling<'a> {
     pub max_tokens: usize,
     pub style: &'a PromptStyle,
     pub kv_bytes: usize,
+    /// The most rows of a step.
+    pub step_rows: usize,
     /// This rank and the number of ranks: of the questions that are left, in order, each goes to the next rank.
     pub share: (usize, usize),
     /// Training steps that the policy has made; absent for a model that is not from a run.
@@ -144,6 +146,7 @@ impl Work<'_> {
             seed: Key::new(self.sampling.seed).with(content_hash(&self.decoding.name)).bits(),
             rule: self.decoding.rule,
             kv_bytes: self.sampling.kv_bytes,
+            max_rows: self.sampling.step_rows,
             ..EngineSettings::default()
         };
         let stops = self.benchmarks.first().map_or(&[][..], Benchmark::stops);

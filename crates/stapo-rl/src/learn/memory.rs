@@ -9,7 +9,7 @@ use crate::plan::memory::{CPU_KV_BYTES, MemoryPlan, draft_kv_bytes};
 use crate::policy::loaded::LoadedModel;
 use crate::ranks::Ranks;
 use stapo_model::decoder::{BatchRows, GradientSums, Gradients, Pass, Policy};
-use stapo_model::generate::EngineMemory;
+use stapo_model::generate::{EngineMemory, EngineSettings};
 use stapo_model::{Device, Region, Tenant};
 
 /// The memory that responses are sampled in.
@@ -17,6 +17,8 @@ pub struct SamplingMemory {
     pub engine: EngineMemory,
     /// For keys and values.
     pub kv_bytes: usize,
+    /// The most rows of a step. Engines in the same memory must agree on it: another size would be allocated anew.
+    pub step_rows: usize,
     pub drafter: Option<Drafter>,
 }
 
@@ -43,7 +45,13 @@ impl Drafter {
 impl SamplingMemory {
     /// Memory outside of any plan, for a few responses at a time.
     pub fn small() -> Self {
-        Self { engine: EngineMemory::new(), kv_bytes: CPU_KV_BYTES as usize, drafter: None }
+        let step_rows = EngineSettings::default().max_rows;
+        Self { engine: EngineMemory::new(), kv_bytes: CPU_KV_BYTES as usize, step_rows, drafter: None }
+    }
+
+    /// The settings of an engine that works in this memory.
+    pub fn settings(&self) -> EngineSettings {
+        EngineSettings { kv_bytes: self.kv_bytes, max_rows: self.step_rows, ..EngineSettings::default() }
     }
 }
 
@@ -65,10 +73,10 @@ impl RunMemory {
         ranks: &Ranks,
     ) -> Result<(Self, Accumulated)> {
         let device = policy.device();
-        let kv_bytes = planned.kv_bytes as usize;
+        let (kv_bytes, step_rows) = (planned.kv_bytes as usize, planned.step_rows);
         let recompute = planned.recompute;
         let Some(region) = device.region(planned.region_bytes() as usize)? else {
-            let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes, drafter: None };
+            let sampling = SamplingMemory { engine: EngineMemory::new(), kv_bytes, step_rows, drafter: None };
             let pass = Pass::training(policy, recompute)?;
             let gradients = match plan.sum() {
                 GradientSum::Microbatches => Accumulated::ByOwner(GradientSums::new(policy, device, ranks)?),
@@ -88,7 +96,7 @@ impl RunMemory {
         let tokens = packing.budget_tokens;
         let rows = BatchRows { tokens, scored: tokens, keys: packing.budget_keys.unwrap_or(0) };
         let pass = Pass::training_in(policy, &memory, recompute, rows)?;
-        let sampling = SamplingMemory { engine, kv_bytes, drafter: None };
+        let sampling = SamplingMemory { engine, kv_bytes, step_rows, drafter: None };
         Ok((Self { planned, region: Some(region), sampling, pass }, gradients))
     }
 

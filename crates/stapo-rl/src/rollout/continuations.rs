@@ -36,8 +36,7 @@ pub fn continuations(
     let settings = EngineSettings {
         seed: key.bits(),
         rule: SamplingRule::Draw { temperature: rollout.temperature, filter: Filter::NONE },
-        kv_bytes: memory.kv_bytes,
-        ..EngineSettings::default()
+        ..memory.settings()
     };
     let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
     engine.stop_at(model.stop_texts(&plan.style)?);

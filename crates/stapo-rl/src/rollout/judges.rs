@@ -124,11 +124,7 @@ impl ModelJudge {
         memory: &mut SamplingMemory,
         prompts: &[&[u32]],
     ) -> Result<Vec<JudgeAnswer>> {
-        let settings = EngineSettings {
-            rule: SamplingRule::Greedy,
-            kv_bytes: memory.kv_bytes,
-            ..EngineSettings::default()
-        };
+        let settings = EngineSettings { rule: SamplingRule::Greedy, ..memory.settings() };
         let mut engine = Engine::new(&model.policy, &mut memory.engine, settings)?;
         for (idx, prompt) in prompts.iter().enumerate() {
             let request = Request {
@@ -303,7 +299,7 @@ fn prepare(
     }
     let kv_bytes = judge_kv_bytes(spec, model.policy.config(), model.policy.device()) as usize;
     let engine = memory.map_or_else(EngineMemory::new, |memory| EngineMemory::new_in(memory.clone()));
-    let memory = SamplingMemory { engine, kv_bytes, drafter: None };
+    let memory = SamplingMemory { engine, kv_bytes, ..SamplingMemory::small() };
     Ok((chat, limit, Work::Write(Box::new(memory))))
 }
 

@@ -223,9 +223,8 @@ impl Sampler<'_> {
             seed: sampling.key.bits(),
             rule: SamplingRule::Draw { temperature: sampling.temperature, filter },
             n_kept,
-            kv_bytes: self.memory.kv_bytes,
             speculation: plan.config.rollout.speculate.into(),
-            ..EngineSettings::default()
+            ..self.memory.settings()
         };
         let mut engine = Engine::new(&model.policy, &mut self.memory.engine, settings)?;
         if let Some(Drafter { policy, engine: memory, kv_bytes }) = &mut self.memory.drafter {

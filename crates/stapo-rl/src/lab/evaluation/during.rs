@@ -79,6 +79,7 @@ pub(crate) fn evaluate_benchmarks(
         max_tokens: rollout.max_response_tokens,
         style: &plan.style,
         kv_bytes: memory.kv_bytes,
+        step_rows: memory.step_rows,
         share: (ranks.rank(), ranks.world()),
         step: Some(step),
         episode: &plan.episode(),

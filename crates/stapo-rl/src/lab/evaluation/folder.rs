@@ -13,6 +13,7 @@ use stapo_core::record::{
     self, Change, EvalRecord, EventKind, FileHash, Record, SCHEMA, StopReason, Writer, changed_inputs,
 };
 use stapo_model::files;
+use stapo_model::generate::EngineSettings;
 use std::path::{Path, PathBuf};
 
 /// The settings of an evaluation: everything that a sample depends on.
@@ -91,7 +92,8 @@ impl EvalPlan {
         step: Option<u64>,
     ) -> EvalSampling<'a> {
         let Self { seed, max_tokens, kv_mib, .. } = *self;
-        EvalSampling { seed, max_tokens, style, kv_bytes: kv_mib << 20, share, step, episode }
+        let step_rows = EngineSettings::default().max_rows;
+        EvalSampling { seed, max_tokens, style, kv_bytes: kv_mib << 20, step_rows, share, step, episode }
     }
 
     fn expected_seal(&self) -> String {

@@ -24,6 +24,7 @@ fn all(model: &LoadedModel, benchmarks: &[Benchmark], decoding: &str, done: &Don
         max_tokens: 64,
         style: &style,
         kv_bytes: 32 << 20,
+        step_rows: 1024,
         share: (0, 1),
         step: None,
         episode: &EpisodeConfig::default(),

@@ -54,3 +54,22 @@ fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_lar
     assert_eq!(n_sequences("evaluation={problems=5,samples=4}"), 20);
     assert_eq!(n_sequences("evaluation={problems=5,samples=1}"), 6);
 }
+
+/// A step of more rows takes more memory beside keys and values, which the plan counts.
+#[test]
+fn a_gpu_with_more_memory_samples_in_larger_steps() {
+    let planned = |settings: &[&str], free: Option<u64>| {
+        let plan = Plan::resolve(Config::from_toml("", settings.iter().copied()).unwrap()).unwrap();
+        let model = plan.config.model.find().unwrap().shape().unwrap();
+        let planned = resolve(&plan, &model, &[], free);
+        (planned.step_rows, sum(&planned.sampling) - planned.kv_bytes)
+    };
+    let gpu = ["device=cuda", "rollout.kv_mib=64"];
+    let (small, small_bytes) = planned(&gpu, None);
+    let (large, large_bytes) = planned(&gpu, Some(80 << 30));
+    assert_eq!((small, large), (1024, 8192));
+    assert!(large_bytes > small_bytes, "{large_bytes} against {small_bytes}");
+    let (between, bytes) = planned(&gpu, Some(small_bytes + 32 * (large_bytes - small_bytes) / 2));
+    assert!((1024..8192).contains(&between) && bytes < large_bytes, "{between} rows");
+    assert_eq!(planned(&["device=cpu"], Some(80 << 30)).0, 1024);
+}

@@ -1,0 +1,177 @@
+//! Products of many rows (a large M), finished before they reach memory, by the kernels of large_m.cu: on Hopper, for bf16 and
+//! whole steps of the depth.
+
+use super::Dims;
+use super::cuda::{SPLIT_K, uses_split_k};
+use crate::cuda::kernels::MATMUL_LARGE_M;
+use crate::cuda::{Cuda, ElementType, Fields, Slice, TILE_COLUMNS, TensorMap};
+use crate::swiglu::Gate;
+
+/// Rows of the weight in a tile, as in large_m.cu.
+const COLUMNS: usize = 192;
+/// Blocks of a cluster, as in large_m.cu.
+const SHARING: usize = 2;
+
+/// How a kernel divides its work, as in large_m.cu.
+#[derive(Clone, Copy)]
+struct Tiling {
+    name: &'static str,
+    /// Rows of a tile, 64 for each warpgroup that multiplies.
+    rows: usize,
+    stages: usize,
+    /// Of eight parts of the multiprocessors' time, those that must be used: with fewer, other kernels are the faster ones.
+    least_eighths: usize,
+}
+
+const GATED: Tiling = Tiling { name: "gated_large_m_192", rows: 192, stages: 3, least_eighths: 7 };
+const GATED_128: Tiling = Tiling { name: "gated_large_m_128", rows: 128, stages: 4, least_eighths: 7 };
+const DEEP: Tiling = Tiling { name: "deep_large_m_128", rows: 128, stages: 4, least_eighths: 6 };
+
+impl Tiling {
+    fn threads(self) -> usize {
+        2 * self.rows + 128
+    }
+
+    /// The stages' tiles, 16 mbarriers, results on their way to memory, and room to align the tiles to 1024 bytes.
+    const fn shared_bytes(self) -> usize {
+        let Self { rows, stages, .. } = self;
+        2 * stages * (rows + COLUMNS) * TILE_COLUMNS + 8 * 16 + 2 * rows * (COLUMNS + 8) + 1024
+    }
+
+    /// Pairs of tiles, one for each block of a cluster.
+    fn n_pairs(self, d: Dims) -> usize {
+        d.tokens.div_ceil(SHARING * self.rows) * d.outputs.div_ceil(COLUMNS)
+    }
+
+    /// Whether the tiles occupy `n_clusters` well: the last tiles of rows and columns, and the last round of tiles, may leave a part
+    /// of the time unused.
+    fn fills(self, d: Dims, n_clusters: usize) -> bool {
+        let n_rounds = self.n_pairs(d).div_ceil(n_clusters.max(1));
+        let n_computed = n_rounds * n_clusters * SHARING * self.rows * COLUMNS;
+        8 * d.tokens * d.outputs >= self.least_eighths * n_computed
+    }
+}
+
+/// What becomes of `x W^T`.
+#[derive(Clone, Copy)]
+pub(crate) enum Output {
+    /// y `[T, outputs / 2]`: the gated product of gate and up, whose weights are stacked, and `[T, outputs]`, where gate and up are
+    /// kept.
+    Gated { gate: Gate, kept: Option<Slice> },
+    /// y `[T, outputs]`: the sum of the chains of a deep product.
+    Deep,
+}
+
+impl Output {
+    fn tiling(self) -> Tiling {
+        match self {
+            Self::Gated { .. } if std::env::var("STAPO_LARGE_M").is_ok_and(|rows| rows == "128") => GATED_128,
+            Self::Gated { .. } => GATED,
+            Self::Deep => DEEP,
+        }
+    }
+
+    /// Columns of y.
+    fn width(self, d: Dims) -> usize {
+        match self {
+            Self::Gated { .. } => d.outputs / 2,
+            Self::Deep => d.outputs,
+        }
+    }
+
+    fn n_chains(self) -> usize {
+        match self {
+            Self::Gated { .. } => 1,
+            Self::Deep => SPLIT_K,
+        }
+    }
+
+    /// Whether the results of a product are those of [`run`].
+    fn is_sum_of(self, d: Dims, weight: Slice) -> bool {
+        uses_split_k(d, weight) == matches!(self, Self::Deep)
+    }
+}
+
+/// What is multiplied. Shapes: x `[T, inputs + n_further]`; weight `[outputs, inputs]`, where adapters are joined with `n_further`
+/// columns behind each chain's inputs.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub d: Dims,
+    pub x: Slice,
+    pub weight: Slice,
+    pub n_further: usize,
+}
+
+impl Operands {
+    /// Elements from one row to the next of x and of the weight.
+    fn pitches(&self, output: Output) -> [usize; 2] {
+        [1, output.n_chains()].map(|n| self.d.inputs + n * self.n_further)
+    }
+}
+
+fn n_clusters(cuda: &Cuda) -> usize {
+    cuda.gpu.multiprocessors as usize / SHARING
+}
+
+/// Whether [`run`] may be called with the same arguments, and is faster than products of their own.
+pub(crate) fn pays(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+    output.tiling().fills(of.d, n_clusters(cuda)) && fits(output, cuda, of, y)
+}
+
+/// Whether [`run`] may be called with the same arguments.
+pub(crate) fn fits(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+    let Operands { d, x, weight, n_further } = *of;
+    let (width, [x_pitch, w_pitch]) = (output.width(d), of.pitches(output));
+    let is_whole = d.inputs.is_multiple_of(output.n_chains() * TILE_COLUMNS)
+        && n_further.is_multiple_of(TILE_COLUMNS)
+        && width.is_multiple_of(8)
+        && y.len.is_multiple_of(8 * d.tokens.max(1))
+        && y.len >= d.tokens * width
+        && y.address.is_multiple_of(16)
+        && x.len == d.tokens * x_pitch
+        && weight.len == d.outputs * w_pitch;
+    cuda.is_hopper()
+        && d.tokens > 0
+        && is_whole
+        && y.kind == ElementType::Bf16
+        && output.is_sum_of(d, weight)
+        && TensorMap::fits(x, x_pitch)
+        && TensorMap::fits(weight, w_pitch)
+}
+
+/// Shapes: y as [`Output`] says, overwritten, possibly with further columns behind each row.
+pub(crate) fn run(output: Output, cuda: &Cuda, of: &Operands, y: Slice) {
+    let Operands { d, x, weight, n_further } = *of;
+    let (kept, gate) = match output {
+        Output::Gated { gate, kept } => (kept, gate),
+        Output::Deep => (None, Gate::Silu),
+    };
+    let (tiling, n_chains, [x_pitch, w_pitch]) = (output.tiling(), output.n_chains(), of.pitches(output));
+    let n_inputs = d.inputs / n_chains / TILE_COLUMNS;
+    let product = Fields::default().eight_bytes(y).eight_bytes(kept);
+    let product = product.four_bytes(d.tokens).four_bytes(output.width(d)).four_bytes(y.len / d.tokens);
+    let product = product.four_bytes(n_chains).four_bytes(n_inputs + n_further / TILE_COLUMNS);
+    let product = product.four_bytes(n_inputs).four_bytes(usize::from(gate == Gate::GeluTanh));
+    let launch = cuda.kernel(&MATMUL_LARGE_M, tiling.name);
+    let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, x_pitch, tiling.rows));
+    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, w_pitch, COLUMNS / SHARING));
+    let n_blocks = SHARING * n_clusters(cuda).min(tiling.n_pairs(d));
+    launch.fields(&product).run([n_blocks, 1], tiling.threads(), tiling.shared_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The products of Qwen3-1.7B, on 132 multiprocessors.
+    #[test]
+    fn many_rows_fill_the_multiprocessors() {
+        let gated = |tokens| GATED.fills(Dims { tokens, inputs: 2048, outputs: 12288 }, 66);
+        let deep = |tokens| DEEP.fills(Dims { tokens, inputs: 6144, outputs: 2048 }, 66);
+        assert!([3072, 4096, 8192, 16384].into_iter().all(gated));
+        assert!([3072, 4096, 8192, 16384].into_iter().all(deep));
+        assert!(![64, 256, 512].into_iter().any(|tokens| gated(tokens) || deep(tokens)));
+        assert!(!deep(2048), "two rounds for one and a third");
+        const { assert!(GATED.shared_bytes() <= 232_448 && DEEP.shared_bytes() <= 232_448) };
+    }
+}
