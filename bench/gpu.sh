@@ -103,7 +103,7 @@ if [ $quick -eq 0 ]; then
     run hybrid-train 150 "$bench" train --large=7 --steps=3
     run hybrid-train-16k 150 "$bench" train --large=7 --sequences=2 --length=16384 --microbatch=16384 --steps=2
     run hybrid-decode-64 150 "$bench" decode --large=7 --prompts=8
-    run hybrid-decode-512 150 "$bench" decode --large=7
+    run hybrid-decode-512 150 "$bench" decode --large=7 --kv-gib=60
     run hybrid-decode-15000 150 "$bench" decode --large=7 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run hybrid-prefill 150 "$bench" prefill --large=7 --prompts=16 --prompt=8192
     run hybrid-train-9b 150 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1

@@ -1,4 +1,4 @@
-//! Runs of the built-in hybrid: exact, and the same on two ranks and after a kill.
+//! Runs of the built-in hybrid: exact, and the same on two and four ranks and after a kill.
 
 #![cfg(target_os = "linux")]
 
@@ -15,7 +15,8 @@ fn train(at: &Path, ranks: &[&str], out: &str) {
 
 fn arguments(out: &str) -> Vec<&str> {
     [
-        &["train", "hybrid", "--out", out, "--set", "steps=3", "--set", "update.microbatch_tokens=192"][..],
+        &["train", "hybrid", "--out", out, "--set", "steps=3"][..],
+        &["--set", "update.microbatch_tokens=192", "--set", "update.sum=microbatches"],
         &SMALL_RUN,
     ]
     .concat()
@@ -30,7 +31,7 @@ fn hashes(at: &Path, run: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_hybrid_learns_exactly_and_the_same_on_two_ranks_and_after_a_kill() {
+fn the_hybrid_learns_exactly_and_the_same_on_ranks_and_after_a_kill() {
     let folder = folder_below_tmp();
     let at = folder.path();
     train(at, &[], "whole");
@@ -39,8 +40,10 @@ fn the_hybrid_learns_exactly_and_the_same_on_two_ranks_and_after_a_kill() {
     assert!(steps.iter().all(|step| step["exactness_max_abs"] == 0.0));
     assert!(steps.iter().any(|step| step["gradient_norm"].as_f64().unwrap() > 0.0), "nothing was learned");
     let expected = hashes(at, "whole");
-    train(at, &["launch", "--ranks", "2"], "ranks");
-    assert_eq!(hashes(at, "ranks"), expected, "two ranks changed a bit");
+    for ranks in ["2", "4"] {
+        train(at, &["launch", "--ranks", ranks], ranks);
+        assert_eq!(hashes(at, ranks), expected, "{ranks} ranks changed a bit");
+    }
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(at).args(arguments("killed")).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -86,6 +86,12 @@ impl Heads {
     fn fit_tile(self) -> bool {
         self.key_dim == self.value_dim && [64, 128].contains(&self.key_dim)
     }
+
+    /// Whether such a GPU also takes the rows in front of the tile and behind it eight columns at a time, see rows_tile.cu.
+    fn fit_tile_rows(self, kernel: usize) -> bool {
+        let is_aligned = self.input_width().is_multiple_of(8);
+        self.fit_tile() && kernel == 4 && is_aligned && self.value_width() <= 8 * 1024
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]

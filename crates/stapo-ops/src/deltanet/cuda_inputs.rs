@@ -21,13 +21,9 @@ pub(super) fn uses_tile(cuda: &Cuda, heads: Heads) -> bool {
 pub(super) const COLUMNS: usize = 8;
 /// Rows that the convolution of rows_tile.cu reads.
 pub(super) const TAPS: usize = 4;
-/// The most threads of a block.
-const MAX_THREADS: usize = 1024;
-
 /// Whether the kernels of rows_tile.cu take the rows: a matter of the shape alone, so that a row takes the same way in every call.
 pub(super) fn takes_rows(cuda: &Cuda, heads: Heads, kernel: usize) -> bool {
-    let is_aligned = heads.input_width().is_multiple_of(COLUMNS);
-    uses_tile(cuda, heads) && kernel == TAPS && is_aligned && heads.value_width() <= COLUMNS * MAX_THREADS
+    uses_tile(cuda, heads) && heads.fit_tile_rows(kernel)
 }
 
 /// What the kernels of a call read.

@@ -9,7 +9,7 @@ use crate::{Buffer, Device, Float, OutOfMemory};
 pub struct States<T: Float> {
     /// `[slots, value heads, key_dim, value_dim]`; with the tile, the state at the start of the chunk that a sequence is in.
     pub(super) recurrent: Buffer<T>,
-    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read; with the tile, room for one row more.
+    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read; one row more where rows_tile.cu keeps them.
     pub(super) rows: Buffer<T>,
     pub(super) chunk: Option<KeptChunk<T>>,
     n_slots: usize,
@@ -27,7 +27,8 @@ pub(super) struct KeptChunk<T: Float> {
 impl<T: Float> States<T> {
     pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
         let has_tile = cuda_inputs::has_tile(device, heads);
-        let n_rows = n_slots * (kernel - usize::from(!has_tile)) * heads.conv_width();
+        let n_kept = kernel - usize::from(!(has_tile && heads.fit_tile_rows(kernel)));
+        let n_rows = n_slots * n_kept * heads.conv_width();
         let chunk = || -> Result<_, OutOfMemory> {
             let rows = device.compute_zeros(n_slots * heads.value * KEPT_ROWS * heads.value_dim)?;
             Ok(KeptChunk { rows, numbers: device.zeros(n_slots * heads.value * KEPT_NUMBERS)? })
@@ -46,7 +47,8 @@ impl<T: Float> States<T> {
         let f32_bytes = size_of::<f32>();
         let state = heads.state_len() * f32_bytes;
         let keeps_chunk = compute_bytes < f32_bytes && heads.fit_tile();
-        let rows = (kernel - usize::from(!keeps_chunk)) * heads.conv_width() * compute_bytes;
+        let n_kept = kernel - usize::from(!(keeps_chunk && heads.fit_tile_rows(kernel)));
+        let rows = n_kept * heads.conv_width() * compute_bytes;
         let chunk = heads.value * (KEPT_ROWS * heads.value_dim * compute_bytes + KEPT_NUMBERS * f32_bytes);
         state + rows + if keeps_chunk { chunk } else { 0 }
     }
