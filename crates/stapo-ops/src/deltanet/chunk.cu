@@ -54,6 +54,8 @@ struct ChunkArgs {
     // [T, value_width] each: the corrected values, for backward, and the outputs. Either may be 0.
     bf16 *corrected, *out;
     Heads h;
+    // Blocks of threads that share the columns of a value head, where chunks are taken in order.
+    int slices;
     Sequences sequences;
 };
 
@@ -66,12 +68,19 @@ struct Chunk {
     __device__ __forceinline__ bool has(int r) const { return r >= first && r < n; }
 };
 
-// Chunk number `index` of a sequence's rows in the call.
-__device__ __forceinline__ Chunk chunk_of(const Sequences& sequences, int s, int index) {
-    int begin = sequences.offsets[s], end = sequences.offsets[s + 1], done = sequences.done(s);
-    int start = done / CHUNK * CHUNK + index * CHUNK;
-    return {max(done - start, 0), min(CHUNK, done + end - begin - start), (long long)begin + start - done};
-}
+// The rows of a sequence in the call.
+struct SequenceRows {
+    int begin, n, done;
+
+    __device__ __forceinline__ SequenceRows(const Sequences& sequences, int s)
+        : begin(sequences.offsets[s]), n((int)sequences.offsets[s + 1] - begin), done(sequences.done(s)) {}
+
+    // Chunk number `index` of these rows.
+    __device__ __forceinline__ Chunk chunk(int index) const {
+        int start = done / CHUNK * CHUNK + index * CHUNK;
+        return {max(done - start, 0), min(CHUNK, done + n - start), (long long)begin + start - done};
+    }
+};
 
 // Chunks that the rows of a sequence lie in. Single rows of sequences that go on are decode's, and have none.
 __device__ __forceinline__ int n_chunks(const Sequences& sequences, int s) {

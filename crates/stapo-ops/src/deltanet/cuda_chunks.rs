@@ -18,6 +18,8 @@ const GATES: usize = 5 * CHUNK + BLOCK * BLOCK;
 /// Bytes of a tile of `CHUNK` rows and columns in shared memory.
 const SQUARE_BYTES: usize = 2 * CHUNK * (CHUNK + 8);
 const PREPARE_THREADS: usize = 128;
+/// Threads for which the registers of a multiprocessor suffice in kernels that keep states in registers.
+const MAX_THREADS: usize = 256;
 
 /// Bytes of a tile of so many rows in shared memory.
 fn tile_bytes(rows: usize, dim: usize) -> usize {
@@ -100,7 +102,7 @@ impl ChunkOutputs {
 }
 
 /// `ChunkArgs` of chunk.cu.
-fn chunk_args(inputs: &Inputs, prepared: Option<&Prepared>, to: &ChunkOutputs) -> Fields {
+fn chunk_args(cuda: &Cuda, inputs: &Inputs, prepared: Option<&Prepared>, to: &ChunkOutputs) -> Fields {
     let chunk = inputs.carried.and_then(|carried| carried.chunk);
     let fields = Fields::default().eight_bytes(inputs.raw).eight_bytes(inputs.mixed);
     let fields = fields.eight_bytes(inputs.a_log).eight_bytes(inputs.dt_bias);
@@ -109,16 +111,22 @@ fn chunk_args(inputs: &Inputs, prepared: Option<&Prepared>, to: &ChunkOutputs) -
     let fields = fields.eight_bytes(prepared.map(|prepared| prepared.squares.slice()));
     let fields = fields.eight_bytes(prepared.map(|prepared| prepared.gates.slice()));
     let fields = fields.eight_bytes(to.borders).eight_bytes(to.corrected).eight_bytes(to.out);
-    fields.join(&inputs.heads()).join(&inputs.sequences())
+    fields.join(&inputs.heads()).four_bytes(n_slices(cuda, inputs)).join(&inputs.sequences())
 }
 
-/// The grid and the threads of kernels that take the chunks of a sequence in order: a warp has sixteen columns of values. Where
-/// heads are too few to fill the GPU, two blocks share the columns of one.
+/// Blocks that share the columns of a value head in kernels that take the chunks of a sequence in order. A warp has sixteen columns;
+/// where heads are too few to fill the GPU, two blocks share them.
+fn n_slices(cuda: &Cuda, inputs: &Inputs) -> usize {
+    let n_heads = inputs.d.heads.value * inputs.d.sequences;
+    if n_heads < cuda.gpu.multiprocessors as usize { 2 } else { 1 }
+}
+
+/// The grid and the threads of such kernels. As many warps load as compute, where there are registers for them.
 fn sequential_shape(cuda: &Cuda, inputs: &Inputs) -> ([usize; 2], usize) {
     let Heads { value, value_dim, .. } = inputs.d.heads;
-    let is_small = value * inputs.d.sequences < cuda.gpu.multiprocessors as usize;
-    let n_slices = if is_small { 2 } else { 1 };
-    ([value * n_slices, inputs.d.sequences], 2 * value_dim / n_slices)
+    let n_slices = n_slices(cuda, inputs);
+    let threads = 2 * value_dim / n_slices;
+    ([value * n_slices, inputs.d.sequences], if threads <= MAX_THREADS / 2 { 2 * threads } else { threads })
 }
 
 fn run_prepared(cuda: &Arc<Cuda>, inputs: &Inputs, args: &Fields, n_chunks: usize) {
@@ -146,7 +154,7 @@ pub(super) fn forward(cuda: &Arc<Cuda>, inputs: &Inputs, to: Destination) {
     }
     let d = inputs.d;
     let prepared = Prepared::new(cuda, inputs);
-    let args = chunk_args(inputs, Some(&prepared), &ChunkOutputs::rows(to));
+    let args = chunk_args(cuda, inputs, Some(&prepared), &ChunkOutputs::rows(to));
     run_prepared(cuda, inputs, &args, prepared.n_chunks);
     if inputs.carried.is_some() {
         let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_keep_chunk").head_dim(d.heads.key_dim);
@@ -162,11 +170,12 @@ pub(super) fn decode(cuda: &Arc<Cuda>, inputs: &Inputs, to: Destination) {
     let dim = d.heads.key_dim;
     let is_whole = takes_rows(cuda, d.heads, d.kernel);
     let of_rows = |slice| is_whole.then_some(slice);
-    let args = chunk_args(inputs, None, &ChunkOutputs::rows(to)).eight_bytes(of_rows(inputs.conv));
+    let args = chunk_args(cuda, inputs, None, &ChunkOutputs::rows(to)).eight_bytes(of_rows(inputs.conv));
     let args = args.eight_bytes(of_rows(inputs.norm)).eight_bytes(of_rows(carried.rows));
     let args = args.eight_bytes(to.out).four_bytes(to.pitch).four_bytes(d.eps as f32);
     let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_decode").head_dim(dim).fields(&args);
-    launch.run([d.heads.value, d.sequences], dim, decode_bytes(dim));
+    // In a call with chunks, other kernels of this call write what the kernel reads first.
+    launch.programmatic_launch(!has_chunks(inputs)).run([d.heads.value, d.sequences], dim, decode_bytes(dim));
 }
 
 /// Computes the states in front of all chunks again, goes back through the chunks of each sequence, and then through the rows of all
@@ -186,7 +195,7 @@ pub(super) fn backward(
     let [corrected, y] = [(); 2].map(|()| Memory::scratch(cuda, n_values, ElementType::Bf16));
     let outputs =
         ChunkOutputs { borders: Some(borders.slice()), corrected: Some(corrected.slice()), out: None };
-    let args = chunk_args(inputs, Some(&prepared), &outputs);
+    let args = chunk_args(cuda, inputs, Some(&prepared), &outputs);
     run_prepared(cuda, inputs, &args, prepared.n_chunks);
     let args = args.eight_bytes(d_outputs).eight_bytes(y.slice()).eight_bytes(d_borders.slice());
     let args = args.eight_bytes(to.keyed.slice()).eight_bytes(to.gates.slice());

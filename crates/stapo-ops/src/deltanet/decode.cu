@@ -33,38 +33,46 @@ struct DecodeShared {
     float beta;
 };
 
-// Loads what was kept of the rows in front of row t, and the row.
-__device__ __forceinline__ void load_decode(DecodeShared& s, const ChunkArgs& a, bf16* rows, const float* numbers, int token, int head,
-                                            int t, bool is_mixed) {
+// Loads what was kept of the rows in front of row t.
+__device__ __forceinline__ void load_kept(DecodeShared& s, const bf16* rows, const float* numbers, int t) {
     int block = t / BLOCK * BLOCK;
-    const bf16* query = a.mixed + (size_t)token * a.h.conv_width() + head / a.h.group() * DIM;
     for (int i = threadIdx.x; i < (block + BLOCK) * DIM / 8; i += DIM) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
-        if (r != t || is_mixed) copy8(s.k + to, (r == t ? query + a.h.key_width() : rows + r * DIM) + column, r <= t);
+        if (r != t) copy8(s.k + to, rows + r * DIM + column, r < t);
         copy8(s.d + to, rows + (CHUNK + r) * DIM + column, r < t);
     }
     for (int i = threadIdx.x; i < BLOCK * DIM / 8; i += DIM) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
         copy8(s.sides + to, rows + (2 * CHUNK + r) * DIM + column, block + r < t);
-        if (r > 1 || is_mixed) copy8(s.pair + to, (r == 0 ? query + a.h.key_width() : query) + column, r < 2);
-    }
-    if (is_mixed && threadIdx.x < DIM / 8) {
-        const bf16* values = a.mixed + (size_t)token * a.h.conv_width() + 2 * a.h.key_width() + head * DIM;
-        copy8(s.value + threadIdx.x * 8, values + threadIdx.x * 8, true);
+        if (r > 1) copy8(s.pair + to, rows, false);
     }
     cp_async_commit();
     for (int i = threadIdx.x; i < (BLOCK + 2) * SQUARE; i += DIM) s.weights[i] = round_to<bf16>(0.0f);
     for (int i = threadIdx.x; i < BLOCK * BLOCK; i += DIM) s.inverse[i] = i / BLOCK < t - block ? numbers[CHUNK + i] : 0.0f;
-    int r = threadIdx.x;
-    if (r < CHUNK) {
-        s.log_decay[r] = r < t ? numbers[r] : 0.0f;
-        if (r == t) {
-            Gates gates = gates_of(a.raw + (size_t)token * a.h.input_width(), a.a_log, a.dt_bias, a.h, head);
-            s.log_decay[r] = gates.log_decay;
-            s.beta = gates.beta;
-        }
-        s.c[r] = s.log_decay[r];
+    if (threadIdx.x < CHUNK && (int)threadIdx.x != t) {
+        s.log_decay[threadIdx.x] = (int)threadIdx.x < t ? numbers[threadIdx.x] : 0.0f;
+        s.c[threadIdx.x] = s.log_decay[threadIdx.x];
     }
+}
+
+// The gates of row t.
+__device__ __forceinline__ void load_gates(DecodeShared& s, const ChunkArgs& a, int token, int head, int t) {
+    if ((int)threadIdx.x != t) return;
+    Gates gates = gates_of(a.raw + (size_t)token * a.h.input_width(), a.a_log, a.dt_bias, a.h, head);
+    s.log_decay[t] = s.c[t] = gates.log_decay;
+    s.beta = gates.beta;
+}
+
+// The query, the key and the value of a row that another kernel has mixed.
+__device__ __forceinline__ void load_mixed(DecodeShared& s, const ChunkArgs& a, int token, int head, int t) {
+    if (threadIdx.x >= DIM / 8) return;
+    int column = threadIdx.x * 8;
+    const bf16* row = a.mixed + (size_t)token * a.h.conv_width() + column;
+    const bf16* query = row + head / a.h.group() * DIM;
+    uint4 key = *(const uint4*)(query + a.h.key_width());
+    *(uint4*)(s.pair + STRIDE + column) = *(const uint4*)query;
+    *(uint4*)(s.pair + column) = *(uint4*)(s.k + t * STRIDE + column) = key;
+    *(uint4*)(s.value + column) = *(const uint4*)(row + 2 * a.h.key_width() + head * DIM);
 }
 
 // The query, the key and the value of a row from its input, by two warps at most: some neighbouring lanes have each. The input is kept for
@@ -191,6 +199,7 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
     extern __shared__ __align__(16) char memory[];
     DecodeShared& s = *(DecodeShared*)memory;
     const ChunkArgs& a = args.chunk;
+    launch_dependents();
     int head = blockIdx.x, sequence = blockIdx.y, token = a.sequences.offsets[sequence];
     if (a.sequences.offsets[sequence + 1] - token != 1) return;
     int done = a.sequences.done(sequence), t = done % CHUNK, warp = threadIdx.x / 32;
@@ -204,8 +213,14 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
             state[half][keys] = done < CHUNK ? make_uint4(0, 0, 0, 0) : *planes.at(2 * warp + half, keys);
     bf16* rows = kept_rows(a, slot, head);
     float* numbers = kept_numbers(a, slot, head);
-    load_decode(s, a, rows, numbers, token, head, t, !args.conv);
-    if (args.conv) mix_row(s, args, token, sequence, head, t);
+    load_kept(s, rows, numbers, t);
+    // Earlier steps wrote what was read so far.
+    wait_for_previous_kernel();
+    load_gates(s, a, token, head, t);
+    if (args.conv)
+        mix_row(s, args, token, sequence, head, t);
+    else
+        load_mixed(s, a, token, head, t);
     cp_async_wait<0>();
     __syncthreads();
     cumulate(s.c);

@@ -103,12 +103,12 @@ __device__ __forceinline__ void invert(PrepareShared& s, const float* kept, int 
 }
 
 // Grid: (chunks, key heads); blocks behind the last chunk do nothing.
-KERNEL deltanet_prepare(const __grid_constant__ ChunkArgs a) {
+KERNEL __launch_bounds__(PREPARE_THREADS, 3) deltanet_prepare(const __grid_constant__ ChunkArgs a) {
     extern __shared__ __align__(16) char memory[];
     PrepareShared& s = *(PrepareShared*)memory;
     int index = blockIdx.x, sequence = find_chunk(a.sequences, &index);
     if (sequence < 0) return;
-    Chunk c = chunk_of(a.sequences, sequence, index);
+    Chunk c = SequenceRows(a.sequences, sequence).chunk(index);
     size_t slot = a.kept_rows ? a.sequences.slots[sequence] : 0;
     int row = threadIdx.x / 32 * BLOCK;
     load_pairs(s, a, c, slot, blockIdx.y);
@@ -138,7 +138,7 @@ KERNEL deltanet_prepare(const __grid_constant__ ChunkArgs a) {
 KERNEL deltanet_keep_chunk(const __grid_constant__ ChunkArgs a) {
     int sequence = blockIdx.y, head = blockIdx.x, n = n_chunks(a.sequences, sequence);
     if (n == 0) return;
-    Chunk c = chunk_of(a.sequences, sequence, n - 1);
+    Chunk c = SequenceRows(a.sequences, sequence).chunk(n - 1);
     if (c.n == CHUNK) return;
     size_t slot = a.sequences.slots[sequence];
     bf16* rows = kept_rows(a, slot, head);

@@ -23,8 +23,12 @@ KERNEL deltanet_mix(const __grid_constant__ ConvRows rows, bf16* mixed, float* i
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
     Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
+    const bf16* next_raw = rows.raw + (size_t)at.first * h.input_width() + at.column;
+    // The next row is loaded while this one is computed.
+    uint4 next = *(const uint4*)next_raw;
     for (int row = at.first; row < at.end; ++row) {
-        uint4 x = *(const uint4*)(rows.raw + (size_t)row * h.input_width() + at.column);
+        uint4 x = next;
+        if (row + 1 < at.end) next = *(const uint4*)(next_raw += h.input_width());
         float sums[8], inv = mix_columns(sums, conv, x, at.is_normed, at.head < h.key);
         if (at.is_there) {
             *(uint4*)(mixed + (size_t)row * h.conv_width() + at.column) = pack8(sums);
@@ -87,15 +91,26 @@ KERNEL deltanet_norm_backward(const bf16* raw, const bf16* outputs, const bf16* 
     }
 }
 
-// The gradient of eight columns of the convolution in front of SiLU, in one row. d_keyed [2, T, value, DIM]: those of queries and keys, which
-// are added in the order of the value heads that share a key head; values [T, conv_width] has those of values.
+// The gradients of what the recurrence took in. keyed [2, T, value, DIM]: those of queries and keys by value head; values [T, conv_width] has
+// those of values.
+struct RecurrenceGradients {
+    const bf16 *keyed, *values;
+    size_t n_rows;
+
+    // Of a thread's columns in one row; of queries and keys, those of the first value head that shares the key head.
+    __device__ __forceinline__ const bf16* at(const Heads& h, const Place& at, int row) const {
+        int is_key = at.head >= h.key, first = (at.head - is_key * h.key) * h.group();
+        if (!at.is_normed) return values + (size_t)row * h.conv_width() + at.column;
+        return keyed + ((is_key * n_rows + row) * h.value + first) * DIM + at.column % DIM;
+    }
+};
+
+// The gradient of eight columns of the convolution in front of SiLU, in one row, from the input x and the gradients from `from` on, of which
+// `first` is loaded. Those of a key head are added in the order of the value heads that share it.
 __device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, const Convolution& conv, const Place& at, uint4 x,
-                                            const float* inv_norms, const bf16* d_keyed, const bf16* values, int row, size_t n_rows) {
+                                            uint4 first, const bf16* from, const float* inv_norms, int row) {
     const Heads& h = rows.h;
-    int is_key = at.head >= h.key, first = (at.head - is_key * h.key) * h.group();
-    const bf16* from = d_keyed + ((is_key * n_rows + row) * h.value + first) * DIM + at.column % DIM;
-    if (!at.is_normed) from = values + (size_t)row * h.conv_width() + at.column;
-    widen8(d, *(const uint4*)from);
+    widen8(d, first);
     for (int i = 1; i < h.group() && at.is_normed; ++i) {
         float more[8];
         widen8(more, *(const uint4*)(from + (size_t)i * DIM));
@@ -112,7 +127,7 @@ __device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, cons
     dot = head_sum(dot);
     if (at.is_normed) {
         float inv = inv_norms[(size_t)row * h.norms() + at.head], along = -(dot * inv * inv);
-        float factor = is_key ? inv : inv * (1.0f / sqrtf((float)DIM));
+        float factor = at.head >= h.key ? inv : inv * (1.0f / sqrtf((float)DIM));
 #pragma unroll
         for (int i = 0; i < 8; ++i) d[i] = fmaf(along, sums[i] * gates[i], d[i]) * factor;
     }
@@ -122,7 +137,7 @@ __device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, cons
 
 // The gradient of queries, keys and values in front of the convolution, and parts [gridDim.x, conv_width, TAPS] of that of its weight.
 // Grid: (rows, columns); rows of `d_raw` are `pitch` apart.
-KERNEL deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float* inv_norms, const bf16* d_keyed, const bf16* values,
+KERNEL __launch_bounds__(128, 3) deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float* inv_norms, const bf16* keyed, const bf16* values,
                              bf16* d_raw, int pitch, float* parts, int n_rows, int per_block) {
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
@@ -130,10 +145,20 @@ KERNEL deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float*
     // d_sums[i]: the gradient of the input i rows in front of the next row, as far as known.
     float d_weights[TAPS][8] = {}, d_sums[TAPS - 1][8] = {};
     // Rows behind the last one give to the rows of the block.
-    for (int row = at.first; row < min(n_rows, at.end + TAPS - 1); ++row) {
-        uint4 x = *(const uint4*)(rows.raw + (size_t)row * h.input_width() + at.column);
+    int end = min(n_rows, at.end + TAPS - 1);
+    RecurrenceGradients gradients = {keyed, values, (size_t)n_rows};
+    const bf16* next_raw = rows.raw + (size_t)at.first * h.input_width() + at.column;
+    // The next row is loaded while this one is computed.
+    uint4 next_x = *(const uint4*)next_raw, next_d = *(const uint4*)gradients.at(h, at, at.first);
+    for (int row = at.first; row < end; ++row) {
+        uint4 x = next_x, first = next_d;
+        if (row + 1 < end) {
+            next_raw += h.input_width();
+            next_x = *(const uint4*)next_raw;
+            next_d = *(const uint4*)gradients.at(h, at, row + 1);
+        }
         float d[8], values_of[8];
-        gradient_of(d, rows, conv, at, x, inv_norms, d_keyed, values, row, n_rows);
+        gradient_of(d, rows, conv, at, x, first, gradients.at(h, at, row), inv_norms, row);
         int done = row - (int)rows.sequences.offsets[conv.sequence];
         bool is_own = row < at.end, is_last = row + 1 == conv.end;
 #pragma unroll

@@ -1,5 +1,5 @@
 // The chunks of a sequence in their order: corrected values, outputs and states. A block of threads has some columns of one value head
-// of one sequence, each warp sixteen of them.
+// of one sequence, and each of its first warps sixteen of them. The other warps, if there are any, load the chunks ahead.
 
 // The inputs of one chunk.
 struct Stage {
@@ -15,40 +15,47 @@ struct Stage {
 
 // The columns of a block of threads, and of its warps.
 struct Columns {
-    int head, key_head, start, warp;
+    int head, key_head, start, width, warp;
+    // The number of this thread among those that load, below 0 where it does not, and their number.
+    int loader, loaders;
 
-    __device__ __forceinline__ explicit Columns(const Heads& h) {
-        int width = blockDim.x / 2, slices = DIM / width;
+    __device__ __forceinline__ Columns(const Heads& h, int slices) {
+        width = DIM / slices;
         head = blockIdx.x / slices;
         key_head = head / h.group();
         start = blockIdx.x % slices * width;
         warp = start + threadIdx.x / 32 * 16;
+        bool has_loaders = (int)blockDim.x > 2 * width;
+        loader = has_loaders ? (int)threadIdx.x - 2 * width : (int)threadIdx.x;
+        loaders = has_loaders ? (int)blockDim.x - 2 * width : (int)blockDim.x;
     }
+
+    __device__ __forceinline__ bool computes() const { return (int)threadIdx.x < 2 * width; }
 };
 
 // Starts the copies of keys and queries of a chunk, what `prepare` left of it, and rows `values(r)` [DIM].
 template <class Values>
 __device__ __forceinline__ void load_stage(Stage& s, const ChunkArgs& a, const Columns& at, const Chunk& c, const bf16* kept,
                                            size_t number, Values values) {
-    for (int i = threadIdx.x; i < CHUNK * DIM / 8; i += blockDim.x) {
+    if (at.loader < 0) return;
+    for (int i = at.loader; i < CHUNK * DIM / 8; i += at.loaders) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
         bool is_kept = r < c.first;
         const bf16* query = a.mixed + (c.has(r) ? c.row + r : 0) * a.h.conv_width() + at.key_head * DIM + column;
         copy8(s.q + to, query, c.has(r));
         copy8(s.k + to, is_kept ? kept + r * DIM + column : query + a.h.key_width(), is_kept || c.has(r));
     }
-    int width = blockDim.x / 2;
-    for (int i = threadIdx.x; i < CHUNK * width / 8; i += blockDim.x) {
-        int r = i / (width / 8), column = at.start + i % (width / 8) * 8;
+    for (int i = at.loader; i < CHUNK * at.width / 8; i += at.loaders) {
+        int r = i / (at.width / 8), column = at.start + i % (at.width / 8) * 8;
         copy8(s.values + r * STRIDE + column, values(r) + column, r < c.n);
     }
     const bf16* squares = a.squares + (number * a.h.value + at.head) * 2 * CHUNK * CHUNK;
-    for (int i = threadIdx.x; i < 2 * CHUNK * CHUNK / 8; i += blockDim.x) {
+    for (int i = at.loader; i < 2 * CHUNK * CHUNK / 8; i += at.loaders) {
         int r = i % (CHUNK * CHUNK / 8) / (CHUNK / 8), column = i % (CHUNK / 8) * 8, square = i / (CHUNK * CHUNK / 8);
         copy8(s.squares[square] + r * SQUARE + column, squares + i * 8, true);
     }
     const bf16* gates = (const bf16*)(a.gates + number * a.h.value + at.head);
-    for (int i = threadIdx.x; i < (int)(sizeof(Gates64) / 16); i += blockDim.x) copy8((bf16*)&s.gates + i * 8, gates + i * 8, true);
+    for (int i = at.loader; i < (int)(sizeof(Gates64) / 16); i += at.loaders) copy8((bf16*)&s.gates + i * 8, gates + i * 8, true);
     cp_async_commit();
 }
 
@@ -200,15 +207,16 @@ KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
     Stage* stages = (Stage*)memory;
     int sequence = blockIdx.y, n = n_chunks(a.sequences, sequence);
     if (n == 0) return;
-    Columns at(a.h);
+    Columns at(a.h, a.slices);
+    SequenceRows of_call(a.sequences, sequence);
     size_t slot = a.states ? a.sequences.slots[sequence] : 0, number = chunks_before(a.sequences, sequence);
     bf16* kept = a.states ? kept_rows(a, slot, at.head) : 0;
     StatePlanes planes(a.states, slot * a.h.value + at.head);
     float state[DIM / 8][4];
     zero(state);
-    if (a.states && a.sequences.done(sequence) >= CHUNK) planes.load(state, at.warp / 16);
+    if (a.states && at.computes() && of_call.done >= CHUNK) planes.load(state, at.warp / 16);
     auto load = [&](int index) {
-        Chunk c = chunk_of(a.sequences, sequence, index);
+        Chunk c = of_call.chunk(index);
         const bf16* values = a.mixed + 2 * a.h.key_width() + at.head * DIM;
         load_stage(stages[index % 2], a, at, c, kept, number + index, ValueRows{kept, values, c, (size_t)a.h.conv_width()});
     };
@@ -218,10 +226,10 @@ KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
         cp_async_wait<0>();
         __syncthreads();
         if (index + 1 < n) load(index + 1);
-        Chunk c = chunk_of(a.sequences, sequence, index);
-        run_chunk(stages[index % 2], a, at, c, number + index, kept, state);
+        Chunk c = of_call.chunk(index);
+        if (at.computes()) run_chunk(stages[index % 2], a, at, c, number + index, kept, state);
         is_changed |= c.n == CHUNK;
     }
     // Nobody reads the state of a sequence in its first chunk: it is 0.
-    if (a.states && is_changed) planes.store(state, at.warp / 16);
+    if (a.states && is_changed && at.computes()) planes.store(state, at.warp / 16);
 }

@@ -119,12 +119,13 @@ KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
     const ChunkArgs& f = a.forward;
     int sequence = blockIdx.y, n = n_chunks(f.sequences, sequence);
     if (n == 0) return;
-    Columns at(f.h);
+    Columns at(f.h, f.slices);
+    SequenceRows of_call(f.sequences, sequence);
     size_t number = chunks_before(f.sequences, sequence);
     float d_state[DIM / 8][4];
     zero(d_state);
     auto load = [&](int index) {
-        Chunk c = chunk_of(f.sequences, sequence, index);
+        Chunk c = of_call.chunk(index);
         OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
         load_stage(stages[index % 2], f, at, c, 0, number + index, rows);
     };
@@ -133,7 +134,7 @@ KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
         cp_async_wait<0>();
         __syncthreads();
         if (index > 0) load(index - 1);
-        chunk_backward(stages[index % 2], a, at, chunk_of(f.sequences, sequence, index), number + index, d_state);
+        if (at.computes()) chunk_backward(stages[index % 2], a, at, of_call.chunk(index), number + index, d_state);
     }
 }
 
@@ -385,7 +386,7 @@ KERNEL __launch_bounds__(ROWS_THREADS, 2) deltanet_rows_backward(const __grid_co
     const ChunkArgs& f = a.forward;
     int index = blockIdx.x, sequence = find_chunk(f.sequences, &index), head = blockIdx.y;
     if (sequence < 0) return;
-    Chunk c = chunk_of(f.sequences, sequence, index);
+    Chunk c = SequenceRows(f.sequences, sequence).chunk(index);
     load_rows_backward(s, a, c, head, blockIdx.x);
     gate_rows(s, a, c, head);
     __syncthreads();

@@ -16,9 +16,12 @@ const MIN_ROWS: usize = 128;
 /// Threads that sum over a row. Training and sampling use the same number, because it determines the order of the sums.
 pub(crate) const ROW_THREADS: usize = 1024;
 
-/// Rows of logits that a chunk holds.
+/// Rows of logits that a chunk holds. Chunks are as even as multiples of 8 allow: products of a last chunk with few rows would leave
+/// most multiprocessors without work.
 pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
-    (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS).min(tokens)
+    let most = (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS);
+    let n_chunks = tokens.div_ceil(most).max(1);
+    tokens.div_ceil(n_chunks).next_multiple_of(8).min(most).min(tokens)
 }
 
 /// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each. `memory` has
