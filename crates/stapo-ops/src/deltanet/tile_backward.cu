@@ -280,17 +280,27 @@ __device__ __forceinline__ void store_dots(float* to, float* dots, int i) {
     if (lane < 4) *(float2*)(to + i * 8 + lane * 2) = make_float2(dots[0], dots[1]);
 }
 
-// The gradient of queries for a warp's sixteen keys, rounded, as left operands by blocks. dots [2] of each eight rows take q . dq.
-__device__ __forceinline__ void queries_backward(const RowsShared& s, const uint4* state, const u32 (*keys)[4], u32 (*rounded)[4],
-                                                 float (*dots)[2], int warp) {
-    float d_query[CHUNK / 8][4];
-    zero(d_query);
+// dO S^T and G S^T for a warp's sixteen keys. Gives the warp's part of S . dS', by lane. The next states are loaded meanwhile.
+__device__ __forceinline__ float read_states(const RowsShared& s, const uint4* state, const uint4* d_state, float (*d_query)[4],
+                                             float (*as_rows)[4]) {
+    float total = 0.0f;
+    uint4 x = state[0], y = d_state[0];
 #pragma unroll 2
     for (int values = 0; values < DIM / 16; ++values) {
-        uint4 x = state[values * 32];
-        u32 left[4] = {x.x, x.y, x.z, x.w};
+        u32 left[4] = {x.x, x.y, x.z, x.w}, d_left[4] = {y.x, y.y, y.z, y.w};
+        if (values + 1 < DIM / 16) x = state[(values + 1) * 32], y = d_state[(values + 1) * 32];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            total = fmaf(low_half(left[i]), low_half(d_left[i]), fmaf(high_half(left[i]), high_half(d_left[i]), total));
         read_rows(d_query, left, s.d_out, values * 16);
+        read_rows(as_rows, left, s.g, values * 16);
     }
+    return total;
+}
+
+// The gradient of queries from dO S^T, rounded, as left operands by blocks. dots [2] of each eight rows take q . dq.
+__device__ __forceinline__ void queries_backward(const RowsShared& s, float (*d_query)[4], const u32 (*keys)[4], u32 (*rounded)[4],
+                                                 float (*dots)[2], int warp) {
     scale_columns(d_query, s.decay, 1.0f);
     add_rows(d_query, keys, s.pairs[0]);
 #pragma unroll
@@ -303,49 +313,53 @@ __device__ __forceinline__ void queries_backward(const RowsShared& s, const uint
     }
 }
 
-// A warp's sixteen keys of the gradients of queries and keys, which replace queries and keys in their tiles. Gives the warp's part of S . dS',
-// by lane.
-__device__ __forceinline__ float keys_backward(RowsShared& s, const uint4* state, const uint4* d_state) {
-    int warp = threadIdx.x / 32;
-    u32 keys[BLOCKS][4], d_query[BLOCKS][4];
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) load_transposed(keys[b], s.k, STRIDE, b * BLOCK, warp * 16);
-    float dots[CHUNK / 8][2] = {};
-    queries_backward(s, state, keys, d_query, dots, warp);
-    float as_rows[CHUNK / 8][4], as_columns[CHUNK / 8][4], total = 0.0f;
-    zero(as_rows);
-    zero(as_columns);
+// The gradient of keys as columns. Their products with keys that the sum of all decays scales go to s.d_total.
+__device__ __forceinline__ void columns_backward(RowsShared& s, const uint4* d_state, float (*as_columns)[4], const u32 (*keys)[4],
+                                                 int warp) {
+    uint4 y = d_state[0];
 #pragma unroll 2
     for (int values = 0; values < DIM / 16; ++values) {
-        uint4 x = state[values * 32], y = d_state[values * 32];
-        u32 left[4] = {x.x, x.y, x.z, x.w}, d_left[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            total = fmaf(low_half(left[i]), low_half(d_left[i]), fmaf(high_half(left[i]), high_half(d_left[i]), total));
-        read_rows(as_rows, left, s.g, values * 16);
-        read_rows(as_columns, d_left, s.d, values * 16);
+        u32 left[4] = {y.x, y.y, y.z, y.w};
+        if (values + 1 < DIM / 16) y = d_state[(values + 1) * 32];
+        read_rows(as_columns, left, s.d, values * 16);
     }
-    scale_columns(as_rows, s.decay, -1.0f);
     scale_columns(as_columns, s.rest, 1.0f);
 #pragma unroll
     for (int i = 0; i < CHUNK / 8; ++i) {
-        float of_total[2] = {0.0f, 0.0f};
-        add_dots(of_total, as_columns[i], keys[i / 2] + i % 2 * 2, 1.0f);
-        store_dots(s.d_total[warp], of_total, i);
+        float dots[2] = {0.0f, 0.0f};
+        add_dots(dots, as_columns[i], keys[i / 2] + i % 2 * 2, 1.0f);
+        store_dots(s.d_total[warp], dots, i);
     }
-    add_rows(as_rows, keys, s.pairs[1]);
     add_columns(as_columns, keys, s.pairs[1]);
     u32 queries[BLOCKS][4];
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) load_transposed(queries[b], s.q, STRIDE, b * BLOCK, warp * 16);
     add_columns(as_columns, queries, s.pairs[0]);
+}
+
+// A warp's sixteen keys of the gradients of queries and keys, which replace queries and keys in their tiles. Gives the warp's part of S . dS',
+// by lane.
+__device__ __forceinline__ float keys_backward(RowsShared& s, const uint4* state, const uint4* d_state) {
+    int warp = threadIdx.x / 32;
+    float results[CHUNK / 8][4], as_rows[CHUNK / 8][4], dots[CHUNK / 8][2] = {};
+    u32 keys[BLOCKS][4], d_query[BLOCKS][4];
+    zero(results);
+    zero(as_rows);
+    float total = read_states(s, state, d_state, results, as_rows);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) load_transposed(keys[b], s.k, STRIDE, b * BLOCK, warp * 16);
+    queries_backward(s, results, keys, d_query, dots, warp);
+    scale_columns(as_rows, s.decay, -1.0f);
+    add_rows(as_rows, keys, s.pairs[1]);
+    zero(results);
+    columns_backward(s, d_state, results, keys, warp);
 #pragma unroll
     for (int i = 0; i < CHUNK / 8; ++i) {
         add_dots(dots[i], as_rows[i], keys[i / 2] + i % 2 * 2, 1.0f);
-        add_dots(dots[i], as_columns[i], keys[i / 2] + i % 2 * 2, -1.0f);
+        add_dots(dots[i], results[i], keys[i / 2] + i % 2 * 2, -1.0f);
         store_dots(s.d_decay[warp], dots[i], i);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) as_rows[i][e] += as_columns[i][e];
+        for (int e = 0; e < 4; ++e) as_rows[i][e] += results[i][e];
     }
     // Other warps read other columns of these tiles.
 #pragma unroll
