@@ -103,7 +103,9 @@ if [ $quick -eq 0 ]; then
     run hybrid-train 150 "$bench" train --large=7 --steps=3
     run hybrid-train-16k 150 "$bench" train --large=7 --sequences=2 --length=16384 --microbatch=16384 --steps=2
     run hybrid-decode-64 150 "$bench" decode --large=7 --prompts=8
-    run hybrid-decode-512 150 "$bench" decode --large=7
+    run hybrid-decode-512 150 "$bench" decode --large=7 --kv-gib=60
+    run hybrid-decode-15000 150 "$bench" decode --large=7 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
+    run hybrid-prefill 150 "$bench" prefill --large=7 --prompts=16 --prompt=8192
     run hybrid-train-9b 150 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run hybrid-decode-9b 150 "$bench" decode --large=6 --prompts=16
     # The shapes of Gemma-3-4B, OLMo-3-7B and Mistral-7B: training, at 16,384 tokens too, where windows count, and decode.
@@ -115,6 +117,12 @@ if [ $quick -eq 0 ]; then
         run "family-$shape-decode-512" 150 "$bench" decode --large=$number
         number=$((number + 1))
     done
+    run hybrid-decode-9b-15000 150 "$bench" decode --large=6 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
+    run decode-8b-15000 150 "$bench" decode --large=1 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
+    run train-8b-16k 200 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=1
+    run hybrid-train-9b-16k 200 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=1
+    [ -z "$ops" ] || run deltanet 60 "$ops" deltanet
+    run torch-deltanet 200 python3 "$here/gpu/torch_deltanet.py"
     run torch 200 python3 "$here/gpu/torch_train.py"
     run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi

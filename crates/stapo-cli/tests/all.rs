@@ -23,6 +23,7 @@ mod forgery;
 mod grade;
 mod hostile_input;
 mod house;
+mod hybrid;
 mod identity;
 mod init_from;
 mod judge;

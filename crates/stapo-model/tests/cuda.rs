@@ -5,7 +5,7 @@ use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
     Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy, PolicySpec, Recompute,
 };
-use stapo_model::generate::{Engine, EngineMemory, EngineSettings, Request};
+use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Request};
 use stapo_model::optimizer::{AdamWSettings, Moment, Optimizer, TensorState, Update};
 use stapo_model::ranks::RankError;
 use stapo_model::{
@@ -187,16 +187,42 @@ fn blocks_in_front_of_windows_are_free_on_a_gpu() {
         let roomy = sampled(64 << 20);
         // One sequence of 1,200 tokens in all three layers takes 1.8 MB.
         assert_eq!(sampled(2 << 20), roomy, "{family:?}");
-        let mut pass = Pass::scoring(&policy).unwrap();
         for response in &roomy {
             let prompt = tokens(response.ticket.0 as u32, [300, 5][response.ticket.0 as usize]);
-            let all: Vec<u32> =
-                prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
-            let mut batch = PackedBatch::new();
-            batch.push_response(&all, prompt.len());
-            let scores = pass.forward(&policy, &batch, HeadOptions::default()).unwrap();
-            let logp: Vec<f32> = response.tokens.iter().map(|t| t.logp).collect();
-            assert_eq!(bits(&logp), bits(&scores.logp), "{family:?}");
+            assert_trained(&policy, &prompt, response, &format!("{family:?}"));
+        }
+    }
+}
+
+/// Sampled log-probs have the bits of a training pass over the response.
+fn assert_trained(policy: &Policy, prompt: &[u32], response: &Completion, name: &str) {
+    let all: Vec<u32> = prompt.iter().copied().chain(response.tokens.iter().map(|t| t.token)).collect();
+    let mut batch = PackedBatch::new();
+    batch.push_response(&all, prompt.len());
+    let mut pass = Pass::scoring(policy).unwrap();
+    let scores = pass.forward(policy, &batch, HeadOptions::default()).unwrap();
+    let logp: Vec<f32> = response.tokens.iter().map(|t| t.logp).collect();
+    assert_eq!(bits(&logp), bits(&scores.logp), "{name}");
+}
+
+/// Prompts of 16k tokens in several calls that end within chunks, and samples that decode over the ends of chunks.
+#[test]
+fn hybrids_sample_behind_long_prompts_with_the_bits_of_training() {
+    let Some(device) = gpu() else { return };
+    for (name, config) in hybrids() {
+        let config = ModelConfig { max_positions: 16_700, ..config };
+        let policy = Policy::random(&device, &config, 7, 0.1).unwrap();
+        let settings = EngineSettings { kv_bytes: 256 << 20, max_rows: 5000, ..EngineSettings::default() };
+        let mut memory = EngineMemory::new();
+        let mut engine = Engine::new(&policy, &mut memory, settings).unwrap();
+        let lengths = [16_384, 16_001, 70];
+        for (problem, n) in (0..).zip(lengths) {
+            let prompt = tokens(problem as u32, n);
+            engine.submit(Request { problem, prompt, n_samples: 2, max_tokens: 200, stops: vec![] }).unwrap();
+        }
+        for response in engine.generate().unwrap() {
+            let problem = response.ticket.0 as usize;
+            assert_trained(&policy, &tokens(problem as u32, lengths[problem]), &response, &name);
         }
     }
 }

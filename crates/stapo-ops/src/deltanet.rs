@@ -16,6 +16,9 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
 mod cuda;
 mod cuda_backward;
+mod cuda_chunks;
+mod cuda_inputs;
+mod cuda_rows;
 pub(crate) mod recurrence;
 mod states;
 #[cfg(test)]
@@ -83,6 +86,12 @@ impl Heads {
     fn fit_tile(self) -> bool {
         self.key_dim == self.value_dim && [64, 128].contains(&self.key_dim)
     }
+
+    /// Whether such a GPU also takes the rows in front of the tile and behind it eight columns at a time, see rows_tile.cu.
+    fn fit_tile_rows(self, kernel: usize) -> bool {
+        let is_aligned = self.input_width().is_multiple_of(8);
+        self.fit_tile() && kernel == 4 && is_aligned && self.value_width() <= 8 * 1024
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -124,7 +133,7 @@ pub struct Sequences<'a, T: Float> {
 
 /// The sequences of a call that continue where earlier calls ended.
 pub struct Carried<'a, T: Float> {
-    /// `[sequences]`: rows of each sequence, those of this call included.
+    /// `[sequences]`: rows of each sequence, those of this call included, of which each has at least one.
     pub contexts: View<'a, u32>,
     /// `[sequences]`: where the state of each sequence lies. A sequence whose first row is in the call reads nothing there.
     pub slots: View<'a, u32>,

@@ -17,7 +17,7 @@ macro_rules! shipped {
 }
 
 /// The configs of `stapo train`.
-pub const CONFIGS: [Shipped; 9] = shipped!("configs": "stapo", "grpo", "justrl", "entropy20", "dapo", "tools", "qwen3-1.7b", "qwen3-8b", "qwen3-14b");
+pub const CONFIGS: [Shipped; 10] = shipped!("configs": "stapo", "grpo", "justrl", "entropy20", "dapo", "tools", "hybrid", "qwen3-1.7b", "qwen3-8b", "qwen3-14b");
 
 /// The config of `stapo train` without one, whatever files lie in the working folder.
 pub const DEFAULT_CONFIG: &str = CONFIGS[0].1;

@@ -76,6 +76,7 @@ const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
 const DELTANET: &str = include_str!("../deltanet/heads.cu");
+const CONVOLUTION: &str = include_str!("../deltanet/convolution.cu");
 
 macro_rules! sources {
     ($($id:ident = $name:literal, $scope:ident, [$($part:expr),*];)*) => {
@@ -156,7 +157,10 @@ sources! {
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
-        [TILES, MMA, DELTANET, include_str!("../deltanet/tile.cu"), include_str!("../deltanet/tile_backward.cu")];
+        [TILES, MMA, DELTANET, CONVOLUTION, include_str!("../deltanet/chunk.cu"), include_str!("../deltanet/prepare.cu"),
+            include_str!("../deltanet/tile.cu"), include_str!("../deltanet/decode.cu"), include_str!("../deltanet/tile_backward.cu")];
+    DELTANET_TILE_ROWS = "deltanet_tile_rows", HopperOnDemand,
+        [TILES, DELTANET, CONVOLUTION, include_str!("../deltanet/rows_tile.cu")];
     OUTPUT_GATE = "output_gate", Once, [include_str!("../output_gate/output_gate.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }

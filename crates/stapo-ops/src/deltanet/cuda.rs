@@ -1,122 +1,10 @@
 use std::sync::Arc;
 
-use super::{CHUNK, Dims, Heads, Out, Parameters, Sequences};
-use crate::cuda::kernels::{DELTANET_CHUNKS, DELTANET_PLAIN, DELTANET_ROWS};
-use crate::cuda::{Cuda, ElementType, Fields, Memory, Precision, Slice};
-use crate::device::Backend;
-use crate::{Device, Float, pitch_of};
-
-/// Threads of a block that has one row.
-pub(super) const ROW_THREADS: usize = 256;
-/// Threads of a block that has a chunk, see tile.cu.
-pub(super) const TILE_THREADS: usize = 128;
-
-/// Whether the device takes heads of these widths through the tile; otherwise the recurrence runs row by row.
-pub(super) fn has_tile(device: &Device, heads: Heads) -> bool {
-    matches!(device.backend(), Backend::Cuda(cuda) if uses_tile(cuda, heads))
-}
-
-pub(super) fn uses_tile(cuda: &Cuda, heads: Heads) -> bool {
-    cuda.is_hopper() && cuda.options.precision == Precision::Bf16 && heads.fit_tile()
-}
-
-/// What the kernels of a call read.
-#[derive(Clone, Copy)]
-pub(super) struct Inputs {
-    pub d: Dims,
-    pub raw: Slice,
-    /// `[T, conv_width]`
-    pub mixed: Slice,
-    pub conv: Slice,
-    pub a_log: Slice,
-    pub dt_bias: Slice,
-    pub norm: Slice,
-    pub offsets: Slice,
-    pub carried: Option<CarriedSlices>,
-}
-
-/// [`super::Carried`] on the GPU.
-#[derive(Clone, Copy)]
-pub(super) struct CarriedSlices {
-    contexts: Slice,
-    slots: Slice,
-    recurrent: Slice,
-    rows: Slice,
-    chunk: Option<[Slice; 3]>,
-}
-
-impl Inputs {
-    pub fn new<T: Float>(
-        d: Dims,
-        parameters: Parameters<'_, T>,
-        raw: Slice,
-        mixed: Slice,
-        offsets: Slice,
-    ) -> Self {
-        let op = "deltanet";
-        Self {
-            d,
-            raw: raw.same(mixed, op),
-            mixed: mixed.part(0, d.tokens * d.heads.conv_width()),
-            conv: parameters.conv.cuda().same(raw, op),
-            a_log: parameters.a_log.cuda().same(raw, op),
-            dt_bias: parameters.dt_bias.cuda().same(raw, op),
-            norm: parameters.norm.cuda().same(raw, op),
-            offsets,
-            carried: None,
-        }
-    }
-
-    /// A kernel's name for the type of the rows.
-    pub fn name(&self, kernel: &str) -> String {
-        format!("deltanet_{kernel}_{}", self.raw.name())
-    }
-
-    /// `Heads` of heads.cu.
-    pub fn heads(&self) -> Fields {
-        let Heads { key, value, key_dim, value_dim } = self.d.heads;
-        let fields = Fields::default().four_bytes(key).four_bytes(value).four_bytes(key_dim);
-        fields.four_bytes(value_dim).four_bytes(self.d.kernel)
-    }
-
-    /// `Sequences` of heads.cu.
-    pub fn sequences(&self) -> Fields {
-        let fields = Fields::default().eight_bytes(self.offsets);
-        let fields = fields.eight_bytes(self.carried.map(|carried| carried.contexts));
-        fields.eight_bytes(self.carried.map(|carried| carried.slots)).four_bytes(self.d.sequences)
-    }
-
-    /// `ConvRows` of rows.cu.
-    pub fn conv_rows(&self) -> Fields {
-        let fields = Fields::default().eight_bytes(self.raw).eight_bytes(self.conv);
-        let fields = fields.eight_bytes(self.carried.map(|carried| carried.rows));
-        fields.join(&self.heads()).join(&self.sequences())
-    }
-
-    /// `PlainRows` of plain.cu.
-    pub fn plain_rows(&self) -> Fields {
-        let fields = Fields::default().eight_bytes(self.raw).eight_bytes(self.mixed);
-        let fields = fields.eight_bytes(self.a_log).eight_bytes(self.dt_bias);
-        fields.join(&self.heads()).join(&self.sequences())
-    }
-
-    /// `ChunkArgs` of tile.cu.
-    pub fn chunks(&self, states: Option<Slice>, corrected: Option<Slice>, out: Option<Slice>) -> Fields {
-        let chunk = self.carried.and_then(|carried| carried.chunk);
-        let fields = Fields::default().eight_bytes(self.raw).eight_bytes(self.mixed);
-        let fields = fields.eight_bytes(self.a_log).eight_bytes(self.dt_bias).eight_bytes(states);
-        let kept = |idx: usize| chunk.map(|chunk| chunk[idx]);
-        let fields = fields.eight_bytes(kept(0)).eight_bytes(kept(1)).eight_bytes(kept(2));
-        fields.eight_bytes(corrected).eight_bytes(out).join(&self.heads()).join(&self.sequences())
-    }
-}
-
-/// Bytes of `Shared` in tile.cu.
-pub(super) fn tile_bytes(dim: usize) -> usize {
-    let in_bf16 = (3 * CHUNK + dim) * (dim + 8) + CHUNK * (CHUNK + 8);
-    let in_f32 = CHUNK * 16 + 16 * (dim + 4) + 2 * CHUNK;
-    2 * in_bf16 + 4 * in_f32
-}
+use super::cuda_inputs::{CarriedSlices, Destination, Inputs, ROW_THREADS, takes_rows, uses_tile};
+use super::{Dims, Heads, Out, Parameters, Sequences, cuda_chunks, cuda_rows};
+use crate::cuda::kernels::{DELTANET_PLAIN, DELTANET_ROWS};
+use crate::cuda::{Cuda, Slice};
+use crate::{Float, pitch_of};
 
 pub(super) fn forward<T: Float>(
     cuda: &Arc<Cuda>,
@@ -134,26 +22,27 @@ pub(super) fn forward<T: Float>(
         slots: carried.slots.cuda(),
         recurrent: carried.states.recurrent.view_mut().cuda().f32(op),
         rows: carried.states.rows.view_mut().cuda().same(raw, op),
-        chunk: carried.states.chunk.as_mut().map(|kept| {
-            [&mut kept.keys, &mut kept.values, &mut kept.log_decays].map(|buffer| buffer.view_mut().cuda())
-        }),
+        chunk: carried
+            .states
+            .chunk
+            .as_mut()
+            .map(|kept| [&mut kept.rows, &mut kept.numbers].map(|buffer| buffer.view_mut().cuda())),
     });
-    let inv_norms = to.inv_norms.cuda().f32(op);
-    let name = inputs.name("mix");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inputs.mixed);
-    launch.arg(inv_norms).run([d.tokens, 1], ROW_THREADS, 0);
     let outputs = mixed.part(d.tokens * d.heads.conv_width(), d.tokens * d.heads.value_width());
+    let out = to.out.cuda().same(raw, op);
+    let pitch = pitch_of(op, "out", out.len, d.tokens, d.heads.value_width());
+    let to = Destination { outputs, inv_norms: to.inv_norms.cuda().f32(op), out, pitch };
+    if takes_rows(cuda, d.heads, d.kernel) {
+        return cuda_rows::forward(cuda, &inputs, to);
+    }
+    mix(cuda, &inputs, to);
     if uses_tile(cuda, d.heads) {
-        run_chunks(cuda, &inputs, outputs);
+        cuda_chunks::forward(cuda, &inputs, to);
+        cuda_chunks::decode(cuda, &inputs, to);
     } else {
         run_rows(cuda, &inputs, outputs);
     }
-    let out = to.out.cuda().same(raw, op);
-    let pitch = pitch_of(op, "out", out.len, d.tokens, d.heads.value_width());
-    let name = inputs.name("norm");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(raw).arg(outputs).arg(inputs.norm).arg(inv_norms);
-    let launch = launch.arg(out).arg(pitch).arg(d.eps as f32).fields(&inputs.heads());
-    launch.run([d.tokens, 1], ROW_THREADS, 0);
+    norm(cuda, &inputs, to);
     if let Some(carried) = inputs.carried.filter(|_| d.kernel > 1) {
         let name = inputs.name("keep_rows");
         let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(raw).arg(carried.rows).fields(&inputs.heads());
@@ -162,16 +51,21 @@ pub(super) fn forward<T: Float>(
     }
 }
 
-/// The recurrence in chunks of 64 rows.
-fn run_chunks(cuda: &Arc<Cuda>, inputs: &Inputs, outputs: Slice) {
+/// From the input to what the recurrence takes in.
+fn mix(cuda: &Cuda, inputs: &Inputs, to: Destination) {
+    let name = inputs.name("mix");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inputs.mixed);
+    launch.arg(to.inv_norms).run([inputs.d.tokens, 1], ROW_THREADS, 0);
+}
+
+/// From the outputs of the recurrence to those of the op.
+fn norm(cuda: &Cuda, inputs: &Inputs, to: Destination) {
     let d = inputs.d;
-    let dim = d.heads.key_dim;
-    let fresh = || Memory::scratch(cuda, d.sequences * d.heads.state_len(), ElementType::F32);
-    let scratch = inputs.carried.is_none().then(fresh);
-    let states = inputs.carried.map(|carried| carried.recurrent).or(scratch.as_ref().map(Memory::slice));
-    let args = inputs.chunks(states, None, Some(outputs));
-    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
-    launch.run([d.heads.value, d.sequences], TILE_THREADS, tile_bytes(dim));
+    let name = inputs.name("norm");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(inputs.raw).arg(to.outputs).arg(inputs.norm);
+    let launch = launch.arg(to.inv_norms).arg(to.out).arg(to.pitch).arg(d.eps as f32);
+    let launch = launch.fields(&inputs.heads());
+    launch.run([d.tokens, 1], ROW_THREADS, 0);
 }
 
 /// The recurrence row by row.

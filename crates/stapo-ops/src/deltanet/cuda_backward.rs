@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
-use super::cuda::{Inputs, ROW_THREADS, TILE_THREADS, tile_bytes, uses_tile};
-use super::{CHUNK, Dims, Heads, ParameterSums, Parameters, Saved};
-use crate::cuda::kernels::{DELTANET_CHUNKS, DELTANET_PLAIN, DELTANET_ROWS};
+use super::cuda_inputs::{Inputs, ROW_THREADS, RecurrenceGradients, takes_rows, uses_tile};
+use super::{Dims, Heads, ParameterSums, Parameters, Saved, cuda_chunks, cuda_rows};
+use crate::cuda::kernels::{DELTANET_PLAIN, DELTANET_ROWS};
 use crate::cuda::{Cuda, ElementType, Memory, Slice, add_column_sums, parts_for};
 use crate::{Float, pitch_of};
 
@@ -18,14 +18,6 @@ pub(super) struct Gradients<'a, T: Float> {
     pub d_mixed: Slice,
     pub d_raw: Slice,
     pub sums: Option<ParameterSums<'a, T>>,
-}
-
-/// What the way back through the recurrence leaves, besides the gradients of values.
-struct RecurrenceGradients {
-    /// `[2, T, value heads, key_dim]`: of queries and keys, by value head.
-    keyed: Memory,
-    /// `[T, 2, value heads]`: of b and of the log decays.
-    gates: Memory,
 }
 
 pub(super) fn backward<T: Float>(
@@ -46,29 +38,21 @@ pub(super) fn backward<T: Float>(
     let d_raw = to.d_raw.same(raw, op);
     let pitch = pitch_of(op, "d_raw", d_raw.len, d.tokens, d.heads.input_width());
 
-    let name = inputs.name("norm_backward");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(raw).arg(outputs).arg(inputs.norm).arg(inv_norms);
-    let launch = launch.arg(d_out.same(raw, op)).arg(d_outputs.same(raw, op)).arg(d_raw).arg(pitch);
-    launch.fields(&inputs.heads()).run([d.tokens, 1], ROW_THREADS, 0);
+    let forward = (outputs, inv_norms);
+    let gradients = (d_out.same(raw, op), d_outputs.same(raw, op));
+    let norm_parts = norm_backward(cuda, &inputs, forward, gradients, (d_raw, pitch));
     let recurrence = recurrence_backward(cuda, &inputs, d_outputs, d_mixed);
     let gate_parts = gates_backward(cuda, &inputs, recurrence.gates.slice(), (d_raw, pitch));
 
-    let name = inputs.name("mix_backward");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inv_norms);
-    launch.arg(recurrence.keyed.slice()).arg(d_mixed).run([d.tokens, 1], ROW_THREADS, 0);
-    let name = inputs.name("conv_backward");
-    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(inputs.conv).arg(d_mixed).arg(d_raw).arg(pitch);
-    let n_blocks = d.heads.conv_width().div_ceil(ROW_THREADS);
-    let launch = launch.fields(&inputs.heads()).fields(&inputs.sequences());
-    launch.run([d.tokens, n_blocks], ROW_THREADS, 0);
-
+    let conv_parts = mix_backward(cuda, &inputs, inv_norms, (&recurrence, d_mixed), (d_raw, pitch));
     if let Some(ParameterSums { d_conv, d_a_log, d_dt_bias, d_norm }) = to.sums {
-        let n_parts = gate_parts[0].len() / d.heads.value;
-        for (parts, sum) in gate_parts.iter().zip([d_a_log, d_dt_bias]) {
-            add_column_sums(cuda, parts.slice(), n_parts, sum.cuda().f32(op));
+        let [of_a_log, of_dt_bias] = &gate_parts;
+        let sums =
+            [(of_a_log, d_a_log), (of_dt_bias, d_dt_bias), (&norm_parts, d_norm), (&conv_parts, d_conv)];
+        for (parts, sum) in sums {
+            let sum = sum.cuda().f32(op);
+            add_column_sums(cuda, parts.slice(), parts.len() / sum.len, sum);
         }
-        add_norm_weight(cuda, &inputs, (outputs, inv_norms), d_out, d_norm.cuda().f32(op));
-        add_conv_weight(cuda, &inputs, d_mixed, d_conv.cuda().f32(op));
     }
 }
 
@@ -85,37 +69,11 @@ fn recurrence_backward(
     let gates = Memory::scratch(cuda, 2 * d.tokens * d.heads.value, ElementType::F32);
     let gradients = RecurrenceGradients { keyed, gates };
     if uses_tile(cuda, d.heads) {
-        chunks_backward(cuda, inputs, d_outputs, d_mixed, &gradients);
+        cuda_chunks::backward(cuda, inputs, d_outputs, d_mixed, &gradients);
     } else {
         rows_backward(cuda, inputs, d_outputs, d_mixed, &gradients);
     }
     gradients
-}
-
-/// Computes the states in front of all chunks again, and goes back through the chunks.
-fn chunks_backward(
-    cuda: &Arc<Cuda>,
-    inputs: &Inputs,
-    d_outputs: Slice,
-    d_mixed: Slice,
-    to: &RecurrenceGradients,
-) {
-    let d = inputs.d;
-    let (dim, state_len) = (d.heads.key_dim, d.heads.state_len());
-    let n_states = d.tokens / CHUNK + d.sequences;
-    let states = Memory::scratch(cuda, n_states * state_len, ElementType::F32);
-    let corrected = Memory::scratch(cuda, d.tokens * d.heads.value_width(), ElementType::Bf16);
-    let args = inputs.chunks(Some(states.slice()), Some(corrected.slice()), None);
-    let grid = [d.heads.value, d.sequences];
-    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks").head_dim(dim).fields(&args);
-    launch.run(grid, TILE_THREADS, tile_bytes(dim));
-    let d_states = Memory::scratch(cuda, d.sequences * state_len, ElementType::F32);
-    let args = args.eight_bytes(d_outputs).eight_bytes(d_states.slice()).eight_bytes(to.keyed.slice());
-    let args = args.eight_bytes(to.gates.slice()).eight_bytes(d_mixed).eight_bytes(d.tokens);
-    // `BackwardShared` of tile_backward.cu.
-    let further = 2 * ((2 * CHUNK + dim) * (dim + 8) + CHUNK * (CHUNK + 8)) + 4 * 2 * CHUNK;
-    let launch = cuda.kernel(&DELTANET_CHUNKS, "deltanet_chunks_backward").head_dim(dim).fields(&args);
-    launch.run(grid, TILE_THREADS, tile_bytes(dim) + further);
 }
 
 /// The way back row by row.
@@ -156,14 +114,23 @@ fn gates_backward(
     parts
 }
 
-fn add_norm_weight(
+/// The gradients of z and of the outputs of the recurrence. Gives parts `[blocks, value_dim]` of the sums for the norm's weight.
+fn norm_backward(
     cuda: &Arc<Cuda>,
     inputs: &Inputs,
     (outputs, inv_norms): (Slice, Slice),
-    d_out: Slice,
-    to: Slice,
-) {
+    (d_out, d_outputs): (Slice, Slice),
+    (d_raw, pitch): (Slice, usize),
+) -> Memory {
+    if takes_rows(cuda, inputs.d.heads, inputs.d.kernel) {
+        let (forward, gradients) = ((outputs, inv_norms), (d_out, d_outputs));
+        return cuda_rows::norm_backward(cuda, inputs, forward, gradients, (d_raw, pitch));
+    }
     let d = inputs.d;
+    let name = inputs.name("norm_backward");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(inputs.raw).arg(outputs).arg(inputs.norm);
+    let launch = launch.arg(inv_norms).arg(d_out).arg(d_outputs).arg(d_raw).arg(pitch);
+    launch.fields(&inputs.heads()).run([d.tokens, 1], ROW_THREADS, 0);
     let n_parts = parts_for(cuda, d.tokens);
     let parts = Memory::scratch(cuda, n_parts * d.heads.value_dim, ElementType::F32);
     let name = inputs.name("norm_weight");
@@ -171,16 +138,35 @@ fn add_norm_weight(
     let threads = d.heads.value_dim.next_multiple_of(32).min(ROW_THREADS);
     let launch = launch.arg(parts.slice()).arg(d.tokens).fields(&inputs.heads());
     launch.run([n_parts, 1], threads, 0);
-    add_column_sums(cuda, parts.slice(), n_parts, to);
+    parts
 }
 
-fn add_conv_weight(cuda: &Arc<Cuda>, inputs: &Inputs, d_mixed: Slice, to: Slice) {
+/// The gradient of queries, keys and values. Gives parts `[blocks, conv_width, kernel]` of the sums for the convolution's weight.
+fn mix_backward(
+    cuda: &Arc<Cuda>,
+    inputs: &Inputs,
+    inv_norms: Slice,
+    (recurrence, d_mixed): (&RecurrenceGradients, Slice),
+    (d_raw, pitch): (Slice, usize),
+) -> Memory {
+    if takes_rows(cuda, inputs.d.heads, inputs.d.kernel) {
+        return cuda_rows::mix_backward(cuda, inputs, inv_norms, (recurrence, d_mixed), (d_raw, pitch));
+    }
     let d = inputs.d;
+    let name = inputs.name("mix_backward");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(inv_norms);
+    launch.arg(recurrence.keyed.slice()).arg(d_mixed).run([d.tokens, 1], ROW_THREADS, 0);
+    let name = inputs.name("conv_backward");
+    let launch = cuda.kernel(&DELTANET_ROWS, &name).arg(inputs.conv).arg(d_mixed).arg(d_raw).arg(pitch);
+    let n_blocks = d.heads.conv_width().div_ceil(ROW_THREADS);
+    let launch = launch.fields(&inputs.heads()).fields(&inputs.sequences());
+    launch.run([d.tokens, n_blocks], ROW_THREADS, 0);
     let n_parts = d.tokens.clamp(1, MAX_CONV_PARTS);
-    let parts = Memory::scratch(cuda, n_parts * to.len, ElementType::F32);
+    let n_weights = d.heads.conv_width() * d.kernel;
+    let parts = Memory::scratch(cuda, n_parts * n_weights, ElementType::F32);
     let name = inputs.name("conv_weight");
     let launch = cuda.kernel(&DELTANET_ROWS, &name).fields(&inputs.conv_rows()).arg(d_mixed);
     let n_blocks = d.heads.conv_width().div_ceil(CONV_COLUMNS);
     launch.arg(parts.slice()).arg(d.tokens).run([n_blocks, n_parts], CONV_COLUMNS, 0);
-    add_column_sums(cuda, parts.slice(), n_parts, to);
+    parts
 }

@@ -1,6 +1,7 @@
 //! What a layer keeps of sequences between calls.
 
-use super::{CHUNK, Heads, Sequences, cpu, cuda};
+use super::cuda_chunks::{KEPT_NUMBERS, KEPT_ROWS};
+use super::{Heads, Sequences, cpu, cuda_inputs};
 use crate::{Buffer, Device, Float, OutOfMemory};
 
 /// What one layer keeps of sequences between calls.
@@ -8,45 +9,34 @@ use crate::{Buffer, Device, Float, OutOfMemory};
 pub struct States<T: Float> {
     /// `[slots, value heads, key_dim, value_dim]`; with the tile, the state at the start of the chunk that a sequence is in.
     pub(super) recurrent: Buffer<T>,
-    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read.
+    /// `[slots, kernel - 1, conv_width]`: the last rows that the convolution read; one row more where rows_tile.cu keeps them.
     pub(super) rows: Buffer<T>,
     pub(super) chunk: Option<KeptChunk<T>>,
     n_slots: usize,
 }
 
-/// The rows of the chunk that a sequence is in, for the tile.
+/// What is kept of the chunk that a sequence is in, see chunk.cu.
 #[derive(Debug)]
 pub(super) struct KeptChunk<T: Float> {
-    /// `[slots, value heads, 64, dim]` each.
-    pub keys: Buffer<T>,
-    pub values: Buffer<T>,
-    /// `[slots, value heads, 64]`
-    pub log_decays: Buffer<T>,
-}
-
-impl Heads {
-    /// Bytes that a GPU in bf16 takes for a while to go back through `n_rows` rows: states in front of chunks and their gradients,
-    /// corrected values, and gradients of queries and keys by value head. Sequences count as if they had a chunk each.
-    pub fn backward_bytes(self, n_rows: usize) -> usize {
-        let states = 3 * n_rows.div_ceil(CHUNK) * self.state_len() * size_of::<f32>();
-        let row = 2 * (self.value_width() + 2 * self.value * self.key_dim) + 4 * 2 * self.value;
-        states + n_rows * row
-    }
+    /// `[slots, value heads, KEPT_ROWS, dim]`
+    pub rows: Buffer<T>,
+    /// `[slots, value heads, KEPT_NUMBERS]`
+    pub numbers: Buffer<T>,
 }
 
 impl<T: Float> States<T> {
     pub fn zeros(device: &Device, heads: Heads, kernel: usize, n_slots: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = n_slots * (kernel - 1) * heads.conv_width();
-        let n_kept = n_slots * CHUNK * heads.value;
+        let has_tile = cuda_inputs::has_tile(device, heads);
+        let n_kept = kernel - usize::from(!(has_tile && heads.fit_tile_rows(kernel)));
+        let n_rows = n_slots * n_kept * heads.conv_width();
         let chunk = || -> Result<_, OutOfMemory> {
-            let [keys, values] =
-                [heads.key_dim, heads.value_dim].map(|dim| device.compute_zeros(n_kept * dim));
-            Ok(KeptChunk { keys: keys?, values: values?, log_decays: device.zeros(n_kept)? })
+            let rows = device.compute_zeros(n_slots * heads.value * KEPT_ROWS * heads.value_dim)?;
+            Ok(KeptChunk { rows, numbers: device.zeros(n_slots * heads.value * KEPT_NUMBERS)? })
         };
         Ok(Self {
             recurrent: device.zeros(n_slots * heads.state_len())?,
             rows: device.compute_zeros(n_rows)?,
-            chunk: cuda::has_tile(device, heads).then(chunk).transpose()?,
+            chunk: has_tile.then(chunk).transpose()?,
             n_slots,
         })
     }
@@ -56,10 +46,11 @@ impl<T: Float> States<T> {
     pub fn slot_bytes(heads: Heads, kernel: usize, compute_bytes: usize) -> usize {
         let f32_bytes = size_of::<f32>();
         let state = heads.state_len() * f32_bytes;
-        let rows = (kernel - 1) * heads.conv_width() * compute_bytes;
         let keeps_chunk = compute_bytes < f32_bytes && heads.fit_tile();
-        let row = (heads.key_dim + heads.value_dim) * compute_bytes + f32_bytes;
-        state + rows + if keeps_chunk { CHUNK * heads.value * row } else { 0 }
+        let n_kept = kernel - usize::from(!(keeps_chunk && heads.fit_tile_rows(kernel)));
+        let rows = n_kept * heads.conv_width() * compute_bytes;
+        let chunk = heads.value * (KEPT_ROWS * heads.value_dim * compute_bytes + KEPT_NUMBERS * f32_bytes);
+        state + rows + if keeps_chunk { chunk } else { 0 }
     }
 
     /// Copies the state of one slot to another.
@@ -78,8 +69,7 @@ impl<T: Float> States<T> {
     /// All memory, each buffer the same count of numbers for each slot.
     pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer<T>> {
         let Self { recurrent, rows, chunk, .. } = self;
-        let chunk =
-            chunk.iter_mut().flat_map(|kept| [&mut kept.keys, &mut kept.values, &mut kept.log_decays]);
+        let chunk = chunk.iter_mut().flat_map(|kept| [&mut kept.rows, &mut kept.numbers]);
         [recurrent, rows].into_iter().chain(chunk)
     }
 }

@@ -27,9 +27,12 @@ fn n_aligned(vocab: usize, kind: ElementType) -> usize {
     if kind == ElementType::Bf16 && vocab >= 8 { vocab / 8 * 8 } else { vocab }
 }
 
-/// Rows of logits that a chunk holds.
+/// Rows of logits that a chunk holds. Chunks are as even as multiples of 8 allow: products of a last chunk with few rows would leave
+/// most multiprocessors without work.
 pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
-    (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS).min(tokens)
+    let most = (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS);
+    let n_chunks = tokens.div_ceil(most).max(1);
+    tokens.div_ceil(n_chunks).next_multiple_of(8).min(most).min(tokens)
 }
 
 /// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each. `memory` has

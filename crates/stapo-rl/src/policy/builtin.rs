@@ -10,6 +10,8 @@ pub enum BuiltinModel {
     Base,
     /// `builtin-tools`: calls a calculator.
     Tools,
+    /// `builtin-hybrid`: as the base model, with gated DeltaNet in three of four layers.
+    Hybrid,
 }
 
 type File = (&'static str, &'static [u8]);
@@ -25,13 +27,17 @@ macro_rules! files {
 
 const BASE: [File; 5] = files!("base");
 const TOOLS: [File; 5] = files!("tools");
+const HYBRID: [File; 5] = files!("hybrid");
 
 impl BuiltinModel {
+    pub const ALL: [Self; 3] = [Self::Base, Self::Tools, Self::Hybrid];
+
     /// The name in configs and on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Base => "builtin",
             Self::Tools => "builtin-tools",
+            Self::Hybrid => "builtin-hybrid",
         }
     }
 
@@ -40,6 +46,7 @@ impl BuiltinModel {
         match self {
             Self::Base => &BASE,
             Self::Tools => &TOOLS,
+            Self::Hybrid => &HYBRID,
         }
     }
 

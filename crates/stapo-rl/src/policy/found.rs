@@ -1,6 +1,6 @@
 //! Finding the model that a config or a command line names.
 //!
-//! One name serves everywhere. In this order it is: the word `builtin` or `builtin-tools`; a run folder, for its newest good checkpoint; a
+//! One name serves everywhere. In this order it is: the word `builtin`, `builtin-tools` or `builtin-hybrid`; a run folder, for its newest good checkpoint; a
 //! Hugging Face folder or a GGUF file; `RUN@STEP`, a run's checkpoint of that step; `OWNER/NAME`, a model of the Hugging
 //! Face hub that was fetched before, or `OWNER/NAME@REVISION`. Nothing here reaches for the network.
 
@@ -76,7 +76,7 @@ enum Located {
 const MAX_RUNS: usize = 64;
 
 /// What a name may be, for messages.
-const FORMS: &str = "a model is a Hugging Face folder, a GGUF file, a run folder, RUN@STEP, builtin, builtin-tools, or a name on the hub such as Qwen/Qwen3-0.6B";
+const FORMS: &str = "a model is a Hugging Face folder, a GGUF file, a run folder, RUN@STEP, builtin, builtin-tools, builtin-hybrid, or a name on the hub such as Qwen/Qwen3-0.6B";
 
 impl ModelSource {
     /// Finds the model. A run's checkpoint is found only where its hashes are right.
@@ -274,16 +274,17 @@ pub fn is_run(path: &Path) -> bool {
 
 fn locate(source: &ModelSource) -> Result<Located> {
     let base = |base, pinned| Ok(Located::Base { base, pinned });
+    let named = |path: &str| BuiltinModel::ALL.into_iter().find(|model| model.name() == path);
     let name = match source {
         ModelSource::Builtin => return base(BaseModel::Builtin(BuiltinModel::Base), ModelSource::Builtin),
-        ModelSource::Path { path } if path == BuiltinModel::Tools.name() => {
-            return base(BaseModel::Builtin(BuiltinModel::Tools), source.clone());
-        }
         ModelSource::Random { shape, seed } => {
             return base(BaseModel::Random { shape: shape.clone(), seed: *seed }, source.clone());
         }
         ModelSource::Path { path } => path,
     };
+    if let Some(model) = named(name) {
+        return base(BaseModel::Builtin(model), source.clone());
+    }
     let path = Path::new(name);
     if is_run(path) {
         check_tree(path)?;
