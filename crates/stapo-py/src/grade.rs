@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Verdict {
     /// "right", "wrong", "no_answer", "unparsable" or "over_budget".
     verdict: String,
-    /// The answer as the response writes it; `None` if there is none.
+    /// The answer as the response writes it; None if there is none.
     extracted: Option<String>,
     /// One line that says why.
     reason: String,
