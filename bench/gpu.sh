@@ -108,6 +108,15 @@ if [ $quick -eq 0 ]; then
     run hybrid-prefill 150 "$bench" prefill --large=7 --prompts=16 --prompt=8192
     run hybrid-train-9b 150 "$bench" train --large=6 --8bit=1 --keep=0 --sequences=4 --microbatch=2048 --steps=1
     run hybrid-decode-9b 150 "$bench" decode --large=6 --prompts=16
+    # The shapes of Gemma-3-4B, OLMo-3-7B and Mistral-7B: training, at 16,384 tokens too, where windows count, and decode.
+    number=3
+    for shape in gemma-3-4b olmo-3-7b mistral-7b; do
+        run "family-$shape-train" 150 "$bench" train --large=$number --8bit=1 --steps=2
+        run "family-$shape-train-16k" 150 "$bench" train --large=$number --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=2
+        run "family-$shape-decode-128" 150 "$bench" decode --large=$number --prompts=16
+        run "family-$shape-decode-512" 150 "$bench" decode --large=$number
+        number=$((number + 1))
+    done
     run hybrid-decode-9b-15000 150 "$bench" decode --large=6 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run decode-8b-15000 150 "$bench" decode --large=1 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run train-8b-16k 200 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=1

@@ -138,7 +138,9 @@ def drop_uncompiled(samples):
         n_bad = 0
         for sample in samples:
             places = sample.lines.items()
-            bad = [k for k, (p, n, _, _) in places if (str(p.relative_to(ROOT)), str(n + 1)) in errors]
+            # An expression of several lines is named by one near the change.
+            lines = {k: [(str(p.relative_to(ROOT)), str(n + 1 + more)) for more in (-2, -1, 0, 1)] for k, (p, n, _, _) in places}
+            bad = [k for k, near in lines.items() if errors.intersection(near)]
             n_bad += len(bad)
             for number in bad:
                 del sample.lines[number]

@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 PROBLEMS, SAMPLES, LIMIT, UPDATES = 64, 8, 512, 4
-ASK = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+TEMPLATE = "{{ problem }}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 class Memory(threading.Thread):
@@ -62,14 +62,31 @@ def ours(args):
     memory = Memory()
     memory.start()
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "objective.preset": "justrl", "steps": args.steps, "task.path": args.data, "rollout.problems_per_step": PROBLEMS,
-            "rollout.group_size": SAMPLES, "rollout.max_response_tokens": LIMIT, "rollout.max_prompt_tokens": 512,
-            "update.problems_per_minibatch": PROBLEMS // UPDATES, "update.learning_rate": 1e-6, "update.weight_decay": 0.01,
-            "update.schedule.warmup_steps": 0, "evaluation.every_steps": 0,
-        }
-        command = [args.stapo, "train", "--json", "--device", "cuda", "--model", args.model, "--out", f"{folder}/run"]
-        command += [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        config = Path(folder, "config.toml")
+        config.write_text(f"""
+            name = "beside-trl"
+            steps = {args.steps}
+            device = "cuda"
+            model = {{ kind = "path", path = {json.dumps(str(Path(args.model).resolve()))} }}
+            objective = {{ preset = "justrl" }}
+            task = {{ kind = "jsonl", path = {json.dumps(str(Path(args.data).resolve()))}, template = {json.dumps(TEMPLATE)} }}
+            [rollout]
+            problems_per_step = {PROBLEMS}
+            group_size = {SAMPLES}
+            max_prompt_tokens = 512
+            max_response_tokens = {LIMIT}
+            chat = true
+            [update]
+            problems_per_minibatch = {PROBLEMS // UPDATES}
+            learning_rate = 1e-6
+            weight_decay = 0.01
+            [evaluation]
+            every_steps = 0
+            best = "none"
+            [record]
+            checkpoint_every_steps = {args.steps}
+        """)
+        command = [args.stapo, "train", str(config), "--json", "--out", f"{folder}/run"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         seconds, accuracy, mismatch, last = [], [], 0.0, None
         for line in process.stdout:
@@ -92,11 +109,17 @@ def theirs(args):
     from transformers import TrainerCallback
 
     rows = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
-    prompts = [{"prompt": ASK.format(**row), "reference": str(row["answer"]).split("####")[-1].strip()} for row in rows]
+    prompts = [
+        {
+            "prompt": [{"role": "user", "content": TEMPLATE.replace("{{ problem }}", row["problem"])}],
+            "reference": str(row["answer"]).split("####")[-1].strip(),
+        }
+        for row in rows
+    ]
     accuracy, seconds, mismatch = [], [], []
 
     def reward(completions, reference, **_):
-        boxes = [re.findall(r"\\boxed\{([^{}]*)\}", text) for text in completions]
+        boxes = [re.findall(r"\\boxed\{([^{}]*)\}", messages[0]["content"]) for messages in completions]
         right = [bool(box) and box[-1].replace(",", "") == answer.replace(",", "") for box, answer in zip(boxes, reference)]
         accuracy.append(sum(right) / len(right))
         return [1.0 if is_right else -1.0 for is_right in right]

@@ -121,7 +121,7 @@ def main():
             sys.exit(f"Ray has room for {n_ranks} ranks, --min-ranks asks for {args.min_ranks}")
         if attempt(n_ranks, args):
             return
-        print(f"attempt {number + 1} of {args.attempts} failed; the run goes on from its last checkpoint", flush=True)
+        print(f"attempt {number + 1} of {args.attempts} failed; the run continues from its last checkpoint", flush=True)
         time.sleep(5)
     sys.exit("too many failures")
 

@@ -1,7 +1,7 @@
 """The program `stapo` inside Python.
 
 The program starts itself again for the runs of an experiment and for verifiers, some of which get an almost empty
-environment. It then runs this file as a script, which finds the extension module beside it and imports nothing else: a
+environment. It then runs this file as a script, which finds the extension module next to it and imports nothing else: a
 search path does not matter, and no imported library starts threads before the program isolates a verifier.
 """
 
@@ -16,7 +16,7 @@ def main(arguments: "list[str] | None" = None) -> int:
     """Runs the command that the arguments name, by default those of this process, and returns its exit status.
 
     Output goes to the standard streams of the process. Ctrl-C ends the process, or lets a training step finish, as it
-    does for the executable; so a notebook had better start `python -m stapo` as a process of its own.
+    does for the executable; so in a notebook start `python -m stapo` as a separate process.
 
     >>> import stapo
     >>> stapo.main(["objective", "--show", "--spec", "no-such-preset"])
@@ -45,7 +45,7 @@ def _extension():
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    raise ImportError(f"{stem}: the extension module is not beside {__file__}")
+    raise ImportError(f"{stem}: the extension module is not next to {__file__}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Streams a run folder to W&B or MLflow while the run goes on. Nothing of it is inside the trainer.
+"""Streams a run folder to W&B or MLflow during the run. The trainer does not depend on it.
 
     from stapo.callbacks import Follower, WandbSink
 
     Follower("runs/first", WandbSink(project="stapo")).follow()
 
 The follower reads `metrics.jsonl` and `events.jsonl` as they grow. A line counts once it is whole; a file that a resume
-wrote anew is read from its beginning, and steps that were sent already are not sent again.
+rewrote is read from its beginning, and steps that were sent already are not sent again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sink(Protocol):
     def event(self, event: dict[str, Any]) -> None: ...
 
     def finish(self, reason: str | None) -> None:
-        """`reason` is that of the run's stop, None where the follower stopped first."""
+        """`reason` is that of the run's stop, None if the follower stopped first."""
 
 
 class Follower:

@@ -1,4 +1,4 @@
-"""`python -m stapo.follow RUN --to wandb|mlflow`: streams a run folder to a service while the run goes on."""
+"""`python -m stapo.follow RUN --to wandb|mlflow`: streams a run folder to a service during the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}\nhint: pip install {args.to}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; the same command continues", file=sys.stderr)
         return 130
     print(
         f"{follower.last_step} steps sent; the run stopped: {reason}" if reason else f"{follower.last_step} steps sent"

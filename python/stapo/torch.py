@@ -59,7 +59,7 @@ class S2T:
 class Silenced:
     """What S2T found in a mini-batch. The counts and `tau_h` are those of all ranks.
 
-    `silenced` has the shape of the log-probs and is true for a token that leaves the loss. `tau_h` is None where there
+    `silenced` has the shape of the log-probs and is true for a token that leaves the loss. `tau_h` is None if there
     is no candidate.
     """
 
@@ -91,7 +91,7 @@ def candidates(logp: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor,
 
 
 def exact_tau(entropies: torch.Tensor, q: float = 0.75, group: dist.ProcessGroup | None = None) -> float | None:
-    """The q-quantile of the entropies of all ranks of `group`, or None where no rank has any.
+    """The q-quantile of the entropies of all ranks of `group`, or None if no rank has any.
 
     Each rank gives as many values as it has, also none; every rank must make the call. `group` is the default process
     group unless given; without torch.distributed the values of this process are all there are. The quantile
@@ -165,7 +165,7 @@ def policy_loss(
 
     The numbers are computed in double precision on the CPU, whatever the device of the tensors, and the gradients have
     the device and type of `logp`. Masks and denominators look at the whole mini-batch, so give all responses of one
-    optimizer step at once: the loss of a micro-batch is that of a mini-batch of its own. With `return_effects` the fates
+    optimizer step at once: the loss of a micro-batch is that of a separate mini-batch. With `return_effects` the fates
     of the tokens come too, as `Objective.evaluate` returns them for the tokens in `mask`, row by row.
 
     >>> logp = torch.tensor([[-0.1, -9.0, -0.3], [-0.2, -0.4, 0.0]], requires_grad=True)

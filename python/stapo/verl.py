@@ -125,7 +125,7 @@ class S2TActorRolloutRefWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def s2t_settings(self) -> dict[str, Any] | None:
-        """The settings that this rank's actor trains with; None where S2T is not active."""
+        """The settings that this rank's actor trains with; None if S2T is not active."""
         if not isinstance(self.actor, S2TTrainingWorker) or self.actor.s2t is None:
             return None
         return asdict(self.actor.s2t)

@@ -113,7 +113,7 @@ pub fn main() -> ExitCode {
 /// caller has named with `restart::set` how this program is started again.
 pub fn run_inside(words: impl IntoIterator<Item = OsString>) -> u8 {
     let status = run_words(words);
-    // An exit code does not tell its number; there are 256.
+    // An exit code does not give its number; there are 256.
     (0..=u8::MAX).find(|number| ExitCode::from(*number) == status).unwrap_or(2)
 }
 

@@ -34,7 +34,7 @@ pub struct Page {
     pub sections: Vec<Section>,
 }
 
-/// A heading, what stands below it, and a table.
+/// A heading, what is below it, and a table.
 #[derive(Default)]
 pub struct Section {
     pub title: String,
@@ -61,7 +61,7 @@ impl Entry {
         self
     }
 
-    /// Every word that finds the entry: the name, its parts behind a dot, and the aliases.
+    /// Every word that finds the entry: the name, its parts after a dot, and the aliases.
     fn words(&self) -> impl Iterator<Item = String> + '_ {
         let name = normalized(&self.name);
         let starts = name.match_indices('.').map(|(at, _)| at + 1).collect::<Vec<_>>();
@@ -106,7 +106,7 @@ pub fn pages(program: &clap::Command) -> Vec<Page> {
 pub fn entries(program: &clap::Command) -> Vec<Entry> {
     let sections = pages(program).into_iter().flat_map(|page| page.sections);
     let listed = sections.flat_map(|mut section| {
-        // On its page an option stands below its command; elsewhere its name has the command.
+        // On its page an option is below its command; elsewhere its name has the command.
         if let Some(command) =
             section.subject.as_ref().filter(|subject| subject.kind == command_line::COMMAND)
         {

@@ -35,6 +35,7 @@ mod mutated_runs;
 mod objective;
 mod pages;
 mod permission;
+mod pinned;
 mod plan;
 mod preferences;
 mod programs;

@@ -3,7 +3,7 @@
 //!
 //! A block fenced as `sh` is run by bash, all blocks of a page in order in one folder. The folder of a tutorial
 //! (`docs/tutorials`) starts empty, that of another page with `examples/` and `configs/`. Runs are shortened: `train`,
-//! `sft`, `prefer`, `rm` and `pretrain` get a few steps where a reader has many. Blocks fenced otherwise (`sh gpu`, `sh
+//! `experiment`, `sft`, `prefer`, `rm` and `pretrain` get a few steps where a reader has many. Blocks fenced otherwise (`sh gpu`, `sh
 //! network`) and indented commands are only parsed, by the unit test `every_documented_command_parses`.
 
 mod links;
@@ -33,10 +33,13 @@ fn install(folder: &Path) {
     let text = format!(
         "#!/usr/bin/env bash\n\
          short=\n\
+         small='--set rollout.problems_per_step=4 --set rollout.group_size=4 --set update.problems_per_minibatch=2 \
+         --set evaluation.problems=4'\n\
          case \"$1 $*\" in\n\
-         train*--resume*) ;;\n\
-         train*) short='--set steps=2 --set rollout.problems_per_step=4 --set update.problems_per_minibatch=2 \
-         --set evaluation.problems=4' ;;\n\
+         train*--resume*) short='--set steps=3' ;;\n\
+         train*) short=\"--set steps=2 $small\" ;;\n\
+         experiment*--out*) short=\"--set steps=1 $small\" ;;\n\
+         plan*--gpus*) short='--set rollout.problems_per_step=64' ;;\n\
          sft*|prefer*|rm*|pretrain*) short='--set steps=3' ;;\n\
          esac\n\
          exec {:?} \"$@\" $short\n",

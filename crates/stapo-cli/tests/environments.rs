@@ -211,8 +211,10 @@ fn a_replay_takes_answers_from_the_record_and_a_live_one_names_the_first_that_di
         assert!(said.contains(&format!("step {step}: the same, ")), "{said}");
     }
     assert!(said.contains("environment: DIFFERENT, recorded"), "the changed file is an input: {said}");
-    let said = of(&live);
+    let output = stapo(at, &live);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("recorded [\"+1=\"], found [\"+2=\"]"), "{said}");
+    assert_eq!(output.status.code(), Some(1), "other answers are a difference");
     assert!(said.contains("step 3: the same, "), "the recorded answers count: {said}");
 }
 

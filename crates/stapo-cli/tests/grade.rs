@@ -39,7 +39,8 @@ fn each_line_gets_a_record_in_the_same_order() {
         assert_eq!(keys(record), ["extracted", "micros", "reason", "reference", "verdict"]);
     }
     let summary = String::from_utf8_lossy(&output.stderr);
-    assert!(summary.contains("10000 graded") && summary.contains("3334 right"), "{summary}");
+    assert!(summary.contains("10000 graded in ") && summary.contains(" 3334 right, 6666 wrong"), "{summary}");
+    assert!(summary.contains("; 33.3 % right; 0 malformed lines"), "{summary}");
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn given_advantages_take_the_place_of_rewards() {
     given[2].as_object_mut().unwrap().remove("reward");
     let said = complaint(&["-"], &text(&given[2..]));
     assert!(
-        said.contains("missing key `reward`\nhint: a line without a reward gives its advantage"),
+        said.contains("missing key `reward`\nhint: a line without a reward needs an advantage"),
         "{said}"
     );
 }

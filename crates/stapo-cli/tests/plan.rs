@@ -91,12 +91,23 @@ fn a_run_that_does_not_fit_says_what_to_change() {
 const LENGTHS: [&str; 4] =
     ["--set", "rollout.lengths={ mean = 4000.0, sigma = 0.8 }", "--mean-prompt", "200"];
 
+/// Fewer responses than the paper has: all of them are simulated.
+const FEW: [&str; 6] = [
+    "--set",
+    "rollout.problems_per_step=32",
+    "--set",
+    "update.problems_per_minibatch=32",
+    "--set",
+    "evaluation.problems=8",
+];
+
 #[test]
 fn the_papers_recipes_are_planned_over_several_gpus() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     for config in [PAPER, PAPER_8B, PAPER_14B] {
-        let on = |args: &[&str]| plan(at, &[&[config, "--machine", "h200"], &LENGTHS[..], args].concat());
+        let base = [&[config, "--machine", "h200"], &LENGTHS[..], &FEW].concat();
+        let on = |args: &[&str]| plan(at, &[&base, args].concat());
         let [one, eight] = [on(&[]), on(&["--gpus", "8"])];
         assert_eq!((&one["ranks"], &one["time"]["phases"]["exchange"]), (&Value::Null, &0.0.into()));
         // The mean of min(X, 15,360).
@@ -130,7 +141,8 @@ fn the_papers_recipes_are_planned_over_several_gpus() {
         assert!(gradients(&two) > 3.0 * gradients(&eight));
         assert_eq!(two["ranks"]["machines"], 2);
     }
-    let text = ok(&stapo(at, &["plan", PAPER, "--machine", "h200", "--gpus", "16", "--nodes", "2"]));
+    let args = ["plan", PAPER, "--machine", "h200", "--gpus", "16", "--nodes", "2"];
+    let text = ok(&stapo(at, &[&args[..], &FEW].concat()));
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["ranks 16 in 2 machines", "exchange ", "an efficiency of", "published"] {
         assert!(words.contains(part), "{text}");

@@ -132,19 +132,13 @@ fn metrics_of_ranks(run: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn stapo_is_the_same_run_on_every_number_of_ranks() {
+fn reuse_a_reference_and_redraws_give_the_same_run_on_every_number_of_ranks() {
     // Two mini-batches a step: the second one defers tokens, and the reuse of batches reads the head's gradient.
-    every_world_is_the_same_run(&["update.reuse={max=2}"]);
-}
-
-#[test]
-fn grpo_with_a_reference_is_the_same_run_on_every_number_of_ranks() {
-    every_world_is_the_same_run(&["objective.preset=grpo", "objective.kl={kind=\"k3\",beta=0.04}"]);
-}
-
-#[test]
-fn dynamic_sampling_is_the_same_run_on_every_number_of_ranks() {
-    every_world_is_the_same_run(&["rollout.max_redraws=3"]);
+    every_world_is_the_same_run(&[
+        "update.reuse={max=2}",
+        "objective.kl={kind=\"k3\",beta=0.04}",
+        "rollout.max_redraws=3",
+    ]);
 }
 
 /// Ranks that this test holds by their processes.

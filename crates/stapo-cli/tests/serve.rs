@@ -48,9 +48,14 @@ impl Server {
         self.send(&format!("GET {target} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", self.address))
     }
 
-    fn send(&self, request: &str) -> (u16, String, String) {
-        let mut stream = TcpStream::connect(self.address.replace("0.0.0.0", "127.0.0.1")).unwrap();
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address.replace("0.0.0.0", "127.0.0.1")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        stream
+    }
+
+    fn send(&self, request: &str) -> (u16, String, String) {
+        let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
         let mut bytes = Vec::new();
         // A server that refuses early closes while the request is still being written.

@@ -61,12 +61,15 @@ fn train<'a>(out: &'a str, settings: &[&'a str]) -> Vec<&'a str> {
     ["train", "--out", out].into_iter().chain(set).collect()
 }
 
-/// Rollouts of a few seconds.
-const SLOW: [&str; 7] = [
+/// Rollouts of a few seconds, most of whose pairs are drawn again because their rewards are equal: updates are short.
+const SLOW: [&str; 10] = [
     "steps=2",
-    "rollout.problems_per_step=48",
-    "rollout.group_size=32",
-    "update.problems_per_minibatch=48",
+    "objective.preset=dapo",
+    "rollout.max_redraws=20",
+    "rollout.temperature=0.3",
+    "rollout.problems_per_step=64",
+    "rollout.group_size=2",
+    "update.problems_per_minibatch=64",
     "update.sum=microbatches",
     "evaluation={problems=4, every_steps=0}",
     "record.checkpoint_every_steps=1000",
@@ -116,7 +119,7 @@ fn a_rollout_that_was_abandoned_is_sampled_again_to_the_same_bits() {
         let run = at.join(out);
         let mut cut = Started::new(at, &[launcher, &train(out, &SLOW)].concat());
         cut.wait_for_lines(&run.join("metrics.jsonl"), 1);
-        // Between two steps a run stops at once; the second rollout, of 1,536 responses, begins within a second.
+        // Between two steps a run stops at once; the second rollout, of some 900 responses, begins within a second.
         std::thread::sleep(Duration::from_secs(1));
         cut.ask_to_stop();
         std::thread::sleep(Duration::from_millis(300));

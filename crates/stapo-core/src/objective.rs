@@ -100,28 +100,28 @@ impl ObjectiveSpec {
         if self.masks.iter().any(|mask| matches!(mask, Mask::LowProbabilityFirst { .. })) { 2 } else { 1 }
     }
 
-    /// True where [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first
+    /// True if [`Self::calibrate`] reads log-probs or entropies of the current policy. Mini-batches after the first
     /// of a rollout batch then need a scoring pass.
     pub fn calibrates_on_current_policy(&self) -> bool {
         self.mask_signals == MaskSignals::Current && self.chooses_among_tokens()
     }
 
-    /// True where the fate of a token depends on the other tokens of its mini-batch.
+    /// True if the fate of a token depends on the other tokens of its mini-batch.
     pub fn chooses_among_tokens(&self) -> bool {
         self.masks.iter().any(Mask::needs_calibration) || matches!(self.surrogate, Surrogate::KlCov { .. })
     }
 
-    /// True where the objective reads a frozen reference policy, in the loss or in the reward.
+    /// True if the objective reads a frozen reference policy, in the loss or in the reward.
     pub fn needs_reference(&self) -> bool {
         self.kl_needs_reference() || self.kl_in_reward != Kl::None
     }
 
-    /// True where the loss reads a frozen reference policy.
+    /// True if the loss reads a frozen reference policy.
     pub(crate) fn kl_needs_reference(&self) -> bool {
         self.kl != Kl::None
     }
 
-    /// True where the advantages read a teacher's log-probs.
+    /// True if the advantages read a teacher's log-probs.
     pub fn needs_teacher(&self) -> bool {
         self.distillation != Distillation::None
     }

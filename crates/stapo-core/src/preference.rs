@@ -217,12 +217,12 @@ impl PreferenceLoss {
         let Self::Kto { beta, desirable_weight, undesirable_weight } = *self else {
             unreachable!("judges_alone")
         };
-        let (weight, sign) = match side {
-            Side::Chosen => (desirable_weight, 1.0),
-            Side::Rejected => (undesirable_weight, -1.0),
+        let (weight, slope) = match side {
+            Side::Chosen => (desirable_weight, beta),
+            Side::Rejected => (undesirable_weight, -beta),
         };
-        let value = sign * beta * (response.sum - baseline);
-        (weight * sigmoid(-value), -weight * sign * beta * sigmoid(value) * sigmoid(-value))
+        let value = slope * (response.sum - baseline);
+        (weight * sigmoid(-value), -weight * slope * sigmoid(value) * sigmoid(-value))
     }
 
     /// The implicit reward of a response.

@@ -47,7 +47,7 @@ impl ProgramEnd {
 /// The program of a response, and what its tests showed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ProgramRun {
-    /// Empty where the response holds no program.
+    /// Empty if the response holds no program.
     pub source: String,
     pub end: ProgramEnd,
     /// The first test that failed, with what happened instead.

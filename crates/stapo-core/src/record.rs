@@ -47,7 +47,7 @@ pub enum RecordError {
     #[error("line {line}: no `schema` number, so this is no record of a run")]
     NoSchema { line: usize },
     #[error(
-        "line {line}: schema {found}, this program reads up to {newest}\nhint: it was written by a newer stapo; update this one"
+        "line {line}: schema {found}, this program reads up to {newest}\nhint: a newer stapo wrote it; update this one"
     )]
     TooNew { line: usize, found: u64, newest: u32 },
     #[error("line {line}: {problem}")]
@@ -131,7 +131,7 @@ impl Stepped for PretrainMetrics {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines<R> {
     pub records: Vec<R>,
-    /// True where the file ends in part of a line, because the writer was killed. `records` does not hold that part.
+    /// True if the file ends in part of a line, because the writer was killed. `records` does not hold that part.
     pub torn: bool,
 }
 

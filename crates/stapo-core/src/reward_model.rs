@@ -81,7 +81,7 @@ impl ScoreMoments {
         self.mean
     }
 
-    /// The distance from the mean in standard deviations; 0 where scores have no spread.
+    /// The distance from the mean in standard deviations; 0 if scores have no spread.
     fn standardised(&self, score: f64) -> f64 {
         let deviation = (self.squares / self.n.max(1) as f64).sqrt();
         if deviation > 0.0 { (score - self.mean) / deviation } else { 0.0 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub struct Problem {
     /// Unique within the data set; names the problem in records and messages.
     pub id: String,
-    /// The turns of the conversation before the prompt, such as a system message; empty where the prompt stands alone.
+    /// The turns of the conversation before the prompt, such as a system message; empty if the prompt is alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier_turns: Vec<Turn>,
     /// The text that the model answers, rendered by the task's template: the last message of the user.
@@ -138,10 +138,10 @@ pub enum Verdict {
     OverBudget,
 }
 
-/// What a judge, a model that judges responses, or a reward model said of a response, and what a rule said of the same response.
+/// The judgement of a judge or a reward model on a response, and that of a rule on the same response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JudgeOpinion {
-    /// Absent where the judge was not asked because the rule had decided.
+    /// Absent if the judge was not asked because the rule had decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
     pub rule: Verdict,
@@ -162,7 +162,7 @@ impl JudgeOpinion {
         Self { verdict: None, rule, margin: None, text: None, score: None }
     }
 
-    /// Whether judge and rule agree on whether the response is right; `None` where the judge was not asked.
+    /// Whether judge and rule agree on whether the response is right; `None` if the judge was not asked.
     pub fn agrees(&self) -> Option<bool> {
         self.verdict.map(|verdict| (verdict == Verdict::Right) == (self.rule == Verdict::Right))
     }
@@ -180,7 +180,7 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// What the tests of the response's program showed; `None` for a task whose answers are not programs.
     pub program: Option<Box<ProgramRun>>,
-    /// What a judge said beside a rule; `None` for a run without a judge.
+    /// The judgement of a judge in addition to a rule's; `None` for a run without a judge.
     pub judge: Option<Box<JudgeOpinion>>,
     /// What the environment answered; `None` for a response that a task judged after its only turn.
     pub episode: Option<Box<Episode>>,
@@ -194,7 +194,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// True where each reward is the same for all members up to rounding, so that all advantages are 0 and the update
+    /// True if each reward is the same for all members up to rounding, so that all advantages are 0 and the update
     /// learns nothing.
     pub fn is_unanimous(&self) -> bool {
         let n_rewards = self.members.iter().map(|member| member.rewards.len()).min().unwrap_or(0);

@@ -155,7 +155,7 @@ fn find_unread(path: &[String], given: &Value, read: &Value, found: &mut Vec<Unr
     }
 }
 
-/// The settings with a date in place of one value. No setting is a date.
+/// The settings with a date instead of one value. No setting is a date.
 fn with_a_date(mut settings: Value, path: &[String]) -> Value {
     let date = toml::value::Date { year: 2000, month: 1, day: 1 };
     let replaced = path.iter().try_fold(&mut settings, |value, key| match value {
@@ -187,7 +187,7 @@ fn shown(value: &Value) -> String {
 /// serde's message in plain words with the key's path. For an unknown key the hint is the path at which a key of that name
 /// exists, else the nearest of the names that serde says it expected.
 fn unreadable(root: &str, path: &str, message: &str, given: &Value) -> SettingsError {
-    // The lines behind the first say where the value stands.
+    // The lines after the first say where the value stands.
     let quoted: Vec<&str> =
         message.lines().take(1).flat_map(|line| line.split('`').skip(1).step_by(2)).collect();
     let below = if path == "." { String::new() } else { path.replace('[', ".").replace(']', "") };

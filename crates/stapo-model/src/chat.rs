@@ -15,7 +15,7 @@ use serde_json::Map;
 /// Steps that a rendering may take per message, and the least number of steps granted.
 const STEPS_PER_MESSAGE: u64 = 60_000;
 const MIN_STEPS: u64 = 3_000_000;
-/// Bytes of work per byte of conversation, and beside that.
+/// Bytes of work per byte of conversation, and besides that.
 const WORK_PER_BYTE: u64 = 256;
 const MIN_WORK_BYTES: u64 = 64 << 20;
 /// Longest rendered conversation.

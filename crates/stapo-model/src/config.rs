@@ -51,7 +51,7 @@ pub struct ModelConfig {
     pub max_positions: usize,
     /// The head is the embedding; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
-    /// The head of a reward model, in place of a language model's.
+    /// The head of a reward model, instead of a language model's.
     pub score: Option<ScoreHead>,
     pub embedding_scale: EmbeddingScale,
     pub logits: LogitRule,
@@ -196,7 +196,7 @@ impl ModelConfig {
         self.layers.iter().map(|layer| layer.state_bytes(compute_bytes) as u64).sum()
     }
 
-    /// The one description that all layers share; `None` where layers differ.
+    /// The one description that all layers share; `None` if layers differ.
     pub fn uniform_layer(&self) -> Option<&LayerSpec> {
         let (first, others) = self.layers.split_first()?;
         others.iter().all(|layer| layer == first).then_some(first)

@@ -4,7 +4,7 @@
 //! A [`PackedBatch`] of sequences goes through a [`Pass`], which gives [`TokenScores`] and, from the objective's two
 //! numbers per token, adds to [`Gradients`]. The model never learns what the numbers are for.
 //!
-//! `weights` names the parameters, `layout`, `arena` and `workspace` the activations, `rope_tables` the rotary positions, `linear` is the one door for products, `lora` says which
+//! `weights` names the parameters, `layout`, `arena` and `workspace` the activations, `rope_tables` the rotary positions, `linear` computes all products, `lora` says which
 //! adapters a policy has, `quantised` keeps frozen layers in the blocks of their file,
 //! `attention` and `ffn` are the halves of a layer, `stack` joins the layers, `head` reads the vocabulary, `score` the score of
 //! a reward model.

@@ -35,7 +35,7 @@ pub enum Error {
     Template { location: String, problem: String, hint: Hint },
 }
 
-/// The remedy, printed on a line of its own; empty where there is no remedy to give.
+/// The remedy, printed on a separate line; empty if there is no remedy to give.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hint(pub String);
 

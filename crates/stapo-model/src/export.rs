@@ -58,7 +58,7 @@ impl Default for ExportOptions {
 
 /// Writes `config.json`, the weights and the companions (tokenizer and the like, see
 /// [`crate::Pretrained::companions`]) to the folder `out`. `read` fills in one tensor at a time, row-major.
-/// The folder appears whole or not at all: everything is written to a folder beside `out`, which is renamed at the end.
+/// The folder appears whole or not at all: everything is written to a folder next to `out`, which is renamed at the end.
 pub fn export(
     out: &Path,
     config: &ModelConfig,

@@ -1,6 +1,6 @@
 //! Batched generation with continuous batching: sequences join and leave at every step, their keys and values live in
 //! blocks of a fixed budget, a prompt is computed once for all samples of its request, and no result depends on which
-//! sequences run beside it.
+//! sequences run at the same time.
 //!
 //! Five nouns: a [`Sequence`](sequence::Sequence) is one response in the making, a [`Block`](block::Block) holds keys
 //! and values of a few positions, the [`BlockPool`](block::BlockPool) knows which blocks are free, the
@@ -72,7 +72,7 @@ pub struct SampledToken {
     pub entropy: f32,
     /// The likeliest tokens in the token's place, likeliest first; as many as the settings ask for.
     pub alternatives: Vec<Alternative>,
-    /// The tokens that could have been drawn, in ascending order; empty where the settings do not ask for them.
+    /// The tokens that could have been drawn, in ascending order; empty if the settings do not ask for them.
     pub kept: Vec<u32>,
 }
 

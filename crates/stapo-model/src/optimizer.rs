@@ -30,7 +30,7 @@ impl Default for AdamWSettings {
     }
 }
 
-/// What is decided anew for each step.
+/// What is decided again for each step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Update {
     pub lr: f64,

@@ -145,7 +145,7 @@ impl Pretrained {
         Ok(())
     }
 
-    /// Gives a language model the head of a reward model, which the files do not have, in place of its own. The tokenizer's padding
+    /// Gives a language model the head of a reward model, which the files do not have, instead of its head. The tokenizer's padding
     /// token pads, or the first token that ends responses. Refused for a family without such models.
     pub fn add_score(&mut self) -> Result<()> {
         if self.config.family.classifier().is_none() {

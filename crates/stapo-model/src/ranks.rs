@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The ranks of a run, as one of them sees the others. Cheap to clone.
 pub type Ranks = Arc<dyn Transport>;
 
-/// A rank that cannot go on, or cannot be reached. Every rank of a run ends with the same text.
+/// A rank that cannot continue, or cannot be reached. Every rank of a run ends with the same text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank}: {problem}")]
 pub struct RankError {
@@ -19,7 +19,7 @@ pub struct RankError {
     pub problem: String,
 }
 
-/// Moves numbers and bytes between ranks and never changes them: whoever adds numbers does so in an order of its own. All
+/// Moves numbers and bytes between ranks and never changes them: the rank that adds numbers does so in a fixed order. All
 /// ranks make the same calls in the same order.
 pub trait Transport: Send + Sync {
     fn rank(&self) -> usize;
@@ -57,7 +57,7 @@ pub trait Transport: Send + Sync {
     /// The bytes of rank 0, on every rank. The other ranks give nothing.
     fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, RankError>;
 
-    /// Tells all ranks that this one cannot go on. Returns what every rank ends with: that, or what came before.
+    /// Tells all ranks that this one cannot continue. Returns what every rank ends with: that, or what came before.
     fn fail(&self, problem: &str) -> RankError;
 
     /// Seconds that this rank has waited for others since the last call.

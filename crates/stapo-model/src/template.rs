@@ -66,7 +66,7 @@ pub struct Template {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     pub problem: String,
-    /// Empty where there is no remedy to give.
+    /// Empty if there is no remedy to give.
     pub hint: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! The tiny model of this crate's tests. Tests in `tests/` include this file as a module of their own, so its names come
+//! The tiny model of this crate's tests. Tests in `tests/` include this file as a separate module, so its names come
 //! from the module above.
 
 use super::{

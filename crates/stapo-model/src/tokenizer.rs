@@ -123,7 +123,7 @@ impl Tokenizer {
         if !ids.iter().any(|id| added.contains_key(id)) {
             return Ok(ids);
         }
-        // Some vocabularies hold the added tokens too, and the model finds them there. The text is cut behind the first
+        // Some vocabularies hold the added tokens too, and the model finds them there. The text is cut after the first
         // character of each, so that no part spells one.
         let mut parts = Vec::new();
         let mut start = 0;
@@ -183,7 +183,7 @@ impl Tokenizer {
         if text.char_indices().all(|(at, c)| is_kept[at] || !counts(c)) {
             return Ok(Vec::new());
         }
-        // The offsets of tokens behind a lost character are wrong, so every character is tried alone.
+        // The offsets of tokens after a lost character are wrong, so every character is tried alone.
         let mut tried = Vec::new();
         let mut lost = Vec::new();
         for c in text.chars().filter(|&c| counts(c)) {

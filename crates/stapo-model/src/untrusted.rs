@@ -29,7 +29,7 @@ pub fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Fail
     })
 }
 
-/// Runs `work` on this thread. A panic of `work` is an error. `work` must leave nothing half-changed behind that is
+/// Runs `work` on this thread. A panic of `work` is an error. `work` must leave nothing half-changed that is
 /// used after a panic.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Failed> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| Failed::Panicked)

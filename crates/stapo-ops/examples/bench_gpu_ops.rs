@@ -192,45 +192,81 @@ fn many_rows(device: &Device) -> Result<(), OutOfMemory> {
 }
 
 fn attentions(device: &Device) -> Result<(), OutOfMemory> {
-    let heads = Heads { query: 16, kv: 8, dim: 128 };
-    for (sequences, length) in [(4, 2048), (64, 256), (2, 8192), (2, 16384)] {
-        let tokens = sequences * length;
-        let rule = attention::ScoreRule::plain(heads.dim);
-        let dims = attention::Dims { tokens, sequences, heads, rule };
-        let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
-        let offsets = device.upload(&offsets)?;
-        let qkv = compute(device, tokens * heads.qkv_width())?;
-        let mut out = compute(device, tokens * heads.out_width())?;
-        let mut lse = device.zeros(tokens * heads.query)?;
-        let unit = 2e-12 * (sequences * length * length / 2) as f64 * heads.out_width() as f64;
-        let seconds = time_batches(device, || {
-            attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
+    let [qwen, small, phi, olmo, gemma] =
+        [(16, 8, 128), (32, 8, 64), (32, 32, 96), (32, 32, 128), (8, 4, 256)].map(|(query, kv, dim)| Heads {
+            query,
+            kv,
+            dim,
         });
-        line(&format!("attention forward {sequences} x {length}"), seconds, 2.0 * unit, "TFLOP/s");
-        let forward = 2.0 * unit / seconds;
-        let d_out = compute(device, tokens * heads.out_width())?;
-        let mut d_qkv = compute(device, tokens * heads.qkv_width())?;
-        let seconds = time_batches(device, || {
-            let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
-            attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
-        });
-        line(&format!("attention backward {sequences} x {length} (of 5)"), seconds, 5.0 * unit, "TFLOP/s");
-        let backward = 5.0 * unit / seconds;
-        println!(
-            r#"{{"task": "attention", "sequences": {sequences}, "length": {length}, "forward_tflops": {forward:.1}, "backward_tflops": {backward:.1}}}"#
-        );
+    for (sequences, length) in [(4, 2048), (64, 256), (16, 1024), (2, 8192), (2, 16384)] {
+        packed(device, qwen, None, sequences, length)?;
+    }
+    for heads in [small, phi, olmo, gemma] {
+        packed(device, heads, None, 4, 2048)?;
+        packed(device, heads, None, 2, 8192)?;
+    }
+    packed(device, gemma, None, 64, 256)?;
+    // What windows save.
+    for (heads, window) in [(qwen, 4096), (qwen, 1024), (gemma, 16384), (gemma, 1024)] {
+        packed(device, heads, Some(window), 2, 16384)?;
     }
     for (sequences, context) in
         [(64, 192), (512, 192), (64, 2048), (2, 15_008), (4, 15_008), (16, 15_008), (40, 15_008)]
     {
-        decode(device, heads, sequences, context)?;
+        decode(device, qwen, sequences, context)?;
     }
+    for (sequences, context) in [(512, 192), (64, 2048), (4, 15_008)] {
+        decode(device, gemma, sequences, context)?;
+    }
+    Ok(())
+}
+
+/// Attention of packed sequences, forward and backward. Rates count the keys that a token sees.
+fn packed(
+    device: &Device,
+    heads: Heads,
+    window: Option<usize>,
+    sequences: usize,
+    length: usize,
+) -> Result<(), OutOfMemory> {
+    let tokens = sequences * length;
+    let rule = attention::ScoreRule { window, ..attention::ScoreRule::plain(heads.dim) };
+    let dims = attention::Dims { tokens, sequences, heads, rule };
+    let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
+    let offsets = device.upload(&offsets)?;
+    let qkv = compute(device, tokens * heads.qkv_width())?;
+    let mut out = compute(device, tokens * heads.out_width())?;
+    let mut lse = device.zeros(tokens * heads.query)?;
+    let seen = window.unwrap_or(length).min(length);
+    let unit = 2e-12 * (tokens * seen - sequences * seen * seen / 2) as f64 * heads.out_width() as f64;
+    let seconds = time_batches(device, || {
+        attention::forward(device, dims, qkv.view(), offsets.view(), out.view_mut(), lse.view_mut());
+    });
+    let shape = format!("{} / {} x {}, {sequences} x {length}", heads.query, heads.kv, heads.dim);
+    let shape = window.map_or(shape.clone(), |window| format!("{shape}, window {window}"));
+    line(&format!("attention forward {shape}"), seconds, 2.0 * unit, "TFLOP/s");
+    let (forward_us, forward) = (seconds * 1e6, 2.0 * unit / seconds);
+    let d_out = compute(device, tokens * heads.out_width())?;
+    let mut d_qkv = compute(device, tokens * heads.qkv_width())?;
+    let seconds = time_batches(device, || {
+        let saved = attention::Saved { qkv: qkv.view(), out: out.view(), lse: lse.view() };
+        attention::backward(device, dims, saved, offsets.view(), d_out.view(), d_qkv.view_mut());
+    });
+    line(&format!("attention backward {shape} (of 5)"), seconds, 5.0 * unit, "TFLOP/s");
+    let (backward_us, backward) = (seconds * 1e6, 5.0 * unit / seconds);
+    println!(
+        r#"{{"task": "attention", "head_dim": {}, "kv_heads": {}, "window": {}, "sequences": {sequences}, "length": {length}, "forward_us": {forward_us:.1}, "backward_us": {backward_us:.1}, "forward_tflops": {forward:.1}, "backward_tflops": {backward:.1}}}"#,
+        heads.dim,
+        heads.kv,
+        window.unwrap_or(0),
+    );
     Ok(())
 }
 
 fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Result<(), OutOfMemory> {
     let (block_size, width) = (32, context / 32);
-    let dims = paged::CacheDims { blocks: sequences * width, block_size, kv_heads: 8, head_dim: 128 };
+    let dims =
+        paged::CacheDims { blocks: sequences * width, block_size, kv_heads: heads.kv, head_dim: heads.dim };
     let mut cache = paged::Cache::zeros(device, dims)?;
     let rule = attention::ScoreRule::plain(heads.dim);
     let call = paged::Dims { tokens: sequences, sequences, heads, rule, table_width: width };
@@ -264,8 +300,9 @@ fn decode(device: &Device, heads: Heads, sequences: usize, context: usize) -> Re
         };
         paged::forward(device, call, qkv.view(), slots.view(), &mut cache, lists, out.view_mut());
     });
-    let bytes = 2e-12 * (sequences * context * 2 * 8 * 128) as f64;
-    line(&format!("attention decode {sequences} of {context}"), seconds, bytes, "TB/s");
+    let bytes = 2e-12 * (sequences * context * 2 * heads.kv * heads.dim) as f64;
+    let name = format!("attention decode {} x {}, {sequences} of {context}", heads.kv, heads.dim);
+    line(&name, seconds, bytes, "TB/s");
     Ok(())
 }
 

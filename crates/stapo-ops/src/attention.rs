@@ -3,7 +3,7 @@
 //! Law: a score is one chain over the head's dimensions, times the scale. Keys come in splits of [`paged::SPLIT_KEYS`] by
 //! position. In a split, a row's maximum is exact; its sum of exponentials takes sixteen lanes (key j in lane j mod 16,
 //! keys in increasing order) and a fixed tree; an output is one chain over the keys in increasing order. Splits are
-//! combined in increasing order, a sink behind them, and the output is divided by the sum. So a token's output depends on its query and the
+//! combined in increasing order, a sink after them, and the output is divided by the sum. So a token's output depends on its query and the
 //! keys before it alone: decode, chunked prefill and packed training agree bit by bit, for every block size and wherever the keys lie.
 
 mod cache;
@@ -13,6 +13,7 @@ pub(crate) mod cpu_forward;
 pub(crate) mod cpu_paged;
 pub(crate) mod cpu_rows;
 pub(crate) mod cuda;
+mod cuda_backward;
 pub(crate) mod cuda_decode;
 pub(crate) mod cuda_paged;
 pub mod key_copies;
@@ -162,7 +163,7 @@ pub fn backward<'a, T: Float>(
         Backend::Cuda(cuda) => {
             let sequences = CudaSequences::new(dims, saved.qkv.cuda(), &sequences);
             let to = (to.qkv.cuda(), to.keys.map(|keys| keys.cuda()));
-            cuda::backward(cuda, dims, saved, sequences, d_out.cuda(), to);
+            cuda_backward::backward(cuda, dims, saved, sequences, d_out.cuda(), to);
         }
     }
 }

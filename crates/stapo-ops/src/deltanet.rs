@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The state S `[key_dim, value_dim]` of each value head starts at 0, as do the rows in front of a sequence. Training and generation
-//! run the same recurrence row by row, or on a GPU the same tile of 64 rows, so the rows of a call may start behind a [`States`]
+//! run the same recurrence row by row, or on a GPU the same tile of 64 rows, so the rows of a call may start after a [`States`]
 //! that an earlier call left.
 
 pub(crate) mod cpu;
@@ -127,11 +127,11 @@ pub struct ParameterSums<'a, T: Float> {
 pub struct Sequences<'a, T: Float> {
     /// `[sequences + 1]`
     pub offsets: View<'a, u32>,
-    /// Where earlier calls left the sequences; `None` where all rows of every sequence are in the call.
+    /// Where earlier calls left the sequences; `None` if all rows of every sequence are in the call.
     pub carried: Option<Carried<'a, T>>,
 }
 
-/// The sequences of a call that go on where earlier calls ended.
+/// The sequences of a call that continue where earlier calls ended.
 pub struct Carried<'a, T: Float> {
     /// `[sequences]`: rows of each sequence, those of this call included, of which each has at least one.
     pub contexts: View<'a, u32>,
@@ -148,7 +148,7 @@ pub struct Out<'a, T: Float> {
     pub mixed: ViewMut<'a, T>,
     /// `[T, n_norms]`
     pub inv_norms: ViewMut<'a, T>,
-    /// `[T, value_width]`, on a GPU possibly with further columns behind each row.
+    /// `[T, value_width]`, on a GPU possibly with further columns after each row.
     pub out: ViewMut<'a, T>,
 }
 
@@ -185,7 +185,7 @@ pub fn forward<T: Float>(
 }
 
 /// The gradient of raw, which is overwritten. Shapes: d_out `[T, value_width]`; d_mixed as `mixed` of [`Out`], left holding
-/// anything; d_raw `[T, input_width]`, on a GPU possibly with further columns behind each row. Rows of sequences start at their first
+/// anything; d_raw `[T, input_width]`, on a GPU possibly with further columns after each row. Rows of sequences start at their first
 /// token.
 pub fn backward<T: Float>(
     device: &Device,

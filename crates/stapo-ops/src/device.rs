@@ -22,7 +22,7 @@ use crate::heads::{MAX_GPU_DIM, MAX_NARROW_DIM};
 #[derive(Clone)]
 pub struct Device {
     backend: Arc<Backend>,
-    /// Where the memory of activations, gradients, keys and values comes from; the GPU itself where absent.
+    /// Where the memory of activations, gradients, keys and values comes from; by default the GPU itself.
     lender: Option<Lender>,
     /// Whether weights are for an optimizer or only read.
     trains: bool,
@@ -180,7 +180,7 @@ impl Device {
         }
     }
 
-    /// Whether weights for training have exact masters beside what ops read.
+    /// Whether weights for training have exact masters in addition to what ops read.
     pub fn has_masters(&self) -> bool {
         match self.backend() {
             Backend::Cpu(_) => false,

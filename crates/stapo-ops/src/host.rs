@@ -36,7 +36,7 @@ impl HostBuffer {
     }
 }
 
-/// Lets the system make the pages of memory that nobody has written, by several threads. Otherwise the driver would let the system
+/// Lets the system make the pages of unwritten memory, by several threads. Otherwise the driver would let the system
 /// make them one by one while it locks them, and the driver queues no kernel meanwhile.
 fn make_pages(memory: &mut [u8]) {
     std::thread::scope(|scope| {

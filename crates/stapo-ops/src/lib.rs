@@ -44,7 +44,7 @@ pub mod swiglu;
 #[cfg(test)]
 mod testing;
 
-// The tests on a GPU look at private items, so they are built with the library. Their files stand with the other tests.
+// The tests on a GPU look at private items, so they are built with the library. Their files are with the other tests.
 #[cfg(test)]
 #[path = "../tests/cuda"]
 mod cuda_tests {
@@ -87,7 +87,7 @@ pub enum Write {
     Add,
 }
 
-/// Elements from one row to the next of a view of `rows` rows. A row may have further elements behind its `width`: where
+/// Elements from one row to the next of a view of `rows` rows. A row may have further elements after its `width`: where
 /// adapters are joined, see `lora`.
 #[track_caller]
 fn pitch_of(op: &str, argument: &str, len: usize, rows: usize, width: usize) -> usize {

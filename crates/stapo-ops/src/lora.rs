@@ -1,16 +1,16 @@
 //! Low-rank adapters: the term `s (x A^T) B^T` that an adapter adds to a linear layer's product, and its gradients.
 //!
-//! A linear layer may be several modules stacked (queries, keys and values), each with an adapter of its own. `hidden`
+//! A linear layer may be several modules stacked (queries, keys and values), each with a separate adapter. `hidden`
 //! `[T, pitch]` has `s x A^T` of the modules side by side, filled up to [`pitch`] columns; only the functions of this
 //! module and of `fused::matmul_lora` read it.
 //!
 //! Law: on the CPU an element of `hidden` is one chain over the inputs, multiplied by s, and an element of y is the chain
 //! of the layer's own product (with its bias), continued over the ranks in increasing order. On a Hopper GPU in bf16 an
 //! element of `hidden` is the sum of four chains, each over a quarter of the inputs (rounded up to 128), times s, rounded
-//! to bf16. Adapters may be *joined* to a layer there: hidden lies behind x in the same row, the second factors lie behind
+//! to bf16. Adapters may be *joined* to a layer there: hidden lies after x in the same row, the second factors lie after
 //! the weight in the same rows, with 0 for the outputs of other modules, and y is one product of depth `inputs + pitch`,
-//! whose chain (of a split-K product the last one) goes on over the ranks and is rounded once. The gradient of x may be one
-//! product too, over d_y and the gradient of hidden behind it, with the first factors below the weight. Other GPUs, and adapters that
+//! whose chain (of a split-K product the last one) continues over the ranks and is rounded once. The gradient of x may be one
+//! product too, over d_y and the gradient of hidden after it, with the first factors below the weight. Other GPUs, and adapters that
 //! cannot be joined, take the kernels of `matmul`: one chain for `hidden`, and one over the ranks that starts from 0 and is
 //! added in f32 to the rounded product, after which the sum is rounded once more. No result depends on the number of rows
 //! or threads. On the CPU the gradients follow the laws of `matmul`; on a Hopper GPU those of the factors are the sums of
@@ -58,7 +58,7 @@ pub fn pitch(n_modules: usize, rank: usize) -> usize {
     (n_modules * rank.next_multiple_of(GROUP_ROWS)).next_multiple_of(TILE_COLUMNS)
 }
 
-/// Columns that the adapters of a layer take behind its weight, on a device that joins them; 0 where they cannot be joined.
+/// Columns that the adapters of a layer take after its weight, on a device that joins them; 0 if they cannot be joined.
 pub fn joined_columns(inputs: usize, modules: &[Module]) -> usize {
     match modules.first() {
         Some(first) if cuda::fits_shape(inputs, modules) => first.hidden.of,
@@ -79,7 +79,7 @@ impl<'a, T: Float> Hidden<'a, T> {
         Self { rows, start: 0 }
     }
 
-    /// Behind each row of x, whose `inputs` columns come first.
+    /// After each row of x, whose `inputs` columns come first.
     pub fn joined(rows: View<'a, T>, inputs: usize) -> Self {
         Self { rows, start: inputs }
     }
@@ -99,12 +99,12 @@ impl<'a, T: Float> Hidden<'a, T> {
 pub enum Input<'a, T: Float> {
     /// Shapes: x `[T, inputs]`; hidden `[T, pitch]`.
     Apart { x: View<'a, T>, hidden: ViewMut<'a, T> },
-    /// `[T, inputs + pitch]`: x, and hidden behind it in the same row, for a layer with joined adapters.
+    /// `[T, inputs + pitch]`: x, and hidden after it in the same row, for a layer with joined adapters.
     Joined(ViewMut<'a, T>),
 }
 
 impl<T: Float> Input<'_, T> {
-    /// x `[T, inputs]`, which may have further columns behind its rows.
+    /// x `[T, inputs]`, which may have further columns after its rows.
     pub fn x(&self) -> View<'_, T> {
         match self {
             Input::Apart { x, .. } => *x,
@@ -274,7 +274,7 @@ pub fn backward_hidden<T: Float>(
 }
 
 /// What the gradients of factors are made from. Shapes: x `[T, inputs]` and d_y `[T, outputs of the layer]`, on a GPU possibly
-/// with further columns behind their rows; d_hidden from [`backward_hidden`].
+/// with further columns after their rows; d_hidden from [`backward_hidden`].
 #[derive(Clone, Copy)]
 pub struct Backward<'a, T: Float> {
     pub x: View<'a, T>,

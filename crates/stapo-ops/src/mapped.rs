@@ -10,7 +10,7 @@ use std::path::Path;
 ///
 /// The file must keep its length while it is mapped. If another process truncates the file, touching the lost pages
 /// ends this process with `SIGBUS`; if another process overwrites the file in place, the mapped bytes change too.
-/// A file that is replaced by rename (as this project writes all of its own) is safe: the mapping keeps the old file.
+/// A file that is replaced by rename (as this project writes all its files) is safe: the mapping keeps the old file.
 #[derive(Debug)]
 pub struct MappedFile {
     bytes: Mmap,

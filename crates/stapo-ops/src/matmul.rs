@@ -10,6 +10,7 @@ pub(crate) mod cuda;
 pub(crate) mod few_rows;
 pub(crate) mod large_m;
 pub(crate) mod small_m;
+mod split_k;
 #[cfg(test)]
 mod tests;
 mod weight;

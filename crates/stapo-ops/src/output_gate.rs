@@ -49,7 +49,7 @@ pub fn divide<T: Float>(
     }
 }
 
-/// The inverse of [`divide`], for gradients. On a GPU rows of `projected` may have further columns behind them.
+/// The inverse of [`divide`], for gradients. On a GPU rows of `projected` may have further columns after them.
 pub fn join<T: Float>(
     device: &Device,
     dims: Dims,
@@ -66,7 +66,7 @@ pub fn join<T: Float>(
     }
 }
 
-/// `out = attended * sigmoid(gate)`. All have the shape `[T, out_width]`; on a GPU rows of `out` may have further columns behind them.
+/// `out = attended * sigmoid(gate)`. All have the shape `[T, out_width]`; on a GPU rows of `out` may have further columns after them.
 pub fn forward<T: Float>(
     device: &Device,
     dims: Dims,

@@ -122,7 +122,7 @@ impl<T: Float> Quantised<T> {
         self.unpacking.memory.range(0..self.len)
     }
 
-    /// Unpacks the weight, and copies the factors of its adapters to their places beside it.
+    /// Unpacks the weight, and copies the factors of its adapters to their places next to it.
     pub(crate) fn unpack(&self, cuda: &Cuda, parts: RowParts, factors: Option<&UnpackFactors>) {
         self.unpacking.holder.store(self.number, Ordering::Relaxed);
         let to = self.view().cuda();

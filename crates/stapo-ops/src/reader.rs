@@ -6,7 +6,7 @@ use crate::device::{Backend, Device};
 use crate::host::HostBuffer;
 use std::sync::Arc;
 
-/// Host memory that elements are copied to beside the device's other work: on a GPU the copies have a stream of their own.
+/// Host memory that elements are copied to during the device's other work: on a GPU the copies have a separate stream.
 /// Nothing may write the elements meanwhile, and what wrote them must be done ([`Device::synchronize`]).
 pub struct Reader {
     stream: Option<Arc<Cuda>>,
@@ -23,7 +23,7 @@ impl Reader {
         Self { stream, buffer: HostBuffer::new(device, n_bytes) }
     }
 
-    /// The elements as they are stored, and behind them their scales, as [`View::copy_stored`] gives them.
+    /// The elements as they are stored, and after them their scales, as [`View::copy_stored`] gives them.
     ///
     /// # Panics
     /// If they are more bytes than the reader takes at once.

@@ -45,7 +45,7 @@ pub fn fold_squares(device: &Device, parts: &[Vec<f64>]) -> f64 {
     }
 }
 
-/// True where every element is 0.
+/// True if every element is 0.
 pub fn is_zero<T: Float>(device: &Device, x: View<'_, T>) -> bool {
     match device.backend() {
         Backend::Cpu(_) => x.host().iter().all(|x| *x == T::ZERO),
@@ -75,7 +75,7 @@ pub fn first_non_finite<T: Float>(device: &Device, x: View<'_, T>) -> Option<usi
     }
 }
 
-/// True where no element of any buffer is NaN or infinite. Waits once for all buffers.
+/// True if no element of any buffer is NaN or infinite. Waits once for all buffers.
 pub fn are_finite<'a, T: Float>(device: &Device, buffers: impl IntoIterator<Item = View<'a, T>>) -> bool {
     match device.backend() {
         Backend::Cpu(cpu) => buffers.into_iter().all(|x| T::first_non_finite(cpu, x.host()).is_none()),

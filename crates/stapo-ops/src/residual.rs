@@ -25,7 +25,7 @@ pub fn scale<T: Float>(device: &Device, x: ViewMut<'_, T>, factor: f64) {
     }
 }
 
-/// Copies rows. Shapes: x `[T, D]`; out `[T, D]`, on a GPU possibly with further columns behind each row, which are left as
+/// Copies rows. Shapes: x `[T, D]`; out `[T, D]`, on a GPU possibly with further columns after each row, which are left as
 /// they are.
 pub fn copy_rows<T: Float>(device: &Device, tokens: usize, x: View<'_, T>, mut out: ViewMut<'_, T>) {
     let width = x.len() / tokens.max(1);

@@ -19,7 +19,7 @@ pub struct Dims {
     pub eps: f64,
 }
 
-/// What a forward writes. Shapes: normed `[T, D]`, on a GPU possibly with further columns behind each row, which are left as
+/// What a forward writes. Shapes: normed `[T, D]`, on a GPU possibly with further columns after each row, which are left as
 /// they are; inv_rms `[T]`, `1 / sqrt(mean(x^2) + eps)`, kept for backward.
 pub struct Out<'a, T: Float> {
     pub normed: ViewMut<'a, T>,

@@ -24,7 +24,7 @@ impl RngKey {
         RngKey(x ^ (x >> 33))
     }
 
-    /// The key itself, for an op that hashes it with places of its own.
+    /// The key itself, for an op that hashes it with its positions.
     pub fn bits(self) -> u64 {
         self.0
     }

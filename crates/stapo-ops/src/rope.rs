@@ -46,7 +46,7 @@ pub struct HeadNormGrad<'a, T: Float> {
     pub raw: View<'a, T>,
     /// `[T, query heads + kv heads]`, from [`forward`].
     pub inv_rms: View<'a, T>,
-    /// `None` where the norms are frozen.
+    /// `None` if the norms are frozen.
     pub to: Option<HeadNormSums<'a, T>>,
 }
 
@@ -84,7 +84,7 @@ pub fn forward<T: Float>(
     }
 }
 
-/// Shapes as in [`forward`]; d_raw is overwritten, on a GPU possibly with further columns behind its rows.
+/// Shapes as in [`forward`]; d_raw is overwritten, on a GPU possibly with further columns after its rows.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,

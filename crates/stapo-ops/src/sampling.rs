@@ -11,7 +11,7 @@ mod filter;
 mod tests;
 
 use crate::device::Backend;
-use crate::lm_head::cuda::chunk_rows;
+use crate::lm_head::cuda::{chunk_rows, row_pitch};
 use crate::lm_head::{Alternatives, LogitRule, check_alternatives, check_kept};
 use crate::{Buffer, Device, Float, OutOfMemory, View, ViewMut, Weight, check};
 use std::ops::RangeInclusive;
@@ -116,7 +116,7 @@ impl<T: Float> Logits<T> {
     /// Room for the logits of `tokens` tokens, or of one chunk if that is fewer.
     pub fn new(device: &Device, vocab: usize, tokens: usize) -> Result<Self, OutOfMemory> {
         let n_rows = if device.is_async() { chunk_rows(vocab, tokens) } else { 0 };
-        Ok(Logits(device.zeros(n_rows * vocab)?))
+        Ok(Logits(device.zeros(n_rows * row_pitch(vocab))?))
     }
 }
 

@@ -15,7 +15,7 @@ pub type Digest = [u8; 32];
 pub const LEAF: usize = 16_384;
 
 /// The digests of each view's leaves of [`LEAF`] elements, in order: of the bytes that `View::read_stored` gives, those of an
-/// 8-bit form's scales as a digest of their own behind that of their elements. A view that begins where a leaf of the whole
+/// 8-bit form's scales as a separate digest after that of their elements. A view that begins where a leaf of the whole
 /// begins gives the digests of these leaves. Waits once for all views.
 pub fn leaves<'a>(device: &Device, views: impl IntoIterator<Item = View<'a, f32>>) -> Vec<Vec<Digest>> {
     match device.backend() {

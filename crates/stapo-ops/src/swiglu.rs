@@ -25,7 +25,7 @@ pub enum Gate {
     GeluTanh,
 }
 
-/// Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU possibly with further columns behind each row, which are left
+/// Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU possibly with further columns after each row, which are left
 /// as they are.
 pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out: ViewMut<'_, T>) {
     check("swiglu::forward", "gate_up", gate_up.len(), 2 * dims.tokens * dims.width);
@@ -37,7 +37,7 @@ pub fn forward<T: Float>(device: &Device, dims: Dims, gate_up: View<'_, T>, out:
 }
 
 /// Shapes: d_out `[T, width]`; gate_up, d_gate_up `[T, 2 width]`, the latter overwritten, on a GPU possibly with further columns
-/// behind its rows.
+/// after its rows.
 pub fn backward<T: Float>(
     device: &Device,
     dims: Dims,

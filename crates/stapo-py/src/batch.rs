@@ -94,7 +94,7 @@ impl<'py> PythonBatch<'py> {
             }
             Source::Given(given)
         } else {
-            let hint = "\nhint: a batch without a reward gives its advantage";
+            let hint = "\nhint: a batch without a reward needs an advantage";
             let (rewards, n_each) = rewards(&required("reward", hint)?, n_responses)?;
             Source::Rewards { rewards, n_each, groups: groups(&required("group", "")?, n_responses)? }
         };
@@ -219,7 +219,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The advantages that follow from rewards; none where they are given.
+    /// The advantages that follow from rewards; none if they are given.
     fn rewarded(&self, spec: &ObjectiveSpec, weights: &[f64]) -> Result<Vec<Advantages>, ObjectiveError> {
         let AdvantageTable::Rewards { rewards, n_each, groups } = self.advantages else {
             return Ok(Vec::new());

@@ -41,7 +41,7 @@ impl Run {
     }
 
     /// The metrics as a dict of arrays with one entry per step, by the paths of metrics.jsonl, as in
-    /// `metrics["entropy_quantiles.q05"]`; NaN where a step lacks a number. `step` is an array of int64.
+    /// `metrics["entropy_quantiles.q05"]`; NaN if a step lacks a number. `step` is an array of int64.
     #[getter]
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // The bindings to NumPy panic where it is missing; importing it says so as an exception.

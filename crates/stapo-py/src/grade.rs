@@ -21,7 +21,7 @@ const MAX_THREADS: usize = 1024;
 /// How often a call looks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a grading found. True where the answer is right.
+/// What a grading found. True if the answer is right.
 ///
 /// >>> import stapo
 /// >>> verdict = stapo.grade(r"so it is \boxed{\frac{1}{2}}", "0.5")
@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Verdict {
     /// "right", "wrong", "no_answer", "unparsable" or "over_budget".
     verdict: String,
-    /// The answer as the response writes it; None where there is none.
+    /// The answer as the response writes it; None if there is none.
     extracted: Option<String>,
     /// One line that says why.
     reason: String,
@@ -309,7 +309,7 @@ fn named<'a, T: Deserialize<'a>>(key: &str, name: &'a str) -> PyResult<T> {
     T::deserialize(text).map_err(|error| refused(format!("{key}: {error}")))
 }
 
-/// A string of Python's, shared where it is UTF-8. Halves of surrogate pairs, which some tokenizers leave behind, are
+/// A string of Python's, shared where it is UTF-8. Halves of surrogate pairs, which some tokenizers leave, are
 /// replaced.
 enum Text {
     Shared(PyBackedStr),

@@ -89,7 +89,7 @@ impl Objective {
         to_python(py, &self.spec)
     }
 
-    /// True where the fate of a token depends on the other tokens of its mini-batch, as with most masks.
+    /// True if the fate of a token depends on the other tokens of its mini-batch, as with most masks.
     #[getter]
     fn needs_minibatch(&self) -> bool {
         self.spec.chooses_among_tokens()
@@ -159,13 +159,13 @@ impl Objective {
 /// What an objective does to the tokens of a mini-batch, as arrays with one entry per token. It can be pickled and copied.
 #[pyclass(frozen, get_all, module = "stapo")]
 pub struct Effects {
-    /// True where no mask silenced the token.
+    /// True if no mask silenced the token.
     kept: Py<PyArray1<bool>>,
     /// The first mask that silenced the token, as a place in `MASKS`; -1 for none.
     silenced_by: Py<PyArray1<i8>>,
     /// True for a rewarded and improbable token, which S2T may silence.
     is_candidate: Py<PyArray1<bool>>,
-    /// True where the trust region is active.
+    /// True if the trust region is active.
     clipped: Py<PyArray1<bool>>,
     /// Current over behavior probability; NaN for a token that is not in the loss.
     ratio: Py<PyArray1<f64>>,

@@ -90,7 +90,7 @@ pub enum Error {
     )]
     LongPrompts { n_long: usize, n_known: usize, problem_id: String, n_tokens: usize, limit: usize },
     #[error(
-        "problem {problem_id:?}: the tokenizer makes no token of its prompt\nhint: stapo problems shows the prompts; the model may know none of these characters"
+        "problem {problem_id:?}: the tokenizer turns its prompt into no token\nhint: stapo problems shows the prompts; the tokenizer may know none of these characters"
     )]
     EmptyPrompt { problem_id: String },
     #[error(
@@ -146,7 +146,7 @@ pub enum Error {
     )]
     Gradient { step: u64, microbatch: Option<usize>, source: GradientError },
     #[error(
-        "step {step}: {part} {tensor}: element {element} is not a finite number\nhint: nothing of this step was saved; the checkpoint before is good. Lower update.learning_rate, or look at the rewards"
+        "step {step}: {part} {tensor}: element {element} is not a finite number\nhint: nothing of this step was saved; the previous checkpoint is intact. Lower update.learning_rate, or look at the rewards"
     )]
     NotFinite { step: u64, part: &'static str, tensor: String, element: usize },
     #[error(transparent)]
@@ -236,10 +236,10 @@ fn or_drop(are_some_left: bool) -> &'static str {
 fn io_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::StorageFull => {
-            "\nhint: free some space, then continue with --resume; what was written is whole"
+            "\nhint: free some space, then continue with --resume; what was written is intact"
         }
         std::io::ErrorKind::FileTooLarge => {
-            "\nhint: raise the limit on the size of files (ulimit -f), then continue with --resume; what was written is whole"
+            "\nhint: raise the limit on the size of files (ulimit -f), then continue with --resume; what was written is intact"
         }
         std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
             "\nhint: choose a folder you may write to with --out"

@@ -1,4 +1,4 @@
-//! The training system. A step passes through the rooms in the order in which they stand here: a task asks, the policy
+//! The training system. A step passes through the rooms in the order of the list here: a task asks, the policy
 //! samples, rewards judge, the policy learns, and the run directory keeps what happened.
 
 /// Problems and how a model is asked: generated tasks, files, templates, prompts.
@@ -17,7 +17,7 @@ pub mod policy {
 
 pub mod rollout;
 
-/// Verdicts and rewards: rules, and programs of the user behind a permission and a launcher.
+/// Verdicts and rewards: rules, and programs of the user, behind a permission and a launcher.
 pub mod reward;
 
 /// What follows a rollout batch: constants of its responses, thresholds, gradients, optimizer steps.

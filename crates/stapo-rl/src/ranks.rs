@@ -1,4 +1,4 @@
-//! Training in several processes, each a rank: where this process stands among them (`environment`), how they find each
+//! Training in several processes, each a rank: the place of this process among them (`environment`), how they find each
 //! other (`rendezvous`) and prove that they belong together (`handshake`), how they speak and notice that one of them is
 //! gone (`tcp`, `control`), what must be the same on all (`agreement`), and how work is dealt out (`deal`).
 

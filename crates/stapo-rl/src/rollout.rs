@@ -53,7 +53,7 @@ pub(crate) fn open_source(plan: &Plan, model: &LoadedModel, task: &Task) -> Resu
     }
 }
 
-/// The policy in training, and what a source may use beside it.
+/// The policy in training, and what a source may use besides it.
 pub struct RolloutContext<'a> {
     pub model: &'a LoadedModel,
     pub memory: &'a mut RunMemory,
@@ -72,7 +72,7 @@ pub struct RolloutContext<'a> {
 #[derive(Debug)]
 pub struct Sampled {
     pub batch: Batch,
-    /// As another engine reported it, in the order of the batch's responses; empty where the policy sampled.
+    /// As another engine reported it, in the order of the batch's responses; empty if the policy sampled.
     pub sampler_logp: Vec<Vec<f64>>,
     /// Problems drawn, including those whose groups were replaced.
     pub n_drawn: u64,
@@ -158,7 +158,7 @@ fn weighted_sum(plan: &Plan, rewards: &[f64]) -> f64 {
     plan.rewards.iter().zip(rewards).map(|(reward, value)| reward.weight * value).sum()
 }
 
-/// What the judge among the verifiers said. Where another verifier decides accuracy, its verdict is the rule's.
+/// The judgement of the judge among the verifiers. If another verifier decides accuracy, its verdict is the rule's.
 fn opinion(judged: &[Judged]) -> Option<Box<JudgeOpinion>> {
     let mut opinion = judged.iter().find_map(|judged| judged.judge.clone())?;
     if judged[0].judge.is_none() {

@@ -63,7 +63,7 @@ pub struct Task {
     verifier: Verifier,
     /// The verifiers of further rewards.
     further: Vec<Verifier>,
-    /// What answers the policy between its turns; `None` where a response is one turn.
+    /// What answers the policy between its turns; `None` if a response is one turn.
     environment: Option<OpenEnvironment>,
 }
 
@@ -135,7 +135,7 @@ impl Task {
         Ok(source)
     }
 
-    /// Opens a task with the verifiers of further rewards, beside the task's own.
+    /// Opens a task with the verifiers of further rewards, in addition to the task's.
     pub fn with_verifiers<'a>(
         spec: &TaskSpec,
         further: impl IntoIterator<Item = &'a VerifierSpec>,

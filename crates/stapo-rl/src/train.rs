@@ -205,7 +205,7 @@ impl Trainer {
             let mut scorers = Scorers { pass: self.memory.score(), model, reference, teacher, ranks, meter };
             RolledOut::prepare(&mut scorers, &self.task, plan, step, sampled)
         };
-        // A rollout only reads weights, so that a checkpoint without a copy of the state is written beside it.
+        // A rollout only reads weights, so that a checkpoint without a copy of the state is written during it.
         let (rolled, written) = thread::scope(|scope| {
             let write = |files: &PartFiles| files.write_in_place(&model.policy, optimizer);
             let writing = due.as_ref().map(|files| scope.spawn(move || write(files)));

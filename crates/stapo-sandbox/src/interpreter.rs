@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the interpreter says about itself. A name on the PATH may be a script that starts another file. Folders outside of
-/// the installation, such as projects that were installed in place, are no part of the interpreter.
+/// the installation, such as projects that were installed in place, do not belong to the interpreter.
 const QUESTION: &str = "import json, sys, sysconfig
 paths = sysconfig.get_paths()
 found = [path for path in sys.path if path.startswith((sys.prefix + '/', sys.base_prefix + '/'))]

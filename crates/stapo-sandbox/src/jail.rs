@@ -98,7 +98,7 @@ fn send(report: &Report) {
 fn enter(jail: &Jail) -> Result<Layers, String> {
     use nix::sys::personality::{Persona, get, set};
     rustix::thread::set_no_new_privs(true).map_err(|error| format!("no_new_privs: {error}"))?;
-    // Equal addresses give equal orders of sets. Not all systems allow it, and no border rests on it.
+    // Equal addresses give equal orders of sets. Not all systems allow it, and no border depends on it.
     let _ = get().and_then(|persona| set(persona | Persona::ADDR_NO_RANDOMIZE));
     if jail.level == Level::Namespaces {
         namespaces::enter(jail).map_err(|problem| format!("namespaces: {problem}"))?;

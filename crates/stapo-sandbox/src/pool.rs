@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Warm interpreters, each inside a jail of its own. Results are in the order of requests. Threads may share a pool.
+/// Warm interpreters, each inside a separate jail. Results are in the order of requests. Threads may share a pool.
 pub struct Pool {
     settings: Settings,
     interpreter: Interpreter,
@@ -105,7 +105,7 @@ impl Pool {
             let level = self.layers.level;
             let settings = Settings { strongest: level, ..self.settings.clone() };
             let zygote = Zygote::start(&settings, &self.interpreter, role, &*self.starter)?;
-            // The user was told the level of the first interpreter.
+            // The user has seen the level of the first interpreter.
             if zygote.layers.level != level {
                 let problem = zygote.layers.without_namespaces.clone().unwrap_or_default();
                 return Err(SandboxError::new(

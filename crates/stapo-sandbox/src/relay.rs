@@ -88,7 +88,7 @@ fn out_of_turn(program: Session) -> io::Result<Outcome> {
     Ok(Outcome { end, ..outcome })
 }
 
-/// The outcome of a program that ended before its tests did. An end of its own choice is no success.
+/// The outcome of a program that ended before its tests did. A program that ends itself has not succeeded.
 fn unfinished(program: Session) -> io::Result<Outcome> {
     let outcome = program.outcome()?;
     Ok(match outcome.end {
@@ -97,7 +97,7 @@ fn unfinished(program: Session) -> io::Result<Outcome> {
     })
 }
 
-/// Carries questions and answers until the tests are done; false where the program ended, or spoke out of turn.
+/// Carries questions and answers until the tests are done; false if the program ended, or spoke out of turn.
 fn relay(tester: &mut Session, program: &mut Session) -> io::Result<(Vec<TestResult>, bool)> {
     let mut tests = Vec::new();
     loop {

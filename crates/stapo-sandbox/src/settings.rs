@@ -62,12 +62,12 @@ pub struct Layers {
 pub struct Limits {
     /// Processor time in seconds.
     pub cpu_seconds: f64,
-    /// Time by the clock on the wall, in seconds; 0 for ten times the processor time, so that a busy machine changes no
+    /// Wall-clock time in seconds; 0 for ten times the processor time, so that a busy machine changes no
     /// verdict.
     pub wall_seconds: f64,
     /// Address space in MiB.
     pub memory_mib: u64,
-    /// The private `/tmp` in MiB; a single file may be as large.
+    /// The private `/tmp` in MiB; a single file may fill it.
     pub tmp_mib: u64,
     /// Bytes of standard output and standard error together, beyond those that a test expects.
     pub output_bytes: usize,

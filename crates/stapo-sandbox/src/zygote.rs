@@ -48,7 +48,7 @@ pub(crate) struct Zygote {
     pub layers: Layers,
     /// A folder of this machine to write in, where the jail has no private `/tmp`.
     scratch: Option<PathBuf>,
-    /// False once a program left something behind that cannot be removed, or the zygote no longer answers.
+    /// False once a program left something that cannot be removed, or the zygote no longer answers.
     pub is_fit: bool,
 }
 
@@ -139,7 +139,7 @@ impl Zygote {
         }
     }
 
-    /// The folder in which a program may write; `None` where there is none.
+    /// The folder in which a program may write; `None` if there is none.
     pub(crate) fn writes(&self) -> Option<PathBuf> {
         match self.layers.level {
             Level::Namespaces => Some("/tmp".into()),

@@ -49,7 +49,7 @@ pub(crate) enum Answer {
     Equation(Expr, Quantity),
     Inequality(Expr, Rel, Expr),
     Ratio(Vec<Expr>),
-    /// A multiple-choice letter and the value written behind the letter.
+    /// A multiple-choice letter and the value written after the letter.
     Choice {
         letter: char,
         rest: Option<Box<Answer>>,
@@ -113,7 +113,7 @@ fn numbered_parts(text: &str) -> Option<Vec<&str>> {
     for n in 2..=MAX_PARTS + 1 {
         let mark = format!("({n})");
         let Some(at) = rest.find(&mark) else { break };
-        // `(1)+f(2)` is no list: a part begins behind a separator or a space.
+        // `(1)+f(2)` is no list: a part begins after a separator or a space.
         if !rest[..at].ends_with([' ', ',', ';', '\n', '；', '，', '$']) {
             return None;
         }

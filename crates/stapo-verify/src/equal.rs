@@ -151,7 +151,7 @@ fn same_formula(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bou
     }
 }
 
-/// Two choices are equal when their letters agree and, where both have one, the values behind the letters; a choice equals a value when the value behind the letter does.
+/// Two choices are equal when their letters agree and, where both have one, the values after the letters; a choice equals a value when the value after the letter does.
 fn same_choice(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bounded<bool> {
     match (answer, reference) {
         (Answer::Choice { letter: a, rest: a_rest }, Answer::Choice { letter: r, rest: r_rest }) => {
@@ -331,7 +331,7 @@ fn is_unknown(expr: &Expr) -> bool {
     matches!(expr, Expr::Var(name) if !name.contains(' '))
 }
 
-/// The product that a run of letters may stand for beside a formula: `abc`.
+/// The product that a run of letters may represent next to a formula: `abc`.
 fn letter_product(run: &str) -> Quantity {
     Quantity::bare(Expr::Mul(run.chars().map(|letter| Expr::Var(letter.to_string())).collect()))
 }

@@ -87,7 +87,7 @@ pub(crate) fn last_box(text: &str) -> LastBox<'_> {
     let rest = text[start..].trim_start_matches([' ', '\t']);
     if let Some(inside) = rest.strip_prefix('{') {
         let Some(end) = closing_brace(inside) else { return LastBox::Unclosed };
-        // A box around this one is closed behind this one.
+        // A box around this one is closed after this one.
         let outer = if inside[end + 1..].contains('}') { enclosing_box(text, mark) } else { None };
         return LastBox::Answer(outer.unwrap_or(&inside[..end]));
     }
@@ -169,7 +169,7 @@ fn turn_ended(text: &str) -> &str {
     text
 }
 
-/// An answer stated in words: between answer tags, in an `Answer:` or `####` line, behind "the answer is" or its
+/// An answer stated in words: between answer tags, in an `Answer:` or `####` line, after "the answer is" or its
 /// Chinese words.
 fn stated(text: &str) -> Option<&str> {
     tagged(text)
@@ -235,7 +235,7 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
     rest.lines().map(str::trim).find(|line| !line.is_empty() && *line != "**")
 }
 
-/// Where the text behind the last mark of an answer line begins.
+/// Where the text after the last mark of an answer line begins.
 fn last_line_mark(text: &str) -> Option<usize> {
     let mut n_marks = 0;
     let mut found = None;
@@ -248,7 +248,7 @@ fn last_line_mark(text: &str) -> Option<usize> {
     found.max(hashes)
 }
 
-/// Where the text behind the colon begins that follows the word answer: `Answer:`, `Answer**:`, `Answer :`, `answer：`.
+/// Where the text after the colon begins that follows the word answer: `Answer:`, `Answer**:`, `Answer :`, `answer：`.
 fn behind_colon(text: &str, end: usize) -> Option<usize> {
     let rest = &text[end..];
     let gap = rest.bytes().take(5).position(|b| !matches!(b, b'*' | b' ' | b'_'))?;
@@ -256,7 +256,7 @@ fn behind_colon(text: &str, end: usize) -> Option<usize> {
     Some(end + gap + colon.len_utf8())
 }
 
-/// Whether the word answer is a heading: `**Final Answer**` or `### Answer` on a line of its own. A few signs around the word
+/// Whether the word answer is a heading: `**Final Answer**` or `### Answer` on a separate line. A few signs around the word
 /// decide, so that the search stays linear in a text of nothing but marks.
 fn is_heading(text: &str, end: usize) -> bool {
     let behind = text[end..].chars().take(MAX_MARKUP).find(|c| !MARKUP.contains(c));

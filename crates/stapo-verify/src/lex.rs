@@ -85,7 +85,7 @@ struct Lexer<'a> {
     has_rows: bool,
     /// Whether the text doubles its backslashes, as text that was escaped twice does.
     is_doubled: bool,
-    /// Whether the array that begins next is a column of lines behind one brace.
+    /// Whether the array that begins next is a column of lines after one brace.
     is_column: bool,
     /// For each open array, whether it is such a column.
     columns: Vec<bool>,
@@ -268,7 +268,7 @@ impl Lexer<'_> {
         self.push(Tok::Caret);
     }
 
-    /// Moves behind the next `sign`, and with `and_brace` behind the next closing brace.
+    /// Moves after the next `sign`, and with `and_brace` after the next closing brace.
     fn skip_past(&mut self, sign: &str, and_brace: bool) {
         while self.pos < self.chars.len() && !self.at(sign) {
             self.pos += 1;

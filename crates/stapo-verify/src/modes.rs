@@ -40,14 +40,14 @@ pub(crate) fn grade(response: &str, reference: Reference, rules: Rules) -> Grade
     }
 }
 
-/// Whether the answer, a part of the response, stands in a box.
+/// Whether the answer, a part of the response, is in a box.
 fn is_in_box(response: &str, answer: &str) -> bool {
     let start = (answer.as_ptr() as usize).saturating_sub(response.as_ptr() as usize);
     let before = response.get(..start).unwrap_or("").trim_end_matches([' ', '\t', '{', '\n']);
     before.ends_with("\\boxed") || before.ends_with("\\fbox")
 }
 
-/// The grading of a right answer beside which its sentence names another: right where the other has the same value, in
+/// The grading of a right answer whose sentence names another one too: right where the other has the same value, in
 /// whatever form, as in "1/2 or 0.5" and "8+3, or \boxed{11}".
 fn either(graded: Graded, other: &str, reference: Reference, rules: Rules) -> Graded {
     if grade_answer(other, reference, Rules { form: Form::Any, ..rules }).verdict == Verdict::Right {

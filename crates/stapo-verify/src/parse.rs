@@ -70,7 +70,7 @@ impl Parser<'_> {
         result
     }
 
-    /// `n \choose k` and `a \over b`, where `left` is all that stands before the macro.
+    /// `n \choose k` and `a \over b`, where `left` is all that is before the macro.
     fn infix_macro(&mut self, left: Expr) -> Bounded<Expr> {
         if self.take(&Tok::Choose) {
             return Ok(Expr::Call(Func::Binomial, vec![left, self.sum()?]));
@@ -100,7 +100,7 @@ impl Parser<'_> {
             }
             let mut term = self.product()?;
             if is_negative {
-                // `-(-5)` stays as it is written: working it out is a step of its own.
+                // `-(-5)` stays as it is written: working it out is a separate step.
                 let is_negative_number = matches!(&term, Expr::Num { value, .. } if *value < RBig::ZERO);
                 term = if is_negative_number { Expr::Neg(Box::new(term)) } else { term.negated() };
             }
@@ -274,7 +274,7 @@ impl Parser<'_> {
         Ok(if is_negative { exponent.negated() } else { exponent })
     }
 
-    /// The minutes and seconds behind a degree sign, as parts of a degree: `30^\circ 15'`.
+    /// The minutes and seconds after a degree sign, as parts of a degree: `30^\circ 15'`.
     fn minutes_ahead(&mut self) -> Bounded<Option<RBig>> {
         let mut parts: Option<RBig> = None;
         for (n_primes, scale) in [(1, 60), (2, 3600)] {
@@ -289,7 +289,7 @@ impl Parser<'_> {
         Ok(parts)
     }
 
-    /// Postfix signs behind an operand: factorial, percent, degree.
+    /// Postfix signs after an operand: factorial, percent, degree.
     fn postfixed(&mut self, mut value: Expr) -> Bounded<Expr> {
         let mut n_signs = 0;
         loop {

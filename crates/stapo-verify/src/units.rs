@@ -1,4 +1,4 @@
-//! Units behind a number. Known units convert into each other; unknown units are compared as words.
+//! Units after a number. Known units convert into each other; unknown units are compared as words.
 
 use crate::text::small_number;
 use dashu_ratio::RBig;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Unit {
     /// How many base units one such unit is.
     pub(crate) scale: RBig,
-    /// Base units with their powers; a word that is no known unit is a base unit of its own.
+    /// Base units with their powers; an unknown word is a new base unit.
     pub(crate) powers: BTreeMap<String, i32>,
     /// The unit as shown to people.
     pub(crate) shown: String,
@@ -129,7 +129,7 @@ fn derived(name: &str) -> Option<Unit> {
     Some(Unit { scale: RBig::from(scale), powers, shown: name.to_owned(), n_unknown: 0 })
 }
 
-/// Chinese units, and the words behind a count with the noun they count: `5厘米`, `12元`, `12个苹果`.
+/// Chinese units, and the words after a count with the noun they count: `5厘米`, `12元`, `12个苹果`.
 fn chinese(name: &str) -> Option<Unit> {
     if name.is_ascii() {
         return None;
@@ -176,7 +176,7 @@ pub(crate) fn is_chinese(word: &str) -> bool {
     word.contains(|c: char| ('\u{4e00}'..='\u{9fff}').contains(&c))
 }
 
-/// Whether a word behind a number is Chinese and no count of things: `5的平方`, `5以上`, `5倍`.
+/// Whether a word after a number is Chinese and no count of things: `5的平方`, `5以上`, `5倍`.
 fn is_chinese_phrase(word: &str) -> bool {
     is_chinese(word)
         && (!word.starts_with(CHINESE_COUNTERS)
@@ -241,7 +241,7 @@ fn currency(word: &str) -> Option<(&'static str, i32, u64, u64)> {
         .map(|name| (name, 1, 1, 1))
 }
 
-/// The factor that a word behind a number names: `5 million`, `5 halves`, `2 thirds`.
+/// The factor that a word after a number names: `5 million`, `5 halves`, `2 thirds`.
 pub(crate) fn scale(word: &str) -> Option<RBig> {
     let word = word.to_lowercase();
     let power = match word.as_str() {
@@ -299,7 +299,7 @@ const FACTOR_WORDS: &str = "googol googolplex myriad myriads grand thou mil mils
     millionen wan arab kharab juta ribu тыс млн млрд тысяч тысяча тысячи сотен сотни миллион миллиона миллионов миллиард \
     миллиарда миллиардов هزار लाख हज़ार करोड़ 백만 천만 만원 천원 억원 factorials inverses reciprocals opposites negatives";
 
-/// Whether a word behind a number multiplies it by something that is not worked out here.
+/// Whether a word after a number multiplies it by something that is not worked out here.
 fn is_unknown_factor(word: &str) -> bool {
     let stem = word.trim_end_matches("en").trim_end_matches('s').trim_end_matches("th");
     let is_chinese_factor = word.starts_with(['十', '百', '千', '万', '萬', '亿', '億', '兆'])
@@ -316,7 +316,7 @@ fn is_unknown_factor(word: &str) -> bool {
         || is_chinese_factor
 }
 
-/// Words behind a number that change its value, state a condition or take the number back.
+/// Words after a number that change its value, state a condition or take the number back.
 const VALUE_WORDS: [&str; 117] = [
     "impossible",
     "choose",
@@ -437,7 +437,7 @@ const VALUE_WORDS: [&str; 117] = [
     "base",
 ];
 
-/// Whether a word behind a number changes the value or states a condition, and so is no unit: `5 below zero`.
+/// Whether a word after a number changes the value or states a condition, and so is no unit: `5 below zero`.
 pub(crate) fn changes_value(word: &str) -> bool {
     let word = word.to_lowercase();
     VALUE_WORDS.contains(&word.as_str())
@@ -453,7 +453,7 @@ fn is_no_noun(word: &str) -> bool {
     is_participle || (word.ends_with("ly") && word.len() > 4)
 }
 
-/// Codes of currencies that may stand before a number: `USD 18`.
+/// Codes of currencies that may be before a number: `USD 18`.
 pub(crate) fn is_currency_code(word: &str) -> bool {
     matches!(word, "USD" | "EUR" | "RMB" | "INR" | "Rs")
 }

@@ -58,7 +58,7 @@ fn is_left_too(ours: &Left, theirs: &Left) -> bool {
     is_reduced && is_collected && ours.operations.is_subset(&theirs.operations)
 }
 
-/// Whether the answer is solved for what the reference is solved for: `2y=4x+2` is not, beside `y=2x+1`.
+/// Whether the answer is solved for what the reference is solved for: `2y=4x+2` is not, compared with `y=2x+1`.
 fn is_solved(answer: &Answer, reference: &Answer) -> bool {
     match (answer, reference) {
         (Answer::Equation(..), Answer::Named { .. }) => false,
@@ -73,7 +73,7 @@ fn is_solved(answer: &Answer, reference: &Answer) -> bool {
     }
 }
 
-/// Whether the answer is measured as the reference is: 500 cm is not, beside 5 m, and neither is π beside 180°.
+/// Whether the answer is measured as the reference is: 500 cm is not for 5 m, nor π for 180°.
 fn is_in_same_unit(answer: &Answer, reference: &Answer) -> bool {
     match (answer, reference) {
         (Answer::Named { value, .. }, other) => is_in_same_unit(value, other),
@@ -104,10 +104,10 @@ fn is_vector(expr: &Expr) -> bool {
     expr.any(|node| matches!(node, Expr::Var(name) if name == AXIS))
 }
 
-/// The name of a unit vector beside coordinates.
+/// The name of a unit vector next to coordinates.
 const AXIS: &str = "unit vector";
 
-/// The expressions that an answer consists of, without units. Beside a value, an equation is its right side; beside
+/// The expressions that an answer consists of, without units. Compared with a value, an equation is its right side; compared with
 /// coordinates, a sum is a sum of multiples of unit vectors.
 fn values(answer: &Answer, other: &Answer) -> Vec<Expr> {
     let mut found = Vec::new();

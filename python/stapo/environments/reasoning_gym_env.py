@@ -28,7 +28,7 @@ def rows(name, size, seed):
 
 
 def answer_of(message):
-    """The last boxed text, or what stands between answer tags; None where there is neither."""
+    """The last boxed text, or the text between answer tags; None if there is neither."""
     start = message.rfind("\\boxed{")
     if start < 0:
         tagged = re.findall(r"<answer>(.*?)</answer>", message, re.DOTALL)

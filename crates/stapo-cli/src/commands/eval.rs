@@ -93,7 +93,7 @@ pub struct Args {
     #[arg(long)]
     template: Option<String>,
 
-    /// The system message of conversations that have none; by default that of a run (task.system).
+    /// The system message of conversations without one; by default that of a run (task.system).
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
@@ -375,7 +375,7 @@ fn question_places(benchmarks: &[Benchmark]) -> HashMap<(&str, &str), usize> {
     places
 }
 
-/// An evaluation that can go on.
+/// An evaluation that can continue.
 struct Opened {
     folder: EvalFolder,
     plan: EvalPlan,

@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// Seeds in place of the file's.
+    /// Seeds instead of the file's.
     #[arg(long, value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
 
@@ -202,7 +202,7 @@ fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &mut Experiment) ->
 /// How long a run of an experiment that was killed may take to notice it.
 const LAST_MOMENTS: Duration = Duration::from_secs(10);
 
-/// Waits for runs that another process still writes, and refuses the experiment where one goes on.
+/// Waits for runs that another process still writes, and refuses the experiment where one continues.
 fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
     let until = Instant::now() + LAST_MOMENTS;
     for arm in &experiment.arms {

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 /// Explains a config key, a metric, a command, an option, an objective preset, a file or a word.
 ///
 /// Prints the entry of the reference: type, default and effect on results of a key, unit of a metric, formula of an
-/// objective. The exit status is 2 for a word that nothing has as its name; the nearest names are then printed.
+/// objective. For an unknown word it prints the nearest names, and the exit status is 2.
 #[derive(clap::Args)]
 pub struct Args {
     /// The word, such as tau_p, update.learning_rate, accuracy, --resume or grpo.
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Writes the whole reference as Markdown pages into this folder, in place of explaining a word.
+    /// Writes the whole reference as Markdown pages into this folder, instead of explaining a word.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["word", "json"])]
     write: Option<PathBuf>,
 }

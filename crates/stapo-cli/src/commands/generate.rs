@@ -154,7 +154,7 @@ fn rule(args: &Args) -> SamplingRule {
     SamplingRule::Draw { temperature: args.temperature, filter }
 }
 
-/// The prompt behind a ticket.
+/// The prompt after a ticket.
 struct SubmittedPrompt {
     line: usize,
     id: Option<Value>,

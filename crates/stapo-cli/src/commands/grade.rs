@@ -50,7 +50,7 @@ pub struct Args {
     /// Also prints both canonical forms, as `canonical_answer` and `canonical_reference`.
     #[arg(long)]
     canonical: bool,
-    /// Prints, in place of records, the verdict and how answer and reference are read, as trees in plain words.
+    /// Prints, instead of records, the verdict and how answer and reference are read, as trees in plain words.
     #[arg(long)]
     explain: bool,
     /// Threads; 0 = one per core.

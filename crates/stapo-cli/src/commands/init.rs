@@ -47,11 +47,11 @@ pub struct Args {
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
 
-    /// The field of the problem, where its name is not recognised.
+    /// The field of the problem, if its name is not recognised.
     #[arg(long, value_name = "FIELD")]
     problem_field: Option<String>,
 
-    /// The field of the reference answer, where its name is not recognised.
+    /// The field of the reference answer, if its name is not recognised.
     #[arg(long, value_name = "FIELD")]
     answer_field: Option<String>,
 
@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE", default_value = "stapo.toml")]
     out: PathBuf,
 
-    /// Overwrites a file that is there.
+    /// Overwrites an existing file.
     #[arg(long)]
     force: bool,
 }

@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long, value_name = "WORD", default_value = "No")]
     no: String,
 
-    /// Questions with answers in place of those of the panel: rows as in a training task.
+    /// Questions with answers instead of those of the panel: rows as in a training task.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
 

@@ -47,17 +47,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if name == "verify" && !args.command.iter().any(|word| word == "--replay") {
         bail!(
-            "launch verify: several processes replay steps, and nothing else of verify is their work\nhint: add --replay, or call stapo verify without launch"
+            "launch verify: several processes replay steps and do nothing else of verify\nhint: add --replay, or call stapo verify without launch"
         );
     }
     let stop = stop::on_signals()?;
-    // Every rank tells what it does, rank 0 on this terminal.
+    // Every rank reports what it does, rank 0 on this terminal.
     stop.show_by(|_, _| ());
     stop.give_up_by(|| GivesUp::IfUrgent);
     let world = args.gpus.or(args.ranks).unwrap_or(1);
     let mut command = args.command.clone();
     let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
-    // A run that goes on or is replayed has its device in its folder; an evaluation gets its device every time.
+    // A run that continues or is replayed has its device in its folder; an evaluation gets its device every time.
     let takes_device = name == "eval" || (name == "train" && !has("--resume"));
     if args.gpus.is_some() && takes_device && !has("--device") {
         command.push("--device=cuda".into());
@@ -126,7 +126,7 @@ fn apart(_command: &mut Command) {}
 pub fn end_with_launcher() {
     use rustix::process::{Signal, set_parent_process_death_signal};
     if std::env::var_os(LAUNCHED).is_some() {
-        // A system that refuses lets the processes go on to their end.
+        // A system that refuses lets the processes continue to their end.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
     }
 }
@@ -141,7 +141,7 @@ const GRACE: Duration = Duration::from_secs(30);
 const SHORT_GRACE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for all ranks. Every signal goes on to all of them.
+/// Waits for all ranks. Every signal is passed on to all of them.
 fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
     let mut statuses: Vec<Option<ExitStatus>> = vec![None; ranks.len()];
     let mut n_passed_on = 0;
@@ -177,10 +177,10 @@ fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
     Ok(statuses.into_iter().flatten().collect())
 }
 
-/// Whether a process was stopped, as by SIGSTOP; false where the system does not tell.
+/// Whether a process was stopped, as by SIGSTOP; false if the system does not report it.
 fn is_stopped(child: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
-    // The state follows the name, which stands in parentheses.
+    // The state follows the name, which is in parentheses.
     status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 

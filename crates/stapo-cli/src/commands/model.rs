@@ -104,7 +104,7 @@ fn convert(args: &ConvertArgs) -> Result<ExitCode> {
         model.weights.read_f32(&spec.name, &spec.shape, out)
     })
     .map_err(|error| match &error {
-        ModelError::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace writes over it"),
+        ModelError::Exists { .. } => anyhow::anyhow!("{error}\nhint: --replace overwrites it"),
         _ => error.into(),
     })?;
     println!(
@@ -242,12 +242,12 @@ fn print_lines(found: &FoundModel, model: &Pretrained) {
 
 const DIFFERENT: &str = "differs between layers";
 
-/// What all layers have; `None` where layers differ in it.
+/// What all layers have; `None` if layers differ in it.
 fn shared<T: PartialEq>(config: &ModelConfig, of_layer: impl Fn(&LayerSpec) -> T) -> Option<T> {
     same(config.layers.iter().map(of_layer))
 }
 
-/// The one value of all; `None` where values differ.
+/// The one value of all; `None` if values differ.
 fn same<T: PartialEq>(mut values: impl Iterator<Item = T>) -> Option<T> {
     let first = values.next()?;
     values.all(|value| value == first).then_some(first)

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long)]
     model: Option<String>,
 
-    /// cpu, cuda or cuda:N, in place of the config's.
+    /// cpu, cuda or cuda:N, instead of the config's.
     #[arg(long, value_name = "DEVICE", conflicts_with = "machine")]
     device: Option<DeviceName>,
 
@@ -55,11 +55,11 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     gpus: Option<usize>,
 
-    /// The machines that the GPUs are in; by default as few as hold them.
+    /// How many machines hold the GPUs; by default as few as possible.
     #[arg(long, value_name = "N", value_parser = positive, requires = "gpus")]
     nodes: Option<usize>,
 
-    /// GB/s that a GPU sends to any other, in place of the machine's links.
+    /// GB/s that a GPU sends to any other, instead of the machine's links.
     #[arg(long, value_name = "GB/s", value_parser = positive, requires = "gpus")]
     link: Option<usize>,
 
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_prompt: Option<usize>,
 
-    /// Mean tokens of a response, of an episode those that are given between turns included; a third of rollout.max_response_tokens by default.
+    /// Mean tokens of a response (of an episode, with the tokens given between turns); a third of rollout.max_response_tokens by default.
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_response: Option<usize>,
 
@@ -83,7 +83,7 @@ pub struct Args {
     #[arg(long, value_name = "MS", value_parser = positive)]
     mean_answer: Option<usize>,
 
-    /// Mean tokens of a row of sft, prefer or rm, of a pair both responses; a quarter of the bytes by default.
+    /// Mean tokens of a row of sft, prefer or rm (of a pair, with both responses); a quarter of the bytes by default.
     #[arg(long, value_name = "N", value_parser = positive)]
     mean_row: Option<usize>,
 
@@ -302,7 +302,7 @@ fn lengths(args: &Args, plan: &Plan) -> Result<Lengths> {
     })
 }
 
-/// The lengths with what a measurement found in place of what nobody gave.
+/// The lengths with measured values instead of those that were not given.
 fn known_lengths(args: &Args, lengths: Lengths, measured: Option<&Measurement>) -> Lengths {
     let Some(measured) = measured else { return lengths };
     let mut known = lengths;

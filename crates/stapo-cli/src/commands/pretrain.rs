@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// cpu, cuda or cuda:N, in place of the config's.
+    /// cpu, cuda or cuda:N, instead of the config's.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
 
@@ -79,7 +79,7 @@ pub struct SftArgs {
     #[command(flatten)]
     inputs: Inputs,
 
-    /// Learns responses that a run of stapo train recorded, in place of --data; the model is the one that the run started from, unless --model names one.
+    /// Learns responses that a run of stapo train recorded, instead of --data; the model is the one that the run started from, unless --model names one.
     #[arg(long, value_name = "RUN", conflicts_with_all = ["data", "resume"])]
     from_run: Option<PathBuf>,
 
@@ -104,8 +104,8 @@ pub struct PreferArgs {
 
 /// Trains a reward model from pairs: prompts with a chosen and a rejected response, or whole conversations. Deletes nothing.
 ///
-/// A language model gets a new head that gives one score for a text, in place of the scores of the next token. The loss is
-/// Bradley-Terry's, with a margin where rows have one. The trained model ends up in RUN/model, a Hugging Face folder
+/// A language model gets a new head that gives one score for a text, instead of the scores of the next token. The loss is
+/// Bradley-Terry's, with a margin if rows have one. The trained model ends up in RUN/model, a Hugging Face folder
 /// (AutoModelForSequenceClassification in transformers), for rewards of the kind reward-model.
 #[derive(clap::Args)]
 pub struct RmArgs {
@@ -119,11 +119,11 @@ pub struct RmArgs {
 /// What a command without a config is given.
 #[derive(clap::Args)]
 struct Inputs {
-    /// The model to start from, in place of the config's; builtin where neither names one.
+    /// The model to start from, instead of the config's; builtin if neither names one.
     #[arg(long, value_name = "MODEL", conflicts_with = "resume")]
     model: Option<String>,
 
-    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too), in place of the config's: rows with messages, or with prompt and response; for prefer and rm with prompt, chosen and rejected.
+    /// A file, or a pattern of files (.jsonl, .json, .csv, .parquet; .gz and .zst too), instead of the config's: rows with messages, or with prompt and response; for prefer and rm with prompt, chosen and rejected.
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     data: Option<String>,
 }

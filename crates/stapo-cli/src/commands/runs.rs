@@ -34,7 +34,7 @@ pub struct Args {
     all: bool,
 }
 
-/// What is written to notes.json beside the run folders.
+/// What is written to notes.json next to the run folders.
 #[derive(clap::Subcommand)]
 enum Change {
     /// Writes a note on a run; without a text it removes the note.

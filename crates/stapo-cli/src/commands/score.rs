@@ -33,7 +33,7 @@ pub struct Args {
     temperature: f64,
 }
 
-/// Tokens per forward pass; a longer record gets a pass of its own.
+/// Tokens per forward pass; a longer record gets a separate pass.
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {

@@ -123,7 +123,7 @@ fn bind(address: IpAddr, port: Option<u16>) -> Result<TcpListener> {
     )
 }
 
-/// Serves each connection on a thread of its own, up to a bound.
+/// Serves each connection on a separate thread, up to a bound.
 fn accept(listener: &TcpListener, server: &Arc<Server>) {
     let n_open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {

@@ -39,7 +39,7 @@ pub struct Args {
     /// such as grpo; --list names them.
     config: Option<PathBuf>,
 
-    /// The model to train, in place of the config's: a Hugging Face folder, a GGUF file, a run folder (its newest
+    /// The model to train, instead of the config's: a Hugging Face folder, a GGUF file, a run folder (its newest
     /// checkpoint), RUN@STEP, builtin, or a name on the hub such as Qwen/Qwen3-0.6B.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
@@ -81,7 +81,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// cpu, cuda or cuda:N, in place of the config's.
+    /// cpu, cuda or cuda:N, instead of the config's.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
 
@@ -160,7 +160,7 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
     let meter = trainer.meter();
     let screen = Screen::new(&plan, run.folder(), &history, meter, args.json, stop.clone());
     let mut watch = TrainWatch { screen, events, stop: stop.clone() };
-    // A GPU that is lost unwinds out of the loop, and the run folder should tell.
+    // A GPU that is lost unwinds out of the loop, and the run folder should record it.
     let outcome = cuda::guard(|| train(&plan, &mut run, &mut trainer, &mut watch));
     let outcome = match outcome {
         Ok(outcome) => outcome?,

@@ -12,14 +12,14 @@ use std::time::Duration;
 /// Walks you through a first run: shows each command, explains it, and runs it when you press Enter.
 ///
 /// The built-in model trains on the CPU for about a minute. Everything goes into one new folder, and nothing is deleted.
-/// Where standard input is not a terminal, the steps are printed and not run, unless you give --yes.
+/// If standard input is not a terminal, the steps are printed but not run, unless you give --yes.
 #[derive(clap::Args)]
 pub struct Args {
     /// Runs all steps without asking.
     #[arg(long)]
     yes: bool,
 
-    /// The folder to create; by default stapo-tutorial, or stapo-tutorial-2 and so on where it exists.
+    /// The folder to create; by default stapo-tutorial, or stapo-tutorial-2 and so on if it exists.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -142,7 +142,7 @@ fn is_wanted(stop: &Stop) -> Result<bool> {
     Ok(n_bytes > 0 && !line.trim().eq_ignore_ascii_case("q"))
 }
 
-/// Runs a command of this program. Signals go on to it: a run saves its work before it ends.
+/// Runs a command of this program. It receives signals too: a run saves its work before it ends.
 fn run_step(step: &Step, stop: &Stop) -> Result<ExitStatus> {
     const PAUSE: Duration = Duration::from_millis(20);
     let mut child = restart::command()?.args(&step.words).spawn().context("starting the command")?;

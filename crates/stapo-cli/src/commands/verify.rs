@@ -22,7 +22,7 @@ use std::process::ExitCode;
 /// signature and replays.
 ///
 /// The receipt is the SHA-256 of manifest.json, which lists every file except the pages that `report` makes. Exit status
-/// 0: everything is as recorded. 1: something differs, somebody accepted changed files, or a signature does not cover
+/// 0: everything is as recorded. 1: something differs, changed files were accepted, or a signature does not cover
 /// everything; the output names it. 2: there is no receipt, or the folder cannot be read. A run without a receipt can
 /// still be replayed. `stapo launch` replays a run with several processes.
 #[derive(clap::Args)]
@@ -73,7 +73,7 @@ struct ReplayFlags {
     #[arg(long, default_value_t = 3, requires = "replay", value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 
-    /// Also asks the environment again for every recorded answer, as of a tool, and names the first that differs. Without
+    /// Also asks the environment again for every recorded answer, such as a tool's, and names the first that differs. Without
     /// this flag a replay takes the answers from the records.
     #[arg(long, requires = "replay")]
     live: bool,
@@ -135,7 +135,7 @@ pub fn refuse_earlier_name(words: &[String]) -> Result<ExitCode> {
     bail!("verify-run: is now a part of stapo verify\nhint: stapo verify {words} --replay")
 }
 
-/// Prints how a folder stands beside its receipt; true where it is as recorded and nobody accepted other files.
+/// Prints how a folder compares with its receipt; true if it is as recorded and no changed files were accepted.
 fn is_as_recorded(args: &Args, verified: &Verified) -> bool {
     println!("receipt {}", verified.receipt);
     let (absent, differences): (Vec<&Difference>, Vec<&Difference>) = verified
@@ -210,7 +210,7 @@ fn sign(folder: &Path, key: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replays what the folder holds; true where nothing differs.
+/// Replays what the folder holds; true if nothing differs.
 fn replayed(args: &Args, joined: &Joined) -> Result<bool> {
     let folder = args.folder.as_path();
     let has = |name: &str| folder.join(name).is_file();

@@ -3,8 +3,8 @@
 use super::{Entry, Page, Section};
 
 const INTRO: &str = "\
-An option of the command line comes before a variable. No variable but `STAPO_RANKS_TRANSPORT` and those that place ranks has to \
-be the same on all machines of a run, and none changes a result.";
+An option of the command line overrides a variable. Only `STAPO_RANKS_TRANSPORT` and the variables that place ranks must be the \
+same on all machines of a run. No variable changes a result.";
 
 const VARIABLES: [(&str, &[(&str, &str)]); 4] = [
     (

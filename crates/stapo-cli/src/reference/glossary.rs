@@ -1,4 +1,4 @@
-//! The words of `docs/glossary.md`: a heading has a word and, behind commas, its other names.
+//! The words of `docs/glossary.md`: a heading has a word and, after commas, its other names.
 
 use super::Entry;
 

@@ -99,7 +99,7 @@ pub fn record_rows(schema: &Value) -> Vec<Entry> {
 struct Key {
     table: String,
     path: String,
-    /// The kinds of the table that have the key; empty where all have it.
+    /// The kinds of the table that have the key; empty if all have it.
     kinds: Vec<String>,
     type_text: String,
     default: String,
@@ -168,7 +168,7 @@ impl Walk {
         }
     }
 
-    /// Adds what stands below a key; the path of an earlier table with the same keys where there is one.
+    /// Adds what is below a key; the path of an earlier table with the same keys where there is one.
     fn below(&mut self, path: &str, schema: &Value, default: Option<&Value>) -> Option<String> {
         let (path, schema) = match schema.get("items") {
             Some(items) if items.is_object() => (format!("{path}.N"), items),

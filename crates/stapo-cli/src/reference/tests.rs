@@ -70,7 +70,7 @@ fn every_preset_has_the_formula_of_its_surrogate() {
     for preset in presets {
         let surrogate = preset.facts.iter().find(|(axis, _)| *axis == "surrogate");
         let text = surrogate.map(|(_, text)| text.as_str()).unwrap_or_default();
-        // The kind and the formula stand in backticks.
+        // The kind and the formula are in backticks.
         assert!(text.matches('`').count() >= 4 && text.contains('A'), "{}: {text}", preset.name);
     }
 }

@@ -27,7 +27,7 @@ impl AllowCommand {
     }
 }
 
-/// Whether a path is a run folder or a file in one: beside it, or in it, lies a `plan.toml`.
+/// Whether a path is a run folder or a file in one: next to it, or in it, is a `plan.toml`.
 fn is_in_run_folder(path: &Path) -> bool {
     let Ok(path) = path.canonicalize() else { return false };
     let folder = if path.is_dir() { Some(path.as_path()) } else { path.parent() };

@@ -261,7 +261,7 @@ fn label(at: (f64, f64), text: &str, anchor: Anchor) -> Mark {
     Mark::Text { at, text: text.to_string(), size: SMALL, ink: Ink::Text, anchor, is_outlined: true }
 }
 
-/// The sign beside a name in a legend.
+/// The sign next to a name in a legend.
 #[derive(Debug, Clone, Copy)]
 enum LegendKey {
     Line(Ink, Dash),

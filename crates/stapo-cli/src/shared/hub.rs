@@ -177,7 +177,7 @@ impl Hub {
             if hash.of_file(&partial)? != hash {
                 fs::remove_file(&partial).with_context(|| partial.display().to_string())?;
                 bail!(
-                    "{source}: its content does not have the hash the hub names, {}; it was thrown away\nhint: fetch it again",
+                    "{source}: its content does not have the hash the hub names, {}; it was deleted\nhint: fetch it again",
                     hash.digits()
                 );
             }
@@ -392,7 +392,7 @@ impl Hash {
     }
 }
 
-/// A path of a URL, with every byte that has a meaning of its own there written as `%20`.
+/// A path of a URL, with every byte that has a special meaning there written as `%20`.
 fn encoded(path: &str) -> String {
     let mut out = String::new();
     for byte in path.bytes() {

@@ -110,7 +110,7 @@ impl Fetch {
         plan.pin_models(|source| self.find_source(source))
     }
 
-    /// The shape of a model, which is fetched where that is asked for. `None` where it cannot be read; whoever opens the
+    /// The shape of a model, which is fetched where that is asked for. `None` if it cannot be read; whoever opens the
     /// model says why.
     pub fn shape(&self, source: &ModelSource) -> Option<ModelConfig> {
         if let (true, Err(Error::NotFetched { id, revision })) = (self.fetch, source.shape()) {

@@ -1,4 +1,4 @@
-//! What people write about runs: a note, tags, and whether a run is archived. They stand in `notes.json` beside the run
+//! What people write about runs: a note, tags, and whether a run is archived. They are in `notes.json` next to the run
 //! folders and never inside them or inside an experiment, so that receipts stay as they are.
 
 use anyhow::{Context, Result, bail};
@@ -33,7 +33,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// The notes beside the runs of `folder`; none where there is no file.
+    /// The notes next to the runs of `folder`; none if there is no file.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         if !path.exists() {
@@ -43,7 +43,7 @@ impl Notes {
         serde_json::from_str(&read_text(&path).with_context(named)?).with_context(named)
     }
 
-    /// The note on a run; an empty one where there is none, and where the file cannot be read.
+    /// The note on a run; an empty one if there is none or the file cannot be read.
     pub fn on_run(folder: &Path) -> RunNote {
         let Ok((parent, name)) = folder_and_name(folder) else { return RunNote::default() };
         Self::read(&parent).unwrap_or_default().runs.remove(&name).unwrap_or_default()
@@ -71,7 +71,7 @@ fn folder_and_name(run: &Path) -> Result<(PathBuf, String)> {
     home(&run, experiment).context("a run lies in a folder")
 }
 
-/// The folder with the notes on a run, and the run's name there. Those on the runs of an experiment stand beside the
+/// The folder with the notes on a run, and the run's name there. Those on the runs of an experiment are next to the
 /// experiment, whose receipt is about every file inside.
 pub fn home(run: &Path, experiment: Option<&Path>) -> Option<(PathBuf, String)> {
     let folder = experiment.unwrap_or(run).parent()?;

@@ -95,7 +95,7 @@ impl Joined {
         let outcome = cuda::guard(work).unwrap_or_else(|lost| Err(lost.into()));
         let is_known = |error: &anyhow::Error| error.chain().any(is_of_rank);
         match outcome {
-            // What every rank has found or was told needs no telling.
+            // What every rank has found or received needs no message.
             Err(error) if is_known(&error) => Err(error),
             Err(error) if self.ranks.world() > 1 => Err(self.ranks.fail(&crate::chain_text(&error)).into()),
             outcome => outcome,

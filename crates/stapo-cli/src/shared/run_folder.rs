@@ -105,7 +105,7 @@ pub fn new_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     Ok(folders.find(|folder| !folder.exists()).unwrap_or_default())
 }
 
-/// Warns of checkpoints that a run cannot go on from.
+/// Warns of checkpoints that a run cannot continue from.
 pub fn warn_of_refused(reopening: &Reopening) {
     for error in &reopening.refused {
         eprintln!("warning: {error}; going back to the checkpoint before");

@@ -21,10 +21,10 @@ const SIGTERM: i32 = 15;
 const FINISHING: &str = "finishing this step and saving; Ctrl-C again ends at once";
 
 /// For so long after a signal another one is the same request: `timeout` signals the process and then its whole group, and
-/// a run of an experiment is told by the terminal and by the experiment.
+/// a run of an experiment gets it from the terminal and from the experiment.
 const ECHO: Duration = Duration::from_millis(200);
 
-/// For so long after SIGTERM a rollout may go on: schedulers wait about 30 s before they kill, and saving takes time too.
+/// For so long after SIGTERM a rollout may continue: schedulers wait about 30 s before they kill, and saving takes time too.
 const TERM_GRACE: Duration = Duration::from_secs(10);
 
 /// What a signal asks for.
@@ -66,7 +66,7 @@ pub struct Stop {
     /// The number of the signal; 0 before the first.
     signal: Arc<AtomicI32>,
     first: Arc<OnceLock<Instant>>,
-    /// Signals that were requests of their own.
+    /// Signals that were separate requests.
     n_requests: Arc<AtomicU32>,
     is_urgent: Arc<AtomicBool>,
     is_preparing: Arc<AtomicBool>,
@@ -120,7 +120,7 @@ impl Stop {
         (128 + self.signal()) as u8
     }
 
-    /// Shows signals by `show` in place of a line on standard error, for a command that draws on the terminal.
+    /// Shows signals by `show` instead of a line on standard error, for a command that draws on the terminal.
     pub fn show_by(&self, show: impl Fn(Asked, &str) + Send + 'static) {
         self.conduct().show = Some(Box::new(show));
     }
@@ -188,7 +188,7 @@ fn asked(is_first: bool, is_urgent: bool, gives_up: GivesUp) -> Asked {
     }
 }
 
-/// What the user is told; `gives_up` is absent for a command that gives up nothing.
+/// The message to the user; `gives_up` is absent for a command that gives up nothing.
 fn text(asked: Asked, signal: i32, gives_up: Option<GivesUp>) -> String {
     match (asked, gives_up) {
         (Asked::AtOnce, _) => String::new(),
@@ -209,7 +209,7 @@ fn text(asked: Asked, signal: i32, gives_up: Option<GivesUp>) -> String {
     }
 }
 
-/// Takes back the `^C` that a terminal writes, which stands on a line of its own below a progress bar: the bar finds its
+/// Takes back the `^C` that a terminal writes, which is on a separate line below a progress bar: the bar finds its
 /// lines by counting from the cursor.
 fn undo_echo() {
     // A terminal that is gone shows nothing.
@@ -249,7 +249,7 @@ pub fn on_signals() -> Result<Stop> {
     Ok(stop)
 }
 
-/// The signals that were not ignored when the process started. Only Linux tells; elsewhere SIGHUP keeps the meaning it
+/// The signals that were not ignored when the process started. Only Linux reports them; elsewhere SIGHUP keeps the meaning it
 /// had, so that `nohup` works there too.
 #[cfg(unix)]
 fn heeded() -> Vec<i32> {

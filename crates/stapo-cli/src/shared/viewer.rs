@@ -108,7 +108,7 @@ struct Shown<'a> {
     verdict: Verdict,
     reward: f64,
     advantage: f64,
-    /// One per token; empty where all tokens have the response's advantage.
+    /// One per token; empty if all tokens have the response's advantage.
     advantages: &'a [f64],
     finish: Finish,
     update: usize,
@@ -157,7 +157,7 @@ pub fn recorded(inspected: &Inspected) -> Recorded<'_> {
     }
 }
 
-/// The viewer as a page of its own.
+/// The viewer as a separate page.
 pub fn to_html(inspected: &Inspected) -> String {
     let title = format!("{}, step {}", inspected.run, inspected.step);
     let n = inspected.responses.len();
@@ -251,7 +251,7 @@ fn shown(response: &ResponseRecord) -> Shown<'_> {
     }
 }
 
-/// What a judge or a reward model said of a response, beside the rule.
+/// The judgement of a judge or a reward model on a response, in addition to the rule's.
 pub fn opinion(opinion: &JudgeOpinion) -> String {
     let word = |verdict: Verdict| serde_json::to_value(verdict).unwrap_or_default();
     let word = |verdict| word(verdict).as_str().unwrap_or("?").replace('_', " ");

@@ -24,7 +24,7 @@ pub enum Advantage {
     /// `(R - mean) / (std + epsilon)` over the group.
     /// `ddof` 1 is the sample deviation, with which the advantages printed in the STAPO paper come out.
     GroupZScore {
-        /// What the deviation's divisor is below the number of rewards: 1 for the sample deviation, 0 for that of the population.
+        /// What is subtracted from the number of rewards in the deviation's divisor: 1 for the sample deviation, 0 for that of the population.
         #[serde(default = "one")]
         ddof: u8,
         /// The addition to the deviation.
@@ -38,7 +38,7 @@ pub enum Advantage {
     /// `(R - mean) / (std + epsilon)` with the mean over the group and the deviation of all rewards of the rollout batch
     /// (LitePPO; TRL's `scale_rewards = "batch"`).
     GroupMeanBatchStd {
-        /// What the deviation's divisor is below the number of rewards: 1 for the sample deviation, 0 for that of the population.
+        /// What is subtracted from the number of rewards in the deviation's divisor: 1 for the sample deviation, 0 for that of the population.
         #[serde(default = "one")]
         ddof: u8,
         /// The addition to the deviation.
@@ -224,7 +224,7 @@ impl ObjectiveSpec {
         Ok(advantages)
     }
 
-    /// True where advantages read columns of the rollouts, not rewards and lengths alone.
+    /// True if advantages read columns of the rollouts, not rewards and lengths alone.
     pub fn advantages_read_tokens(&self) -> bool {
         self.kl_in_reward != Kl::None || self.distillation != Distillation::None
     }
@@ -332,7 +332,7 @@ fn lengths(batch: &[ScoredResponse]) -> Vec<usize> {
     batch.iter().map(|response| response.n_tokens).collect()
 }
 
-/// True where rewards differ by rounding at most.
+/// True if rewards differ by rounding at most.
 fn is_unanimous(rewards: &[f64]) -> bool {
     centred(rewards).iter().all(|above| *above == 0.0)
 }

@@ -22,7 +22,7 @@ pub enum Ratio {
     /// `exp(l_t)`, each token's own.
     Token {
         /// Holds `l_t` between this and its negative, where the ratio is a constant without a derivative: verl's 20.
-        /// Where absent, nothing is held.
+        /// By default nothing is held.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         max_log_ratio: Option<f64>,
     },
@@ -62,7 +62,7 @@ pub enum SilencedTokens {
     /// The mean is over the kept tokens, so a silenced token has no derivative at all.
     #[default]
     Leave,
-    /// The mean is over all tokens, as TRL computes it. A silenced token has no value of its own, but its log-prob is
+    /// The mean is over all tokens, as TRL computes it. A silenced token has no separate value, but its log-prob is
     /// part of the ratio of the kept tokens, and has a derivative through that ratio.
     Stay,
 }

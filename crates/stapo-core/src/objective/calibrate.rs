@@ -292,7 +292,7 @@ impl ObjectiveSpec {
         }
     }
 
-    /// The q-quantile of the entropies that `over` selects; absent where `over` selects none.
+    /// The q-quantile of the entropies that `over` selects; absent if `over` selects none.
     fn low_entropy_threshold(
         &self,
         minibatch: &[ResponseSignals],

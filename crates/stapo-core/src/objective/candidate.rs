@@ -45,7 +45,7 @@ pub enum Threshold {
         /// The share of the largest norm above which a token is a candidate.
         #[serde(default = "default_kappa")]
         kappa: f64,
-        /// The size of the vocabulary; unbounded where absent.
+        /// The size of the vocabulary; unbounded by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vocabulary: Option<usize>,
     },
@@ -163,7 +163,7 @@ impl ObjectiveSpec {
         thresholds.reduce(f64::max).unwrap_or(mask::PUBLISHED_TAU_P)
     }
 
-    /// True where a mask silences S2T candidates, or as many random tokens as S2T would.
+    /// True if a mask silences S2T candidates, or as many random tokens as S2T would.
     pub fn has_candidate_mask(&self) -> bool {
         self.masks.iter().any(|mask| matches!(mask, Mask::Spurious { .. } | Mask::RandomTokens { .. }))
     }
@@ -181,7 +181,7 @@ impl ObjectiveSpec {
         signal.iter().map(move |&logp| advantage > 0.0 && is_improbable(logp, logp_below))
     }
 
-    /// True where a mask reads sums of squared probabilities.
+    /// True if a mask reads sums of squared probabilities.
     pub fn reads_collision(&self) -> bool {
         self.masks
             .iter()

@@ -20,7 +20,7 @@ pub struct Controls {
 }
 
 impl ObjectiveSpec {
-    /// True where a setting adapts from step to step, so that the run must keep [`Controls`].
+    /// True if a setting adapts from step to step, so that the run must keep [`Controls`].
     pub fn is_adaptive(&self) -> bool {
         matches!(self.entropy_bonus, EntropyBonus::Target { .. })
             || self.masks.iter().any(|mask| matches!(mask, Mask::Stare { step, .. } if *step > 0.0))

@@ -28,7 +28,7 @@ impl Deferral {
         }
     }
 
-    /// True where a response has a token that waited and moves the policy.
+    /// True if a response has a token that waited and moves the policy.
     pub fn has_waited(self, effects: &[TokenEffect]) -> bool {
         let waits = self.waits(effects);
         let moves = |effect: &TokenEffect| effect.d_logp != 0.0 || effect.d_entropy != 0.0;
@@ -37,7 +37,7 @@ impl Deferral {
 }
 
 impl ObjectiveSpec {
-    /// What waits for the thresholds of a mini-batch; `None` where any token may depend on the thresholds, or none does.
+    /// What waits for the thresholds of a mini-batch; `None` if any token may depend on the thresholds, or none does.
     pub fn deferral(&self) -> Option<Deferral> {
         let is_settled = |mask: &Mask| match mask {
             Mask::Spurious { threshold, .. } => {

@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 /// makes them those of the mean.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct TokenEffect {
-    /// True where no mask silenced the token, so that the token is part of the loss.
+    /// True if no mask silenced the token, so that the token is part of the loss.
     pub kept: bool,
     /// The first mask that silenced the token.
     pub silenced_by: Option<MaskKind>,
     /// True for a rewarded and improbable token, by the signals that the masks read and the thresholds of the S2T masks,
     /// or the published `tau_p` for an objective without such a mask.
     pub is_candidate: bool,
-    /// True where the trust region of the surrogate is active.
+    /// True if the trust region of the surrogate is active.
     pub clipped: bool,
     /// Current over behavior probability, of the token or of the whole response as [`Ratio`] says.
     pub ratio: f64,
@@ -65,7 +65,7 @@ pub struct Tally {
     pub n_clipped: usize,
     /// Clipped tokens as a share of the kept tokens.
     pub clip_fraction: f64,
-    /// Over the kept tokens; 1 where there are none.
+    /// Over the kept tokens; 1 if there are none.
     pub ratio_min: f64,
     pub ratio_max: f64,
     /// Mean entropy of the kept tokens, nats, which adaptive settings follow; absent for an objective without such
@@ -130,7 +130,7 @@ impl ObjectiveSpec {
         if finite { Ok(tally) } else { Err(not_finite(response_idx, response, effects)) }
     }
 
-    /// Applies a surrogate in which every token has an own ratio.
+    /// Applies a surrogate in which every token has a separate ratio.
     fn push_tokens(
         &self,
         calibration: &Calibration,
@@ -157,7 +157,7 @@ impl ObjectiveSpec {
                 .is_some_and(|cut| cut.contains(advantage, signal_logp[token_idx], response_idx, token_idx));
             let mut valued =
                 self.surrogate.at(SurrogatePoint { ratio, advantage, logp, behavior_logp, penalised });
-            // The weight of CISPO is a constant anyway, and the slope is that of the log-prob beside it.
+            // The weight of CISPO is a constant anyway, and the slope is that of the log-prob next to it.
             if is_held && !matches!(self.surrogate, Surrogate::Cispo { .. }) {
                 valued.slope = 0.0;
             }
@@ -237,7 +237,7 @@ impl ObjectiveSpec {
         }
     }
 
-    /// The log of the off-policy weight of a whole response; absent where every token has an own weight.
+    /// The log of the off-policy weight of a whole response; absent if every token has a separate weight.
     fn sequence_log_weight(&self, response: &ResponseSignals) -> Option<f64> {
         let sampler_logp =
             response.sampler_logp.filter(|_| self.off_policy.level() == WeightLevel::Sequence)?;
@@ -255,7 +255,7 @@ impl ObjectiveSpec {
         }
     }
 
-    /// The one ratio of a response; absent where every token has an own ratio.
+    /// The one ratio of a response; absent if every token has a separate ratio.
     fn sequence_ratio(&self, response: &ResponseSignals, effects: &[TokenEffect]) -> Option<SequenceRatio> {
         let silenced = match self.ratio {
             Ratio::Token { .. } => return None,

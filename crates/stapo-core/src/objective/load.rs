@@ -74,7 +74,7 @@ impl ObjectiveSpec {
         Self::read(Self::without_preset(table)?)
     }
 
-    /// A table of axes with the values of the preset that it names in place of the name.
+    /// A table of axes with the values of the preset that it names instead of the name.
     pub fn without_preset(mut table: Table) -> Result<Table, SpecError> {
         let base = match table.remove("preset") {
             Some(Value::String(name)) => settings::to_table(&Self::from_preset(&name)?),

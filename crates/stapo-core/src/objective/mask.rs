@@ -12,7 +12,7 @@ pub enum Mask {
     /// S2T and its ablations. Candidates are tokens with A > 0 that `threshold` finds improbable; `select` says which of
     /// them are silenced.
     Spurious {
-        /// The probability below which a rewarded token is a candidate. The threshold `tau_p` alone reads it.
+        /// The probability below which a rewarded token is a candidate. Only the threshold `tau_p` reads it.
         #[serde(default = "default_tau_p")]
         tau_p: f64,
         /// Which rewarded tokens count as improbable.

@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Preset {
     pub name: &'static str,
-    /// The paper's arXiv number; empty for an algorithm without a paper of its own.
+    /// The paper's arXiv number; empty for an algorithm without a separate paper.
     pub paper: &'static str,
     /// What distinguishes the algorithm, in a few words.
     pub summary: &'static str,

@@ -42,7 +42,7 @@ impl AdvantagesRef<'_> {
         }
     }
 
-    /// True where no token of the response can be a rewarded one.
+    /// True if no token of the response can be a rewarded one.
     pub(super) fn rewards_nothing(self) -> bool {
         match self {
             AdvantagesRef::Response(advantage) => advantage <= 0.0,

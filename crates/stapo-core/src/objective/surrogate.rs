@@ -14,7 +14,7 @@ pub enum Surrogate {
         low: f64,
         /// The ratio is clipped above at 1 + high.
         high: f64,
-        /// The largest multiple of a negative advantage; no second clip where absent.
+        /// The largest multiple of a negative advantage; no second clip by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dual: Option<f64>,
     },
@@ -50,18 +50,18 @@ pub enum Surrogate {
         /// The temperature where A < 0.
         tau_negative: f64,
     },
-    /// `r A`; 0 where p - p_behavior > `high` (A > 0) or < -`low` (A < 0) (DPPO, total variation). With `cap` c the
-    /// slope is at most `c A`: beyond r = c the value goes on as `c A (1 + ln(r / c))`.
+    /// `r A`; 0 if p - p_behavior > `high` (A > 0) or < -`low` (A < 0) (DPPO, total variation). With `cap` c the
+    /// slope is at most `c A`: beyond r = c the value continues as `c A (1 + ln(r / c))`.
     TotalVariation {
         /// The largest fall of the probability where A < 0.
         low: f64,
         /// The largest rise of the probability where A > 0.
         high: f64,
-        /// The largest slope, in multiples of the advantage; no cap where absent.
+        /// The largest slope, in multiples of the advantage; no cap by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },
-    /// `r A`; 0 where p has moved in the direction that A rewards, and the KL divergence between the two choices "this
+    /// `r A`; 0 if p has moved in the direction that A rewards, and the KL divergence between the two choices "this
     /// token" and "another one", from behavior to current policy, is above `high` (A > 0) or `low` (A < 0) (DPPO, binary
     /// KL). `cap` as for total variation.
     BinaryKl {
@@ -69,7 +69,7 @@ pub enum Surrogate {
         low: f64,
         /// The largest divergence where A > 0.
         high: f64,
-        /// The largest slope, in multiples of the advantage; no cap where absent.
+        /// The largest slope, in multiples of the advantage; no cap by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cap: Option<f64>,
     },
@@ -107,7 +107,7 @@ pub(crate) struct SurrogatePoint {
     pub advantage: f64,
     pub logp: f64,
     pub behavior_logp: f64,
-    /// True where KL-Cov penalises this token.
+    /// True if KL-Cov penalises this token.
     pub penalised: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct Metric {
     pub tag: Option<&'static str>,
     /// What the number is, without its unit.
     pub about: &'static str,
-    /// The number of a step; `None` where the step has none.
+    /// The number of a step; `None` if the step has none.
     pub value: fn(&Metrics) -> Option<f64>,
 }
 

@@ -53,7 +53,7 @@ pub enum EventKind {
     Unknown,
 }
 
-/// Why a run stopped. A process that was killed leaves no reason behind.
+/// Why a run stopped. A process that was killed leaves no reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {

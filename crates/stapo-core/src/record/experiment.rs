@@ -10,10 +10,10 @@ pub struct Experiment {
     /// Version of the format.
     pub schema: u32,
     pub name: String,
-    /// The name of the proposed arm; the other arms are baselines. Absent where the experiment names no such arm.
+    /// The name of the proposed arm; the other arms are baselines. Absent if the experiment names no such arm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// The name of the arm whose last accuracy the costs of all arms are measured to. Absent where costs are not compared.
+    /// The name of the arm whose last accuracy the costs of all arms are measured to. Absent if costs are not compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<String>,
     /// In the order of the experiment's file; all runs of an arm have the arm's name.

@@ -13,7 +13,7 @@ pub struct Identity {
     /// `cpu` or `cuda`, for runs whose plan does not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub device: String,
-    /// Every file that the run reads, by a name of its own: `data`, `weights`, `tokenizer`, `reference weights`, ...
+    /// Every file that the run reads, by a name: `data`, `weights`, `tokenizer`, `reference weights`, ...
     pub inputs: Vec<FileHash>,
 }
 

@@ -65,7 +65,7 @@ pub struct Metrics {
     /// `n_silenced / n_tokens`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silenced_share: Option<f64>,
-    /// Entropy threshold of the first mini-batch, nats; absent where no mask had one.
+    /// Entropy threshold of the first mini-batch, nats; absent if no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     pub clip_fraction: f64,
@@ -76,7 +76,7 @@ pub struct Metrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl_behavior: Option<f64>,
     /// k3 estimate of KL(policy || reference), nats: the same mean with r the reference's probability over the policy's.
-    /// Absent where the objective has no reference.
+    /// Absent if the objective has no reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl_reference: Option<f64>,
     pub loss: f64,
@@ -101,10 +101,10 @@ pub struct Metrics {
     pub n_responses: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_sampled: Option<usize>,
-    /// How the rollout was decoded; absent where the policy did not sample. Responses do not depend on it.
+    /// How the rollout was decoded; absent if the policy did not sample. Responses do not depend on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoding: Option<DecodingRecord>,
-    /// Absent where `update.reuse` is not set.
+    /// Absent if `update.reuse` is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<ReuseRecord>,
     pub tokens_per_second: TokensPerSecond,
@@ -121,7 +121,7 @@ pub struct Metrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall_seconds: Option<f64>,
     /// On the CPU the most memory that the process has held, bytes; on a GPU the memory in use on the device when the
-    /// line is written, that of other processes included. Absent where the system does not tell.
+    /// line is written, that of other processes included. Absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// Warnings of the step; `events.jsonl` has them too.
@@ -136,7 +136,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Seconds of sampling, grading and updating. In files written without `seconds` they follow from the counts and
-    /// rates of the two phases; absent where `n_sampled` is absent too.
+    /// rates of the two phases; absent if `n_sampled` is absent too.
     pub fn working_seconds(&self) -> Option<f64> {
         if let Some(seconds) = self.seconds {
             return Some(
@@ -168,7 +168,7 @@ pub struct PhaseSeconds {
     /// Held-out problems and benchmarks.
     pub evaluate: f64,
     pub checkpoint: f64,
-    /// Waiting for a checkpoint that was written beside the steps.
+    /// Waiting for a checkpoint that was written during the steps.
     #[serde(default)]
     pub checkpoint_wait: f64,
 }
@@ -200,7 +200,7 @@ impl PhaseSeconds {
 pub struct BenchmarkScore {
     /// avg@k: the mean share of right samples.
     pub accuracy: f64,
-    /// Clustered by question; absent where the samples have no spread.
+    /// Clustered by question; absent if the samples have no spread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standard_error: Option<f64>,
     pub n_questions: usize,
@@ -233,7 +233,7 @@ pub struct EpisodeMetrics {
 pub struct JudgeMetrics {
     /// Share of the responses that the judge was asked about.
     pub asked_share: f64,
-    /// Of these, the share on which judge and rule agree whether it is right; absent where the judge was asked about none.
+    /// Of these, the share on which judge and rule agree whether it is right; absent if the judge was asked about none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
     /// Share of all responses that the rule calls right.
@@ -265,7 +265,7 @@ pub struct DecodingRecord {
 pub struct ReuseRecord {
     /// Uses of the rollout batch, the one that the gate ended included.
     pub n_uses: usize,
-    /// True where the gate discarded the last update.
+    /// True if the gate discarded the last update.
     pub gated: bool,
     /// In the order of the updates, the discarded one included.
     pub updates: Vec<ReusedUpdate>,
@@ -281,7 +281,7 @@ pub struct ReusedUpdate {
     /// z-score of the energy's increment; absent before the window is full, and where its increments have no spread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub z: Option<f64>,
-    /// True where the gate discarded the update.
+    /// True if the gate discarded the update.
     pub gated: bool,
 }
 
@@ -341,7 +341,7 @@ pub struct PretrainMetrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
     pub tokens_per_second: f64,
-    /// What was compared; absent where texts are learned. `loss` and `eval_loss` are then those of the preference.
+    /// What was compared; absent if texts are learned. `loss` and `eval_loss` are then those of the preference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceMetrics>,
     /// Of a reward model in training; absent for other runs. `loss` and `eval_loss` are then those of its pairs.
@@ -382,13 +382,13 @@ pub struct HeldOutPairs {
 pub struct PreferenceMetrics {
     /// Terms of the loss: comparisons, or responses that are judged alone.
     pub n_terms: usize,
-    /// The share of pairs whose chosen response has the higher implicit reward; absent where there are no pairs.
+    /// The share of pairs whose chosen response has the higher implicit reward; absent if there are no pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// The implicit reward of chosen responses; 0 where there are none.
+    /// The implicit reward of chosen responses; 0 if there are none.
     pub reward_chosen: f64,
     pub reward_rejected: f64,
-    /// Log-prob of chosen responses per token, nats; 0 where there are none.
+    /// Log-prob of chosen responses per token, nats; 0 if there are none.
     pub logp_chosen: f64,
     pub logp_rejected: f64,
     /// Tokens of chosen responses, and those of them that masks find improbable and silence.

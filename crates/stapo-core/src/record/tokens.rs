@@ -42,7 +42,7 @@ pub struct ResponseRecord {
     /// Index, from 0, of the mini-batch that the response was in, among the optimizer steps of the training step.
     #[serde(default)]
     pub update_idx: usize,
-    /// The entropy threshold of that mini-batch, nats; absent where no mask had one.
+    /// The entropy threshold of that mini-batch, nats; absent if no mask had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tau_h: Option<f64>,
     /// One column per quantity, each with one entry per sampled token.
@@ -101,7 +101,7 @@ impl ResponseRecord {
     /// it refuses.
     pub const SCHEMA_WITH_GIVEN: u32 = 2;
 
-    /// The text of the tokens that stand before the sampled token `token_idx`, or at the end for their number.
+    /// The text of the tokens that are before the sampled token `token_idx`, or at the end for their number.
     pub fn given_before(&self, token_idx: usize) -> Option<&str> {
         self.given.iter().find(|given| given.after == token_idx).map(|given| given.text.as_str())
     }
@@ -137,7 +137,7 @@ pub struct TokenColumns {
     pub kept: Vec<bool>,
     /// The mask that silenced the token, if one did.
     pub silenced_by: Vec<Option<MaskKind>>,
-    /// True where the surrogate clipped the ratio.
+    /// True if the surrogate clipped the ratio.
     pub clipped: Vec<bool>,
     /// True for rewarded and improbable tokens, as [`ObjectiveSpec::candidates`] decides. Empty in files written
     /// without this column; [`super::parse_responses`] fills the column.
@@ -147,12 +147,12 @@ pub struct TokenColumns {
     /// without this column.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weight: Vec<f64>,
-    /// Advantage of each token; empty where all tokens of the response have the response's advantage.
+    /// Advantage of each token; empty if all tokens of the response have the response's advantage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub advantage: Vec<f64>,
     /// Derivative of the normalised loss by `logp`.
     pub d_logp: Vec<f64>,
-    /// The likeliest tokens at each position; empty where `record.alternatives` is 0.
+    /// The likeliest tokens at each position; empty if `record.alternatives` is 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alternatives: Vec<Vec<Alternative>>,
 }
@@ -237,7 +237,7 @@ pub struct EvalRecord {
     pub n_tokens: usize,
     /// How the response ended.
     pub finish: Finish,
-    /// The answer in canonical form; absent where the response has no answer or `program` holds it.
+    /// The answer in canonical form; absent if the response has no answer or `program` holds it.
     pub answer: Option<String>,
     /// What the verifier decided.
     pub verdict: Verdict,

@@ -55,7 +55,7 @@ fn a_group_is_measured_against_itself() {
     assert_eq!(moments, ScoreMoments::default());
 }
 
-/// The moments after two steps are those of all scores at once, and a step that goes on from stored moments has its rewards.
+/// The moments after two steps are those of all scores at once, and a step that continues from stored moments has its rewards.
 #[test]
 fn running_moments_go_on_from_where_they_were_stored() {
     let steps = [[vec![Some(1.0), Some(2.0)]], [vec![Some(4.0), Some(9.0)]]];

@@ -18,7 +18,7 @@ pub struct EpisodeTurn {
     /// The calls that the turn made, in order; each is answered by the observation of the same index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<ToolCall>,
-    /// What the policy was to be given next, before it was cut; empty where the environment ended the episode.
+    /// What the policy was to be given next, before it was cut; empty if the environment ended the episode.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub observations: Vec<Turn>,
     /// Observations that were cut because they were too long.

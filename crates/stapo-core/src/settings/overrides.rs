@@ -45,7 +45,7 @@ impl Override {
     }
 }
 
-/// Applies overrides. Their order matters only between two of the same key, of which the last stands: the value of a
+/// Applies overrides. Their order matters only between two of the same key, of which the last counts: the value of a
 /// whole table is set before the keys inside, and a `kind` before the keys of that kind.
 pub fn set_all(root: &mut Table, overrides: impl IntoIterator<Item = Override>) -> Result<(), SettingsError> {
     let mut overrides: Vec<Override> = overrides.into_iter().collect();

@@ -49,7 +49,7 @@ pub fn peer_settings() -> Vec<PeerSetting> {
     settings
 }
 
-/// The hint for an unknown key at `path`, with the value that was given; `None` where neither program has such a setting.
+/// The hint for an unknown key at `path`, with the value that was given; `None` if neither program has such a setting.
 pub(super) fn hint(path: &str, value: Option<&Value>) -> Option<String> {
     let mut paths = Vec::new();
     leaves(path, value, &mut paths);
@@ -70,7 +70,7 @@ impl PeerSetting {
         }
     }
 
-    /// True for the path of the setting, also where it is shortened at its beginning or stands below another table.
+    /// True for the path of the setting, also where it is shortened at its beginning or is below another table.
     pub fn is_named(&self, path: &str) -> bool {
         let ends = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.ends_with('.'));
         let is_path = path.contains('.');

@@ -59,7 +59,7 @@ fn between(low: f64, high: f64, fraction: f64) -> f64 {
 /// The share of the largest value that a spread must exceed: smaller differences are rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// True where values differ by more than rounding: by more than 1e-9 of the largest absolute value.
+/// True if values differ by more than rounding: by more than 1e-9 of the largest absolute value.
 pub fn has_spread(values: impl Iterator<Item = f64>) -> bool {
     let start = (f64::INFINITY, f64::NEG_INFINITY);
     let (lowest, highest) = values.fold(start, |(low, high), x| (low.min(x), high.max(x)));

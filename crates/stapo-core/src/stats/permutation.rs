@@ -48,7 +48,7 @@ pub(super) fn lattice(differences: &[f64]) -> Option<Vec<i64>> {
 }
 
 /// `P(|sum s_i d_i| >= |sum d_i|)` from the distribution of the sum of the positive terms, built one difference at a
-/// time; `None` where that costs more than [`EXACT_COST`] additions.
+/// time; `None` if that costs more than [`EXACT_COST`] additions.
 pub(super) fn exact_on_lattice(steps: &[i64]) -> Option<f64> {
     let divisor = steps.iter().fold(0, |g, s| greatest_common_divisor(g, s.unsigned_abs())).max(1);
     let sizes: Vec<u64> = steps.iter().map(|s| s.unsigned_abs() / divisor).collect();

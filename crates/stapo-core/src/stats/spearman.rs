@@ -3,7 +3,7 @@
 use super::StatsError;
 use super::error::{all_finite, at_least, same_length};
 
-/// Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank. `None` where all values of a side
+/// Spearman's correlation: Pearson's of the ranks, equal values sharing their mean rank. `None` if all values of a side
 /// are equal, which leaves no order to agree with.
 pub fn spearman(x: &[f64], y: &[f64]) -> Result<Option<f64>, StatsError> {
     same_length("x and y", x.len(), y.len())?;

@@ -22,7 +22,7 @@ pub struct SurvivalStep {
     pub time: f64,
     /// The share of units without an event up to and including `time`.
     pub survival: f64,
-    /// Absent where no or every unit at risk had its event: Greenwood's variance has no interval there.
+    /// Absent if no or every unit at risk had its event: Greenwood's variance has no interval there.
     pub interval: Option<Interval>,
     /// Units under observation just before `time`, and their events at `time`.
     pub n_at_risk: usize,

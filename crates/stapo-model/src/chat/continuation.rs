@@ -3,7 +3,7 @@
 //!
 //! What the model sampled is never rendered. The conversation is rendered with a placeholder as the assistant's content, and
 //! what follows the placeholder is the continuation. Observations are rendered as placeholders as well, so that the
-//! template's text, which may hold special tokens, is told apart from the text of an observation, which may not.
+//! template's text, which may hold special tokens, is kept apart from the text of an observation, which may not.
 
 use super::{ChatTemplate, Message};
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ const MAX_FRAMES: usize = 1024;
 /// The text around the observations of a continuation.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// The text before the first observation, between observations and behind the last.
+    /// The text before the first observation, between observations and after the last.
     texts: Vec<String>,
     /// What the template does to each observation.
     changes: Vec<Change>,
@@ -138,7 +138,7 @@ impl ChatTemplate {
         Ok(frame)
     }
 
-    /// What the template makes of an observation: what stands between the text that surrounds its placeholder. The
+    /// What the template makes of an observation: what is between the text that surrounds its placeholder. The
     /// observation as it is where the template refuses it or writes other text around it.
     fn changed(
         &self,
@@ -189,7 +189,7 @@ impl ChatTemplate {
         self.continuation(opening, &[probe], variables).is_ok()
     }
 
-    /// Whether the template leaves out the thinking of earlier turns, as Qwen3's does. A conversation that goes on token
+    /// Whether the template leaves out the thinking of earlier turns, as Qwen3's does. A conversation that continues token
     /// by token keeps it: the past is what was sampled.
     pub fn drops_earlier_thinking(&self, variables: &Map<String, Value>) -> bool {
         let message = |role: &str, content: &str| json!({"role": role, "content": content});
@@ -207,7 +207,7 @@ impl ChatTemplate {
         self.split_once(text, &marks.turn(), "the turn of the assistant").map(|(_, after)| after)
     }
 
-    /// The text before and after a placeholder, which must stand in the text once.
+    /// The text before and after a placeholder, which must occur in the text once.
     fn split_once<'a>(&self, text: &'a str, mark: &str, what: &str) -> Result<(&'a str, &'a str)> {
         let problem = match text.matches(mark).count() {
             1 => return Ok(text.split_once(mark).unwrap_or((text, ""))),
@@ -221,7 +221,7 @@ impl ChatTemplate {
     }
 }
 
-/// The segments of observations for a model without a chat template: each stands between line breaks.
+/// The segments of observations for a model without a chat template: each is between line breaks.
 pub fn plain_continuation(observations: &[Message]) -> Vec<Segment> {
     let mut segments = Vec::with_capacity(2 * observations.len() + 1);
     for observation in observations {

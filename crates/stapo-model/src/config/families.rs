@@ -194,7 +194,7 @@ fn sliding_layers(
     types.iter().map(is_sliding).collect()
 }
 
-/// Gives the layers that `sliding` says the window of `sliding_window`; none where that key is null.
+/// Gives the layers that `sliding` says the window of `sliding_window`; none if that key is null.
 fn set_windows(keys: &ObjectReader<'_>, config: &mut ModelConfig, sliding: &[bool]) -> Result<()> {
     let is_given = keys.keys.contains_key("sliding_window");
     let window = if is_given { keys.optional_whole("sliding_window")? } else { config.family.row().window };
@@ -236,7 +236,7 @@ fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
     keys.insert("sliding_window".into(), json!(config.layers.iter().find_map(window)));
 }
 
-/// `rope_parameters` by kind of layer, in place of keys for all layers.
+/// `rope_parameters` by kind of layer, instead of keys for all layers.
 fn write_ropes_by_kind(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let parameters = |is_sliding: bool| {
         let of_kind = |attention: &&AttentionSpec| attention.rule.window.is_some() == is_sliding;

@@ -36,7 +36,7 @@ pub enum Mixer {
     DeltaNet(DeltaNetSpec),
 }
 
-/// Gated DeltaNet: a recurrence over a state of fixed size in place of keys and values.
+/// Gated DeltaNet: a recurrence over a state of fixed size instead of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaNetSpec {
     pub heads: deltanet::Heads,
@@ -59,7 +59,7 @@ pub struct AttentionSpec {
     pub rope: Rope,
     /// The first dimensions of a head, which rope rotates; 0 in layers without positions.
     pub rotary_dim: usize,
-    /// Whether `q_proj` holds a gate behind the query of each head, whose sigmoid multiplies the head's output.
+    /// Whether `q_proj` holds a gate after the query of each head, whose sigmoid multiplies the head's output.
     pub has_output_gate: bool,
 }
 

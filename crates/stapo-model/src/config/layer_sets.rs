@@ -4,7 +4,7 @@ use super::ModelConfig;
 use std::cmp::Reverse;
 
 /// Sets of layers with one window each. A block of the KV cache holds the keys and values of one set, so that the blocks in front
-/// of a window are free for any set while other sets keep theirs. All sets have as many caches, and so blocks of one size.
+/// of a window are free for any set while other sets keep theirs. All sets have the same number of caches, and so blocks of one size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerSets {
     /// The window of each set's layers; `None`: all keys.

@@ -16,7 +16,7 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// What the rotary keys of a model are read with beside the keys themselves.
+/// What the rotary keys of a model are read with, besides the keys themselves.
 #[derive(Clone, Copy)]
 pub(super) struct RopeContext {
     pub head_dim: usize,

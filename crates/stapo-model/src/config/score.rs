@@ -1,4 +1,4 @@
-//! Reward models: decoders with one score for a sequence in place of logits, `*ForSequenceClassification` with one label.
+//! Reward models: decoders with one score for a sequence instead of logits, `*ForSequenceClassification` with one label.
 
 use super::ModelConfig;
 use super::families::Family;
@@ -80,7 +80,7 @@ impl ScoreHead {
 }
 
 impl Family {
-    /// The class of reward models in `transformers`; `None` where there is none.
+    /// The class of reward models in `transformers`; `None` if there is none.
     pub fn classifier(self) -> Option<String> {
         match self {
             Self::Granite => None,
@@ -97,7 +97,7 @@ impl ModelConfig {
         classifier.unwrap_or_else(|| self.family.architecture().to_string())
     }
 
-    /// The same decoder with the head of a reward model. Without a padding token of its own, the first token that ends responses
+    /// The same decoder with the head of a reward model. Without a padding token, the first token that ends responses
     /// pads, since `transformers` scores batches of models with a padding token only.
     #[must_use]
     pub fn with_score(self, padding: Option<u32>) -> Self {

@@ -5,7 +5,7 @@ use super::weights::LayerWeights;
 use stapo_ops::{Float, ViewMut, Write};
 
 /// Takes the gradients of one micro-batch as backward computes them: of the head, of the final norm, of the layers from the
-/// last to the first, and of the embedding. Each is added to what is given here, and then said to be complete.
+/// last to the first, and of the embedding. Each is added to what is given here, and then marked as complete.
 pub trait Accumulate<T: Float> {
     /// What the gradient of the head overwrites or is added to; `None` for a frozen head.
     fn head(&mut self) -> Option<(ViewMut<'_, T>, Write)>;
@@ -31,6 +31,6 @@ pub struct Lookup<'a, T: Float> {
     /// `[vocabulary, D]`
     pub d_table: ViewMut<'a, T>,
     /// Memory of the same shape in which a micro-batch is summed from zero before `d_table` takes the sum in; `None` where
-    /// sums go on from `d_table`.
+    /// sums continue from `d_table`.
     pub apart: Option<ViewMut<'a, T>>,
 }

@@ -1,6 +1,6 @@
 //! The memory of a pass, split once per half-layer into named views.
 
-use super::layout::{ArenaLayout, HiddenSpan, split};
+use super::layout::{ArenaLayout, HiddenSpan, ScoredRows, split};
 use stapo_ops::{Buffer, Device, Float, OutOfMemory, View, ViewMut, lora};
 
 /// Activations of a pass: rows in the device's compute precision, numbers per row exact.
@@ -35,7 +35,7 @@ pub enum Hidden<'a, T: Float> {
     Absent,
     /// `[T, pitch]`
     Apart(ViewMut<'a, T>),
-    /// Behind each row of x.
+    /// After each row of x.
     BehindInput,
 }
 
@@ -68,7 +68,7 @@ pub enum Input<'a, T: Float> {
 
 /// Memory for the gradient of a linear layer's outputs.
 pub struct OutputRows<'a, T: Float> {
-    /// `[T, outputs]`, or with columns for the gradient of `x A^T` behind its rows.
+    /// `[T, outputs]`, or with columns for the gradient of `x A^T` after its rows.
     pub rows: ViewMut<'a, T>,
     pub is_joined: bool,
 }
@@ -83,7 +83,7 @@ pub struct HalfHidden<'a, T: Float> {
 
 /// What the backward of a linear layer's adapters reads, and memory for its gradient, `[T, pitch]` or more.
 pub struct HiddenBackward<'a, T: Float> {
-    /// `[T, pitch]`; `None` where it lies behind x.
+    /// `[T, pitch]`; `None` if it lies after x.
     pub hidden: Option<View<'a, T>>,
     pub d_hidden: ViewMut<'a, T>,
     pub factors: Factors,
@@ -93,7 +93,7 @@ pub struct HiddenBackward<'a, T: Float> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Factors {
     Both,
-    /// That of the first factor is made beside SwiGLU's.
+    /// That of the first factor is made together with SwiGLU's.
     Second,
 }
 
@@ -155,7 +155,7 @@ pub struct FfnViews<'a, T: Float> {
     pub activated: ViewMut<'a, T>,
     pub result: ResultViews<'a, T>,
     pub addend: ViewMut<'a, T>,
-    /// The next layer's entry; `None` behind the last layer, whose result is needed for scored rows only.
+    /// The next layer's entry; `None` after the last layer, whose result is needed for scored rows only.
     pub exit: Option<HalfEntry<'a, T>>,
     pub hidden: HalfHidden<'a, T>,
 }
@@ -226,7 +226,7 @@ pub struct HeadBackward<'a, T: Float> {
     /// `[R, D]` each
     pub d_stream: ViewMut<'a, T>,
     pub d_normed: ViewMut<'a, T>,
-    /// `[T, D]`: of the residual stream behind the last layer.
+    /// `[T, D]`: of the residual stream after the last layer.
     pub d_layer_stream: ViewMut<'a, T>,
 }
 
@@ -310,6 +310,14 @@ impl<T: Float> Arena<T> {
         let [inv_rms] = split(&mut self.exact, [at.ffn.inv_rms]);
         let exit = HalfEntry { stream: exit_stream, normed, inv_rms };
         JoinedViews { stream, attended, addend, exit, gate_up, activated }
+    }
+
+    /// The residual stream in front of the last layer's attention and what that attended, of all rows, and where scored rows go.
+    pub fn last_attended(&mut self, scored: &ScoredRows) -> [(View<'_, T>, ViewMut<'_, T>); 2] {
+        let last = &scored.layout.layers[scored.layout.layers.len() - 1];
+        let spans = [scored.stream, last.attention.stream, scored.attended, last.attended];
+        let [stream, few, attended, few_attended] = split(&mut self.compute, spans);
+        [(stream.into_view(), few), (attended.into_view(), few_attended)]
     }
 
     pub fn ffn(&mut self, layout: &ArenaLayout, index: usize) -> FfnViews<'_, T> {

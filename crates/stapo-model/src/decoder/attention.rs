@@ -172,7 +172,7 @@ fn rotate<T: Float>(
     rope::forward(layer.device, rope_dims(layer, spec), table, layer.rows.positions, norm, raw, out);
 }
 
-/// What `raw_qkv` and the norm at the entry are followed by, once more: `qkv`, and `x A^T` that lies behind the norm.
+/// What `raw_qkv` and the norm at the entry are followed by, once more: `qkv`, and `x A^T` that lies after the norm.
 pub fn recompute_inputs<T: Float>(
     layer: &LayerPass<'_, T>,
     mut views: AttentionViews<'_, T>,

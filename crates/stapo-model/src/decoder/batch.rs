@@ -14,7 +14,7 @@ pub struct PackedBatch {
     /// `[R]`: the rows that predict a scored token, and the token each predicts.
     rows: Vec<u32>,
     targets: Vec<u32>,
-    /// `[R]`: the tokens that each token was drawn from, in ascending order; empty where it was drawn from all.
+    /// `[R]`: the tokens that each token was drawn from, in ascending order; empty if it was drawn from all.
     kept: Vec<Vec<u32>>,
 }
 
@@ -49,7 +49,7 @@ impl PackedBatch {
     /// none: the rows of these tokens are computed once. The row of the last of them predicts the first token of several sequences.
     ///
     /// # Panics
-    /// As [`PackedBatch::push`], and unless the sequences begin alike and this one goes on.
+    /// As [`PackedBatch::push`], and unless the sequences begin alike and this one continues.
     pub fn push_sharing(&mut self, n_shared: usize, tokens: &[u32], is_scored: &[bool]) {
         let whole = self.shared.iter().rposition(Range::is_empty).expect("batch: no sequence to share with");
         let rows = self.starts[whole]..self.starts[whole] + n_shared;
@@ -93,7 +93,7 @@ impl PackedBatch {
         );
     }
 
-    /// The most tokens that a scored one was drawn from, and the tokens `[R, n]`, padded with `u32::MAX`; `None` where all
+    /// The most tokens that a scored one was drawn from, and the tokens `[R, n]`, padded with `u32::MAX`; `None` if all
     /// were possible.
     pub fn kept(&self) -> Option<(usize, Vec<u32>)> {
         let n = self.kept.iter().map(Vec::len).max()?;
@@ -140,7 +140,7 @@ impl PackedBatch {
         self.tokens.len()
     }
 
-    /// Rows of keys of all sequences, with those that they share; 0 where none share any.
+    /// Rows of keys of all sequences, with those that they share; 0 if none share any.
     pub fn n_key_rows(&self) -> usize {
         let n_shared: usize = self.shared.iter().map(Range::len).sum();
         if n_shared == 0 { 0 } else { self.tokens.len() + n_shared }
@@ -165,14 +165,14 @@ impl PackedBatch {
         self.shared.iter().cloned().zip(self.starts.windows(2).map(|ends| ends[0]..ends[1]))
     }
 
-    /// `[T]`: where each row stands in its sequence.
+    /// `[T]`: the position of each row in its sequence.
     pub fn positions(&self) -> Vec<u32> {
         self.sequences()
             .flat_map(|(shared, rows)| (0..rows.len()).map(move |at| (shared.len() + at) as u32))
             .collect()
     }
 
-    /// The rows of keys of all sequences, one sequence behind the other; `None` where none share any.
+    /// The rows of keys of all sequences, one sequence after another; `None` if none share any.
     pub fn key_rows(&self) -> Option<KeyRows> {
         if self.n_key_rows() == 0 {
             return None;

@@ -13,7 +13,7 @@ pub enum Context<'a, T: Float> {
     Paged(Paged<'a, T>),
 }
 
-/// Whole sequences, one behind the other: each token attends to its own sequence up to itself.
+/// Whole sequences, one after another: each token attends to its own sequence up to itself.
 #[derive(Clone, Copy)]
 pub struct Packed<'a> {
     pub n_sequences: usize,
@@ -40,7 +40,7 @@ pub struct Paged<'a, T: Float> {
     /// One for each set of layers.
     pub sets: Vec<PagedSet<'a>>,
     pub caches: &'a mut [Cache<T>],
-    /// `[n_sequences]`: where the states of a sequence lie; empty where no layer has any.
+    /// `[n_sequences]`: where the states of a sequence lie; empty if no layer has any.
     pub state_slots: View<'a, u32>,
     /// One for each layer of DeltaNet.
     pub states: &'a mut [Option<States<T>>],

@@ -10,7 +10,7 @@ use crate::config::DeltaNetSpec;
 use stapo_ops::deltanet::{self, Carried, Dims, Out, ParameterSums, Parameters, Saved, Sequences};
 use stapo_ops::{Float, View};
 
-/// From the rows of the input projections to those of the output projection. Paged rows go on behind the states of their sequences.
+/// From the rows of the input projections to those of the output projection. Paged rows continue after the states of their sequences.
 pub fn forward<T: Float>(
     layer: &LayerPass<'_, T>,
     spec: DeltaNetSpec,
@@ -89,7 +89,7 @@ impl<T: Float> DeltaNet<Parameter<T>> {
 }
 
 impl<T: Float> DeltaNet<Option<Gradient<T>>> {
-    /// `None` where the layer is frozen.
+    /// `None` if the layer is frozen.
     fn sums(&mut self) -> Option<ParameterSums<'_, T>> {
         Some(ParameterSums {
             d_conv: self.conv.as_mut()?.sum_mut(),

@@ -14,7 +14,7 @@ pub use stapo_ops::fused::matmul_swiglu::GateUp;
 use stapo_ops::{Float, View, ViewMut, swiglu};
 use std::ops::Range;
 
-/// From the normed stream at the entry to the stream and its norm at the exit; behind the last layer, to the addend.
+/// From the normed stream at the entry to the stream and its norm at the exit; after the last layer, to the addend.
 /// `next_norm` is the norm at the exit.
 pub fn forward<T: Float>(
     layer: &LayerPass<'_, T>,
@@ -81,7 +81,7 @@ pub fn project_down<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) 
     down.forward(layer.device, layer.rows.n_tokens, input, views.addend);
 }
 
-/// The norm at the entry and `activated` once more, from the stream and `gate_up`, and `x A^T` that lies behind them.
+/// The norm at the entry and `activated` once more, from the stream and `gate_up`, and `x A^T` that lies after them.
 pub fn recompute_inputs<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<'_, T>) {
     let SwiGlu { gate_up, down } = swiglu_of(layer);
     let (device, n_tokens) = (layer.device, layer.rows.n_tokens);

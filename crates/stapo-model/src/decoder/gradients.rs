@@ -18,7 +18,7 @@ pub struct Gradients<T: Float = f32> {
     /// of the two is one chain, and [`Gradients::join`] adds them.
     lookup: Option<Buffer<T>>,
     /// Where the gradient of the head, and later that of the embedding, is summed from zero within a micro-batch before the
-    /// sum of all micro-batches takes it in. `None` where their sums go on from one micro-batch to the next.
+    /// sum of all micro-batches takes it in. `None` if their sums continue from one micro-batch to the next.
     apart: Option<Buffer<T>>,
     /// The head's gradient of the micro-batch lies apart.
     is_head_apart: bool,

@@ -39,7 +39,7 @@ pub struct TokenScores<T = f32> {
     pub alternatives: Vec<Vec<(u32, T)>>,
 }
 
-/// The numbers of each scored token on their way to the host, while the device goes on with what is queued.
+/// The numbers of each scored token on their way to the host, while the device continues with what is queued.
 #[derive(Debug)]
 pub struct PendingScores<T: Float = f32> {
     logp: PendingDownload<T>,
@@ -95,7 +95,7 @@ pub struct HeadOutputs<T: Float> {
     left: Left,
 }
 
-/// What forward leaves to backward beside the numbers of tokens.
+/// What forward leaves to backward besides the numbers of tokens.
 #[derive(Debug)]
 enum Left {
     /// Logits that backward need not compute again.
@@ -176,7 +176,7 @@ impl<T: Float> HeadOutputs<T> {
         let Left::Logits(logits) = self.left else {
             assert!(
                 token_gradients.d_entropy.iter().all(|d| *d == T::ZERO),
-                "backward: derivatives by entropies that forward was told not to expect"
+                "backward: derivatives by entropies, which forward was asked to leave out"
             );
             lm_head::backward_frozen(device, d_logp.view(), views.d_normed);
             gradients.head_done();

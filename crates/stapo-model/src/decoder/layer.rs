@@ -39,12 +39,12 @@ pub struct LayerPass<'a, T: Float> {
 pub struct Exit<'a, T: Float> {
     /// `[T, D]`: the residual stream at the half-layer's entry.
     pub stream: View<'a, T>,
-    /// `[T, D]`: what is added to the residual stream; behind the last layer it is read, else left holding anything.
+    /// `[T, D]`: what is added to the residual stream; after the last layer it is read, else left holding anything.
     pub addend: ViewMut<'a, T>,
     pub result: ResultViews<'a, T>,
     /// `[D]`: the norm of the half-layer's result, where it has one.
     pub result_norm: Option<View<'a, T>>,
-    /// The entry of the next half-layer; `None` behind the last layer.
+    /// The entry of the next half-layer; `None` after the last layer.
     pub next: Option<HalfEntry<'a, T>>,
     /// `[D]`: the norm in front of the next half-layer, where it has one.
     pub next_norm: Option<View<'a, T>>,

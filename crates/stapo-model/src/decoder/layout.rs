@@ -1,10 +1,12 @@
 //! Where every activation lies in the arena.
 
 mod columns;
+mod scored;
 
 use super::lora::{HiddenColumns, HiddenLayout};
 use crate::config::{LinearRole, ModelConfig};
 use columns::LayerColumns;
+pub use scored::ScoredRows;
 use serde::{Deserialize, Serialize};
 use stapo_ops::{Buffer, Float, ViewMut};
 
@@ -35,7 +37,7 @@ pub enum Purpose {
 pub struct BatchRows {
     pub tokens: usize,
     pub scored: usize,
-    /// Rows of keys of sequences that share rows; 0 where none do.
+    /// Rows of keys of sequences that share rows; 0 if none do.
     pub keys: usize,
 }
 
@@ -87,7 +89,7 @@ pub struct ArenaLayout {
 pub struct EntrySpans {
     /// `[T, D]`
     pub stream: Span,
-    /// `[T, D]`, or with columns for `x A^T` behind its rows.
+    /// `[T, D]`, or with columns for `x A^T` after its rows.
     pub normed: Span,
     /// `[T]` exact
     pub inv_rms: Span,
@@ -103,19 +105,19 @@ pub struct LayerSpans {
     pub head_inv_rms: Span,
     /// `[T, W]`: after rope.
     pub qkv: Span,
-    /// `[T, Q]`, or with columns for `x A^T` behind its rows.
+    /// `[T, Q]`, or with columns for `x A^T` after its rows.
     pub attended: Span,
     /// `[T, heads]` exact
     pub lse: Span,
     /// `[E, 2 KV]`: copies of keys and values for sequences that share rows. All layers share its memory, in training with the
-    /// gradients of activations: it is made anew in backward.
+    /// gradients of activations: it is made again in backward.
     pub keys: Span,
     /// What attention's norm on its result takes in.
     pub attention_result: ResultSpans,
     pub ffn: EntrySpans,
     /// `[T, 2 F]`
     pub gate_up: Span,
-    /// `[T, F]`, or with columns for `x A^T` behind its rows.
+    /// `[T, F]`, or with columns for `x A^T` after its rows.
     pub activated: Span,
     /// What the feed-forward's norm on its result takes in.
     pub ffn_result: ResultSpans,
@@ -149,12 +151,12 @@ pub enum HiddenSpan {
     Absent,
     /// `[T, pitch]`
     Apart(Span),
-    /// Behind each row of x.
+    /// After each row of x.
     BehindInput,
 }
 
 impl HiddenSpan {
-    /// The memory of `x A^T` that does not lie behind x.
+    /// The memory of `x A^T` that does not lie after x.
     pub fn elements(self) -> Span {
         match self {
             Self::Apart(span) => span,
@@ -187,7 +189,7 @@ pub struct GradientSpans {
     pub hidden: Span,
 }
 
-/// Gradients of the activations of one layer; empty where there is no backward.
+/// Gradients of the activations of one layer; empty if there is no backward.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerGradientSpans {
     /// `[T, F]`
@@ -208,14 +210,14 @@ pub struct LayerGradientSpans {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutputSpan {
     pub rows: Span,
-    /// Whether its rows have columns for the gradient of `x A^T` behind them.
+    /// Whether its rows have columns for the gradient of `x A^T` after them.
     pub is_joined: bool,
 }
 
 /// Spans start on cache lines.
 const ALIGN: usize = 16;
 
-/// Hands out spans one behind the other.
+/// Hands out spans one after another.
 #[derive(Default)]
 struct Cursor(usize);
 
@@ -352,7 +354,7 @@ impl ResultSpans {
 }
 
 impl LayerSpans {
-    /// The spans of all layers: what a layer keeps for backward lies in memory of its own, the rest in memory that layers
+    /// The spans of all layers: what a layer keeps for backward is in separate memory, the rest in memory that layers
     /// share.
     fn all(columns: &[LayerColumns], rows: (usize, usize), purpose: Purpose, at: &mut Cursors) -> Vec<Self> {
         if purpose == Purpose::Training(Recompute::Nothing) {
@@ -413,7 +415,7 @@ impl LayerSpans {
         }
     }
 
-    /// With memory of its own for the residual stream and the layer's products.
+    /// With separate memory for the residual stream and the layer's products.
     fn with_products(self, at: &mut Cursors) -> Self {
         let [attention_result, ffn_result] =
             [self.attention_result, self.ffn_result].map(|result| ResultSpans {
@@ -434,7 +436,7 @@ impl LayerSpans {
         }
     }
 
-    /// With memory of its own for the layer's input.
+    /// With separate memory for the layer's input.
     fn with_input(self, at: &mut Cursors) -> Self {
         let stream = at.compute.take(self.attention.stream.len);
         Self { attention: EntrySpans { stream, ..self.attention }, ..self }

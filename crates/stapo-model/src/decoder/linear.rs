@@ -1,4 +1,4 @@
-//! The one door for every product of a layer: training, prefill and decode call these methods. `adapted` has what the
+//! Every product of a layer: training, prefill and decode call these methods. `adapted` has what the
 //! adapters of a linear layer add to its product.
 
 mod adapted;
@@ -49,7 +49,7 @@ pub struct Activation<'a, T: Float> {
 pub enum OutputGradient<'a, T: Float> {
     /// `[n_rows, outputs]`
     Apart(View<'a, T>),
-    /// `[n_rows, outputs + pitch]`: with room for the gradient of `x A^T` of these adapters behind its rows.
+    /// `[n_rows, outputs + pitch]`: with room for the gradient of `x A^T` of these adapters after its rows.
     Joined { rows: ViewMut<'a, T>, adapter: &'a Adapter<Parameter<T>> },
 }
 

@@ -179,9 +179,9 @@ impl LoraSpec {
 pub struct HiddenColumns {
     /// Its columns.
     pub pitch: usize,
-    /// Whether it lies behind x in the same rows, because the adapters are joined to the layer (see `stapo_ops::lora`).
+    /// Whether it lies after x in the same rows, because the adapters are joined to the layer (see `stapo_ops::lora`).
     pub is_joined: bool,
-    /// Whether its gradient may lie behind that of the layer's outputs in the same rows.
+    /// Whether its gradient may lie after that of the layer's outputs in the same rows.
     pub joins_gradients: bool,
 }
 

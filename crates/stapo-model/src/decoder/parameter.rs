@@ -8,7 +8,7 @@ use stapo_ops::{Buffer, Device, Float, OutOfMemory, Shape, View, ViewMut, Weight
 use std::ops::Range;
 
 impl LoraSpec {
-    /// Numbers that adapters take beside frozen weights, on a device that joins them.
+    /// Numbers that adapters take besides frozen weights, on a device that joins them.
     pub fn n_joined(&self, config: &ModelConfig) -> u64 {
         let frozen = DecoderWeights::specs(config, Some(self));
         let columns = |spec: &ParameterSpec| match spec.kind {

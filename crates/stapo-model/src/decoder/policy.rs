@@ -22,7 +22,7 @@ pub struct Policy<T: Float = f32> {
     lora: Option<LoraSpec>,
     pub(crate) weights: DecoderWeights<Parameter<T>>,
     hidden: Option<HiddenLayout>,
-    /// Of every trained parameter the elements whose f32 masters this rank has; `None` where it has all.
+    /// Of every trained parameter the elements whose f32 masters this rank has; `None` if it has all.
     owned: Option<Vec<Range<usize>>>,
     n_updates: u64,
 }
@@ -62,7 +62,7 @@ impl Policy<f32> {
 }
 
 impl<T: Float> Policy<T> {
-    /// Zeros. The parameters of a policy that nobody trains lie in the region of the device, where it has one.
+    /// Zeros. The parameters of a policy that is not trained are in the region of the device, if it has one.
     pub fn zeros<'a>(
         device: &Device,
         spec: impl Into<PolicySpec<'a>>,
@@ -81,7 +81,7 @@ impl<T: Float> Policy<T> {
         device.prepare(&kernel_uses(config, lora));
         Self {
             id: PolicyId::next(),
-            // What is made beside the parameters, such as tables, outlives the turns of a region.
+            // What is made besides the parameters, such as tables, outlives the turns of a region.
             device: device.outside_regions(),
             config: config.clone(),
             lora: lora.cloned(),
@@ -225,7 +225,7 @@ impl<T: Float> Policy<T> {
 }
 
 impl Policy<f32> {
-    /// Copies the parameters, as they are stored, one behind the other to host memory.
+    /// Copies the parameters, as they are stored, one after another to host memory.
     pub fn copy_to_host(&self) -> HostBuffer {
         let views = || self.weights.all().into_iter().map(Parameter::view);
         let n_bytes = views().map(|view| view.n_stored_bytes().0).sum();
@@ -239,7 +239,7 @@ impl Policy<f32> {
         buffer
     }
 
-    /// Overwrites the parameters of a policy that nobody trains with what [`Policy::copy_to_host`] gave.
+    /// Overwrites the parameters of a policy that is not trained with what [`Policy::copy_to_host`] gave.
     pub fn copy_from_host(&mut self, buffer: &HostBuffer) {
         let mut rest = &buffer[..];
         for parameter in self.weights.all_mut() {
@@ -339,7 +339,7 @@ impl<T: Float> Policy<T> {
         &self.config
     }
 
-    /// The policy's adapters; `None` where all weights are trained.
+    /// The policy's adapters; `None` if all weights are trained.
     pub fn lora(&self) -> Option<&LoraSpec> {
         self.lora.as_ref()
     }

@@ -17,7 +17,7 @@ pub struct QuantisedBase {
     pub n_weights: u64,
     /// Bytes of their blocks.
     pub n_bytes: u64,
-    /// Numbers that adapters would take beside these weights, were they not quantised.
+    /// Numbers that adapters would take besides these weights, were they not quantised.
     pub n_joined: u64,
     /// Numbers of the largest of them as products read it, with what adapters add.
     pub n_unpacked: u64,

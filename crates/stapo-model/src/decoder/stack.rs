@@ -7,7 +7,7 @@ use super::attention;
 use super::context::{Context, Packed};
 use super::ffn::{self, GateUp};
 use super::layer::{LayerPass, Rows, norm_dims};
-use super::layout::{ArenaLayout, Purpose, Recompute};
+use super::layout::{ArenaLayout, Purpose, Recompute, ScoredRows};
 use super::parameter::Parameter;
 use super::policy::Policy;
 use crate::config::{EmbeddingScale, Gate, LayerSpec};
@@ -67,6 +67,12 @@ impl<'a, T: Float> Stack<'a, T> {
             let next = weights.layers.get(index + 1);
             let next_norm = next.and_then(|next| next.attention_norm.as_ref()).map(Parameter::view);
             attention::forward(&layer, arena.attention(self.layout, index), context);
+            if next.is_none()
+                && layer.joins_halves
+                && let Some(rows) = self.layout.scored_rows()
+            {
+                return self.finish_scored(arena, scored, &rows);
+            }
             if layer.joins_halves {
                 ffn::activate_attended(&layer, arena.joined(self.layout, index));
             } else {
@@ -77,6 +83,30 @@ impl<'a, T: Float> Stack<'a, T> {
             ffn::project_down(&self.layer(last), arena.ffn(self.layout, last));
         }
         self.norm_scored(arena, scored);
+    }
+
+    /// From what the last layer has attended to the final norm, for scored rows only: of a prompt, only the last row is read behind
+    /// its keys and values.
+    fn finish_scored(&self, arena: &mut Arena<T>, scored: View<'_, u32>, rows: &ScoredRows) {
+        let (device, n_scored) = (self.policy.device(), self.layout.n_scored);
+        if n_scored == 0 {
+            return;
+        }
+        for (from, to) in arena.last_attended(rows) {
+            let (vocab, width) = (self.layout.n_tokens, to.len() / n_scored);
+            embedding::forward(device, embedding::Dims { tokens: n_scored, vocab, width }, scored, from, to);
+        }
+        let few = Rows { n_tokens: n_scored, ..self.rows };
+        let stack = Stack { layout: &rows.layout, rows: few, policy: self.policy, joins_halves: true };
+        let last = self.policy.weights.layers.len() - 1;
+        ffn::activate_attended(&stack.layer(last), arena.joined(stack.layout, last));
+        ffn::project_down(&stack.layer(last), arena.ffn(stack.layout, last));
+        let views = arena.head(stack.layout);
+        let residual = rmsnorm::Residual { stream: views.layer_stream, addend: views.addend };
+        let out = rmsnorm::Out { normed: views.normed, inv_rms: views.inv_rms };
+        let (dims, weight) =
+            (norm_dims(self.policy.config(), n_scored), self.policy.weights.final_norm.view());
+        rmsnorm::forward_add(device, dims, residual, weight, views.stream, out);
     }
 
     /// The last residual addition and the final norm, for scored rows only.

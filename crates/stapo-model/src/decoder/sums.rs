@@ -26,7 +26,7 @@ use std::ops::Range;
 pub struct GradientSums {
     /// Where backward runs.
     device: Device,
-    /// Where exchanges and additions run: beside backward where the transport queues them on the device.
+    /// Where exchanges and additions run: during backward if the transport queues them on the device.
     side: Device,
     is_queued: bool,
     ranks: Ranks,
@@ -58,7 +58,7 @@ struct OwnedSum {
 /// What one rank sent to others, and how long that took.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Exchanged {
-    /// Seconds of the exchanges of gradients. On GPUs with NCCL they run beside backward.
+    /// Seconds of the exchanges of gradients. On GPUs with NCCL they run during backward.
     pub gradient_seconds: f64,
     /// Seconds of the additions in the order of the micro-batches.
     pub fold_seconds: f64,

@@ -193,7 +193,7 @@ fn every_gradient_equals_finite_differences() {
     }
 }
 
-/// The head of a reward model is trained beside adapters too.
+/// The head of a reward model is trained with adapters too.
 #[test]
 fn a_reward_model_has_the_gradients_of_finite_differences() {
     for family in [Family::Qwen3, Family::Gemma2] {
@@ -263,7 +263,7 @@ fn a_frozen_head_that_computes_its_logits_once_gives_the_same_gradients() {
 }
 
 #[test]
-#[should_panic(expected = "derivatives by entropies that forward was told not to expect")]
+#[should_panic(expected = "derivatives by entropies, which forward was asked to leave out")]
 fn derivatives_by_entropies_need_a_forward_that_expects_them() {
     let policy = adapted(Family::Qwen3, true);
     let mut pass = Pass::training(&policy, Recompute::Nothing).unwrap();
@@ -287,6 +287,25 @@ fn cleared_gradients_are_zero_and_take_up_new_ones() {
     gradients.join();
     assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
     assert_eq!(gradients.sum_squares(), 0.0);
+}
+
+/// Behind attention, a pass without backward runs the last layer for scored rows only where these are few.
+#[test]
+fn few_scored_rows_have_the_bits_of_many() {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        let policy = policy(family, true);
+        let sequences: [Vec<u32>; 2] = [vec![1, 4, 2, 3, 0, 4, 1, 2], vec![3, 2, 4, 1, 1]];
+        let logp = |is_scored: fn(usize) -> bool| {
+            let mut batch = PackedBatch::new();
+            for tokens in &sequences {
+                batch.push(tokens, &(0..tokens.len()).map(is_scored).collect::<Vec<_>>());
+            }
+            Pass::scoring(&policy).unwrap().forward(&policy, &batch, OPTIONS).unwrap().logp
+        };
+        let all = logp(|position| position > 0);
+        assert_eq!(logp(|position| position == 3), [all[2], all[7 + 2]], "{family:?}");
+        assert_eq!(logp(|position| position == 7), [all[6]], "{family:?}");
+    }
 }
 
 #[test]

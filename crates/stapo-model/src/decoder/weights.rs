@@ -18,7 +18,7 @@ pub struct DecoderWeights<P> {
     pub layers: Vec<LayerWeights<P>>,
     /// `[D]`
     pub final_norm: P,
-    /// `[vocabulary, D]`, or `[1, D]` of a reward model; `None` where the embedding is the head too ("tied").
+    /// `[vocabulary, D]`, or `[1, D]` of a reward model; `None` if the embedding is the head too ("tied").
     pub head: Option<P>,
 }
 
@@ -231,7 +231,7 @@ impl<P> LayerWeights<P> {
 }
 
 impl<P> Ffn<P> {
-    /// The one product with which the feed-forward ends; `None` where it does not end with a single product.
+    /// The one product with which the feed-forward ends; `None` if it does not end with a single product.
     #[allow(clippy::unnecessary_wraps, reason = "a mixture of experts does not end with a single product")]
     pub fn down(&self) -> Option<&Linear<P>> {
         match self {
@@ -267,7 +267,7 @@ impl<P> Linear<P> {
 }
 
 impl Adapter<ParameterSpec> {
-    /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` where no module of it is a
+    /// The adapters of a linear layer whose `weight` is one tensor or several stacked; `None` if no module of it is a
     /// target.
     fn for_weight(lora: &LoraSpec, weight: &ParameterSpec) -> Option<Self> {
         let outputs = weight.parts.iter().map(|part| part.shape[0]).sum();
@@ -297,7 +297,7 @@ const QKV: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
 const GATE_UP: [&str; 2] = ["gate_proj", "up_proj"];
 const DELTA_NET: [&str; 4] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
 
-/// A name that all tensors of one parameter share and that the parameters before and behind it do not have, so that a list
+/// A name that all tensors of one parameter share and that the parameters before and after it do not have, so that a list
 /// of trained tensors in their order can be divided into parameters without a model's configuration.
 pub fn parameter_of(tensor: &str) -> String {
     // Of adapters, the first factors are stacked and the second are not.
@@ -319,7 +319,7 @@ pub struct ParameterSpec {
     /// and are not.
     pub kind: ParameterKind,
     pub role: Role,
-    /// Columns for adapters behind the rows of a frozen matrix, on a device that joins them.
+    /// Columns for adapters after the rows of a frozen matrix, on a device that joins them.
     pub n_joined: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The files beside the weights: tokenizer, chat template, stop tokens.
+//! The files next to the weights: tokenizer, chat template, stop tokens.
 
 use super::folder::{self, TAKEN_OVER};
 use super::other_parts::OtherParts;
@@ -7,7 +7,7 @@ use crate::pretrained::Pretrained;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// A file beside the weights.
+/// A file next to the weights.
 #[derive(Debug, Clone)]
 pub struct Companion {
     name: &'static str,
@@ -31,7 +31,7 @@ impl Companion {
         Ok(())
     }
 
-    /// The parts of a multimodal model beside its language model.
+    /// The parts of a multimodal model besides its language model.
     pub(super) fn other_parts(&self) -> Option<&OtherParts> {
         match &self.content {
             Content::OtherParts(parts) => Some(parts),
@@ -56,7 +56,7 @@ impl Companion {
 }
 
 impl Pretrained {
-    /// The files to export beside this model's weights, or beside those of a model trained from it.
+    /// The files to export with this model's weights, or with those of a model trained from it.
     pub fn companions(&self) -> Result<Vec<Companion>> {
         if let Some(folder) = self.folder() {
             let copies = TAKEN_OVER.into_iter().map(|name| (name, folder.join(name)));

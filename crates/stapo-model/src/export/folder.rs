@@ -33,7 +33,7 @@ const LOCK: &str = "lock";
 const WRITTEN: &str = "model";
 const REPLACED: &str = "replaced";
 
-/// Lets `fill` write into a new folder beside `out`, then renames the new folder to `out`. After an error nothing is
+/// Lets `fill` write into a new folder next to `out`, then renames the new folder to `out`. After an error nothing is
 /// left behind; what a killed program left is removed by the next that writes to `out`.
 pub(crate) fn write_whole<T>(
     out: &Path,
@@ -81,7 +81,7 @@ pub(crate) fn write_whole<T>(
     Ok(result)
 }
 
-/// Removes what killed programs left beside a folder. A failure is none: the next one removes it.
+/// Removes what killed programs left next to a folder. A failure is ignored: the next export removes it.
 fn remove_abandoned(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for folder in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
@@ -92,7 +92,7 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
     }
 }
 
-/// Whether nobody writes a folder any more. It then holds a part of a model, or the model that a whole one has replaced; one with
+/// Whether no process writes a folder any more. It then holds a part of a model, or the model that a whole one has replaced; one with
 /// both was left between two renames, and the model that was to be replaced may be the only copy.
 fn is_abandoned(folder: &Path) -> bool {
     let has_one = folder.join(WRITTEN).is_dir() != folder.join(REPLACED).is_dir();

@@ -1,4 +1,4 @@
-//! The parts of a multimodal checkpoint beside its language model. Nothing here computes them; an export writes them as they were
+//! The parts of a multimodal checkpoint besides its language model. Nothing here computes them; an export writes them as they were
 //! read, so that the folder is again a multimodal model.
 
 use crate::config::is_multimodal;

@@ -146,7 +146,7 @@ impl<'a> Engine<'a> {
         self.accept(request, |sample| lengths[sample as usize])
     }
 
-    /// `limit` gives the longest response of each sample, beside that of the request.
+    /// `limit` gives the longest response of each sample, besides that of the request.
     fn accept(&mut self, mut request: Request, limit: impl Fn(u32) -> usize) -> Result<Ticket, RequestError> {
         let Request { n_samples, max_tokens, .. } = request;
         if n_samples == 0 {

@@ -14,7 +14,7 @@ pub struct RequestGroup {
     pub waiting: VecDeque<Sequence>,
     /// Sequences that run or that wait for their last token to be read.
     pub n_running: usize,
-    /// Sequences whose turn has ended and that may go on with another.
+    /// Sequences whose turn has ended and that may continue with another.
     pub n_parked: usize,
 }
 

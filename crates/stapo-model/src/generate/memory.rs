@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// CUDA graphs stay valid only as long as every buffer in them stays at its address.
 #[derive(Default)]
 pub struct EngineMemory {
-    /// The device that keys, values, activations and logits are asked of; the policy's where absent.
+    /// The device that keys, values, activations and logits are asked of; by default the policy's.
     lender: Option<Device>,
     allocated: Option<Allocated>,
 }
@@ -31,14 +31,14 @@ impl EngineMemory {
         Self { lender: Some(memory), allocated: None }
     }
 
-    /// The memory for `policy`, allocated anew unless it was allocated for the same policy and of the same size.
+    /// The memory for `policy`, allocated again unless it was allocated for the same policy and of the same size.
     pub(super) fn fit(
         &mut self,
         policy: &Policy,
         size: MemorySize,
         rule: SamplingRule,
     ) -> Result<&mut Allocated, OutOfMemory> {
-        // The old memory is given back first: old and new need not fit beside each other.
+        // The old memory is given back first: old and new need not fit at the same time.
         let kept = self.allocated.take().filter(|kept| kept.policy == policy.id() && kept.size == size);
         let memory = self.lender.as_ref().unwrap_or(policy.device());
         let allocated = self.allocated.insert(match kept {

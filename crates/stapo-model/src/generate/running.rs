@@ -34,7 +34,7 @@ impl RunningSequences {
         self.admitted.binary_search_by_key(number, |(number, _)| *number).ok()
     }
 
-    /// Admits a sequence behind all others.
+    /// Admits a sequence after all others.
     pub fn push(&mut self, sequence: Sequence) {
         self.numbers.insert((sequence.ticket, sequence.sample), self.n_admitted);
         self.admitted.push((self.n_admitted, sequence));

@@ -26,7 +26,7 @@ pub struct ScheduledRows {
     /// Samples of the same request that wait for the prompt which these rows complete: their first tokens are drawn
     /// from the last row too.
     pub siblings: Vec<u32>,
-    /// Tokens that may follow: each is a row of its own, from which the token after it is drawn. See `drafting`.
+    /// Tokens that may follow: each is a separate row, from which the token after it is drawn. See `drafting`.
     pub drafts: Vec<u32>,
 }
 
@@ -149,7 +149,7 @@ impl Scheduler {
         while n_rows_left > 0 && (running_idx < self.running.len() || self.admit()) {
             let n_rows = self.n_rows_at_once(running_idx, n_rows_left);
             if !self.reserve(running_idx, n_rows, &mut step) {
-                // The sequence was preempted itself, after every sequence behind it: none is left to plan.
+                // The sequence was preempted itself, after every sequence after it: none is left to plan.
                 break;
             }
             let draws = n_rows == self.running[running_idx].n_pending();
@@ -158,7 +158,7 @@ impl Scheduler {
             n_rows_left -= n_rows;
             running_idx += 1;
         }
-        // Decode attention reads a common prompt once for sequences that stand side by side. They were admitted apart
+        // Decode attention reads a common prompt once for sequences that are next to each other. They were admitted apart
         // where another prompt came between a prompt's first sample and its others.
         step.rows.sort_by_key(|rows| self.running[rows.running_idx].ticket);
         self.draw_for_siblings(&mut step.rows);
@@ -260,7 +260,7 @@ impl Scheduler {
 
     fn find(&self, token: UnreadToken) -> Option<Held> {
         let UnreadToken { ticket, sample, position, .. } = token;
-        // A token drawn ahead of time for a turn that has ended stands before the next turn's first.
+        // A token drawn ahead of time for a turn that has ended is before the next turn's first.
         let expects = |sequence: &Sequence| position >= sequence.next_unread();
         if let Some(idx) = self.running.position(ticket, sample) {
             return Some(Held::Running(idx)).filter(|_| expects(&self.running[idx]));
@@ -355,7 +355,7 @@ impl Scheduler {
         true
     }
 
-    /// Blocks that the sequence to be admitted next lacks; `None` where there is no such sequence.
+    /// Blocks that the sequence to be admitted next lacks; `None` if there is no such sequence.
     fn n_missing(&self) -> Option<usize> {
         let group = self.groups.values().find(|group| group.can_admit())?;
         let next = group.waiting.front()?;
@@ -369,7 +369,7 @@ impl Scheduler {
         Some(self.n_needed(next.tokens.len()).enumerate().map(missing).sum())
     }
 
-    /// Gives a running sequence blocks of its own for its next `n_rows` positions, preempting others if need be. False:
+    /// Gives a running sequence its blocks for its next `n_rows` positions, preempting others if need be. False:
     /// the sequence was preempted itself.
     fn reserve(&mut self, running_idx: usize, n_rows: usize, step: &mut ScheduledStep) -> bool {
         let n_cached = self.running[running_idx].n_cached;
@@ -382,7 +382,7 @@ impl Scheduler {
             .all(|(set, block_idx)| self.reserve_block(running_idx, (set, block_idx), step))
     }
 
-    /// Gives a running sequence a block of its own in one set of layers. False: the sequence was preempted itself.
+    /// Gives a running sequence a block in one set of layers. False: the sequence was preempted itself.
     fn reserve_block(
         &mut self,
         running_idx: usize,

@@ -6,7 +6,7 @@ use super::{SampledToken, Ticket};
 use stapo_ops::sampling;
 
 /// The tokens of a response so far, and how many of them have their keys and values in the cache. A last token that was
-/// drawn and not yet read by the host stands as the number of its draw, see `sampling::drawn`.
+/// drawn and not yet read by the host is known by the number of its draw, see `sampling::drawn`.
 #[derive(Debug)]
 pub struct Sequence {
     pub ticket: Ticket,
@@ -21,7 +21,7 @@ pub struct Sequence {
     pub n_cached: usize,
     /// One for each set of layers; none before the first block.
     pub tables: Vec<BlockTable>,
-    /// The states behind `tokens[..n_cached]`, of a sequence that has run, in a model whose layers keep states.
+    /// The states after `tokens[..n_cached]`, of a sequence that has run, in a model whose layers keep states.
     pub state: Option<StateSlot>,
     /// The longest turn.
     pub max_tokens: usize,

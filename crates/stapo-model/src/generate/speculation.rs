@@ -35,7 +35,7 @@ pub struct StepCost {
     /// Of reading the weights, however many rows there are.
     pub weights: u64,
     pub row: u64,
-    /// Of a drafting step: the host reads tokens before it plans, and keys are stored by kernels of their own.
+    /// Of a drafting step: the host reads tokens before it plans, and keys are stored by separate kernels.
     pub drafting: u64,
     /// Rows that a drafting step has at most; all of them read the weights once.
     pub max_rows: usize,
@@ -298,7 +298,7 @@ impl<'a> Speculator<'a> {
         }
     }
 
-    /// Drops the texts of a request none of whose responses goes on.
+    /// Drops the texts of a request none of whose responses continues.
     pub fn forget(&mut self, ticket: Ticket) {
         self.groups.remove(&ticket);
     }

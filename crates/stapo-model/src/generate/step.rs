@@ -69,7 +69,7 @@ pub struct StepShape {
     /// Whether layers keep states of sequences.
     pub has_states: bool,
     pub drawn: usize,
-    /// Whether rows of one sequence are sequences of their own, which read each other's keys.
+    /// Whether rows of one sequence are separate sequences, which read each other's keys.
     pub has_drafts: bool,
     /// The sequences with many rows, which come last.
     pub prefill: Option<Prefill>,
@@ -155,7 +155,7 @@ impl StepRows {
         }
         self.drawing.extend(scheduled.siblings.iter().map(|_| row));
         self.draws.extend(scheduled.siblings.iter().map(|sample| (sequence.ticket, *sample, 0)));
-        // A drafted row is a sequence of its own, on the same blocks: a step of single rows is a decode step.
+        // A drafted row is a separate sequence, on the same blocks: a step of single rows is a decode step.
         for (draft, position) in scheduled.drafts.iter().zip(context..) {
             self.push_rows(sequence, position, &[*draft]);
             self.drawing.push(self.tokens.len() as u32 - 1);
@@ -294,7 +294,7 @@ impl StepRows {
     }
 }
 
-/// What a step reads and writes beside activations and caches, at addresses that stay.
+/// What a step reads and writes besides activations and caches, at addresses that stay.
 #[derive(Debug)]
 pub struct StepBuffers {
     /// All of [`StepRows`], one after another: see [`StepInputs::new`].

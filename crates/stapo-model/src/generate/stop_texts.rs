@@ -4,7 +4,7 @@ use super::sequence::Sequence;
 use super::{FinishReason, Request};
 use crate::Tokenizer;
 
-/// Tokens beside those of the longest text that are decoded, for decoders whose result depends on earlier tokens.
+/// Tokens besides those of the longest text that are decoded, for decoders whose result depends on earlier tokens.
 const CONTEXT_TOKENS: usize = 8;
 
 /// Texts that end a response: the token that completes one of them is the response's last. Whether a token does is a
@@ -35,7 +35,7 @@ impl<'a> StopTexts<'a> {
     }
 }
 
-/// Why the response of a sequence ends with the token that was read last; `None` if it goes on.
+/// Why the response of a sequence ends with the token that was read last; `None` if it continues.
 pub fn finish_reason(
     sequence: &Sequence,
     request: &Request,

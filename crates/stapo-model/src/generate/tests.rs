@@ -80,7 +80,7 @@ fn given(ticket: u64, sample: u32, turn: usize) -> Vec<u32> {
 /// A step at which the environment answers, with the request and the sample.
 type DueAnswer = (usize, Ticket, u32);
 
-/// Lets sequences whose environment has answered go on, or releases them after their last turn. Returns the other answers.
+/// Lets sequences whose environment has answered continue, or releases them after their last turn. Returns the other answers.
 fn answer_due(
     scheduler: &mut Scheduler,
     requests: &[Request],
@@ -450,7 +450,7 @@ fn a_sequence_cut_back_to_before_a_window_is_computed_again() {
     let mut cache = vec![[(0, u32::MAX); BLOCK_TOKENS]; 64];
     let request = request(10, 1, 4);
     let mut leader = Sequence::new(Ticket(0), 0, request.prompt.clone(), 400);
-    // The tokens that the text is cut back to, how many come behind these, and rows in all that the model then computes.
+    // The tokens that the text is cut back to, how many come after these, and rows in all that the model then computes.
     for (n_kept, n_new, n_rows) in [(10, 40, 53), (50, 1, 4), (47, 2, 5), (20, 3, 26), (3, 30, 36)] {
         leader.tokens.truncate(n_kept);
         let changed = (0..n_new).map(|i| 900 + 3 * i + n_kept as u32);

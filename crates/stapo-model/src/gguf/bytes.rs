@@ -46,7 +46,7 @@ impl<'a> Bytes<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A string: its length, then as many bytes of UTF-8.
+    /// A string: its length, then that many bytes of UTF-8.
     pub fn string(&mut self, what: &str) -> Result<&'a str> {
         let n = self.u64(what)?;
         let at = self.at;

@@ -7,7 +7,7 @@ use crate::weights::{Encoding, decode};
 
 impl Gguf {
     /// The config of a file of a supported family. Embeddings are tied when there is no `output.weight`.
-    /// With an `output.weight` the head is a matrix of its own, even if the model was trained with tied embeddings:
+    /// With an `output.weight` the head is a separate matrix, even if the model was trained with tied embeddings:
     /// quantisers keep a more precise copy for the head.
     pub fn config(&self) -> Result<ModelConfig> {
         let architecture =
@@ -108,7 +108,7 @@ impl Gguf {
         Ok(head_dim)
     }
 
-    /// Biases that a family may have: no key tells, the tensors do.
+    /// Biases that a family may have: the tensors show it, no key does.
     fn set_biases(&self, layer: &mut LayerSpec) {
         let has = |part: &str| self.tensors.contains_key(&format!("blk.0.{part}.bias"));
         if let Some(attention) = layer.attention_mut() {

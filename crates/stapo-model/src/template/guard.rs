@@ -1,6 +1,6 @@
 //! Puts guards around the instructions of a compiled template.
 //!
-//! A guard before an instruction takes its operands from the stack, pays for them and puts them back; a guard behind an
+//! A guard before an instruction takes its operands from the stack, pays for them and puts them back; a guard after an
 //! instruction replaces its result. The names of the guards are no identifiers, so no template can call or replace one.
 
 use minijinja::machinery::{Instruction, Instructions};
@@ -14,7 +14,7 @@ pub(super) const FLAT: &str = "<flat>";
 pub(super) const REPEAT: &str = "<repeat>";
 /// Pays for a new container, and turns a lazy sequence into a list.
 pub(super) const SETTLE: &str = "<settle>";
-/// Turns the sum of two lists, which refers to both, into a list of its own.
+/// Turns the sum of two lists, which refers to both, into a separate list.
 pub(super) const JOINED: &str = "<joined>";
 /// Assigns to an attribute of a namespace: value, namespace, name.
 pub(super) const ASSIGN: &str = "<assign>";
@@ -113,7 +113,7 @@ fn before(instruction: &Instruction) -> Option<(&'static str, u16)> {
     }
 }
 
-/// The guard behind an instruction.
+/// The guard after an instruction.
 fn behind(instruction: &Instruction) -> Option<&'static str> {
     match instruction {
         Instruction::Add => Some(JOINED),

@@ -6,10 +6,10 @@ use minijinja::{Error, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a value costs beside its text, in bytes.
+/// What a value costs besides its text, in bytes.
 const VALUE_BYTES: u64 = 64;
 /// How many lists, maps and results of filters a rendering may make. A value can be nested no deeper, and the stack
-/// holds as many levels.
+/// holds that many levels.
 const MAX_CONTAINERS: u64 = 10_000;
 
 /// Empty until it is filled for a rendering.
@@ -68,7 +68,7 @@ impl Meter {
         if value.kind() == ValueKind::Iterable { self.list(&value) } else { Ok(value) }
     }
 
-    /// The items of a sequence as a list of its own.
+    /// The items of a sequence as a separate list.
     pub(super) fn list(&self, value: &Value) -> Result<Value, Error> {
         let mut items = Vec::new();
         for item in value.try_iter()?.checked() {

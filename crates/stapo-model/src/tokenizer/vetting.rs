@@ -346,3 +346,90 @@ fn kind(part: &Value) -> &str {
 fn bare(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A small tokenizer with one value replaced, vetted; the reason where it is refused.
+    fn refusal(pointer: &str, value: Value) -> Option<String> {
+        let mut file = json!({
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "unk_token": null,
+                "dropout": null, "end_of_word_suffix": ""},
+            "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "decoder": null, "post_processor": null,
+        });
+        *file.pointer_mut(pointer).unwrap() = value;
+        vetted("file", file.to_string().as_bytes()).err().map(|error| error.to_string())
+    }
+
+    fn added(lengths: &[usize]) -> Value {
+        let token = |(idx, n): (usize, &usize)| json!({"id": idx + 3, "content": format!("{idx:0n$}")});
+        lengths.iter().enumerate().map(token).collect()
+    }
+
+    fn replaced(contents: &[usize]) -> Value {
+        let part =
+            |n: &usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "x".repeat(*n)});
+        json!({"type": "Sequence", "normalizers": contents.iter().map(part).collect::<Value>()})
+    }
+
+    fn template(n_pieces: usize, n_ids: usize, n_tokens: usize) -> Value {
+        let piece = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+        json!({"type": "TemplateProcessing", "single": vec![piece; n_pieces], "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": vec![0; n_ids], "tokens": vec!["a"; n_tokens]}}})
+    }
+
+    /// A value at its limit is taken, and the next one refused.
+    #[test]
+    fn limits_hold_exactly() {
+        let long = |n: usize| json!({"x".repeat(n): 0, "a": 1, "b": 2, "ab": 3});
+        let nested = |n: usize| json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); n]});
+        let strip =
+            |start: u64, stop: u64| json!({"type": "Strip", "content": " ", "start": start, "stop": stop});
+        let prepend = |n: usize| json!({"type": "Prepend", "prepend": "x".repeat(n)});
+        let many = |n: usize| added(&vec![MAX_TOKEN_BYTES; n]);
+        let n_most = MAX_ADDED_BYTES / MAX_TOKEN_BYTES;
+        for (pointer, taken, refused, reason) in [
+            ("/model/vocab/ab", json!(4 * 3 + 1023), json!(4 * 3 + 1024), "out of any proportion"),
+            ("/model/vocab", long(1024), long(1025), "has 1025 bytes, at most 1024"),
+            ("/added_tokens", added(&[1024]), added(&[1025]), "has 1025 bytes, expected 1 to 1024"),
+            ("/added_tokens", many(n_most), many(n_most + 1), "expected 1 to 1024"),
+            ("/normalizer", nested(31), nested(32), "more than 32 components"),
+            ("/normalizer", prepend(64), prepend(65), "at most 64 bytes"),
+            ("/normalizer", replaced(&[8]), replaced(&[9]), "9.0 times as long, at most 8"),
+            ("/normalizer", replaced(&[8, 2]), replaced(&[8, 3]), "24 times as long, at most 16"),
+            ("/decoder", strip(16, 16), strip(17, 0), "at most 16 make sense"),
+            ("/decoder", strip(0, 0), strip(0, 17), "at most 16 make sense"),
+            ("/post_processor", template(32, 1, 1), template(33, 1, 1), "more than 32 pieces"),
+            ("/post_processor", template(1, 32, 32), template(1, 33, 33), "as many ids as tokens"),
+            ("/post_processor", template(0, 2, 2), template(0, 2, 1), "as many ids as tokens"),
+            ("/model/unk_token", json!("ab"), json!("c"), "is not in the vocabulary"),
+            ("/model/unk_token", json!(null), json!(1), "is not in the vocabulary"),
+            ("/model/dropout", json!(0.0), json!(0.1), "leaves out merges"),
+            (
+                "/model/merges",
+                json!(["#version: 0.2", "a b"]),
+                json!(["#version: 0.2", "ab"]),
+                "merge 1 is not two",
+            ),
+            ("/model/merges", json!([]), json!([["a"]]), "merge 0 is not two tokens"),
+            ("/model/end_of_word_suffix", json!(null), json!("</w>"), "does not go with"),
+        ] {
+            assert_eq!(refusal(pointer, taken), None, "{pointer}: {reason}");
+            let said = refusal(pointer, refused).unwrap_or_default();
+            assert!(said.contains(reason), "{pointer}: {said:?} without {reason:?}");
+        }
+        let empty = json!({"type": "Replace", "pattern": {"String": "a"}, "content": ""});
+        for (pointer, value) in [
+            ("/model/vocab", json!({"a": 0, "b": 1, "ab": 1})),
+            ("/added_tokens", json!([{"id": 3, "content": ""}])),
+            ("/added_tokens", json!([{"id": 3, "content": "x"}, {"id": 4, "content": "x"}])),
+            ("/decoder", empty),
+            ("/decoder", json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"})),
+            ("/decoder", json!({"type": "Replace", "content": "a"})),
+        ] {
+            assert!(refusal(pointer, value.clone()).is_some(), "{pointer}: {value}");
+        }
+    }
+}

@@ -38,26 +38,6 @@ __device__ __forceinline__ void multiply_rows(float (&s)[M][N][4], float (&d)[M]
 #define Q_THREADS 128
 #define Q_STEP 32
 
-// d becomes d_score, from the products s.
-__device__ __forceinline__ void query_score_gradient(const float (&s)[Q_STEP / 8][4], float (&d)[Q_STEP / 8][4],
-                                                     const RowNumbers& numbers, int first_key, int position,
-                                                     bool hides_keys, const ScoreRule& rule) {
-    float factor = rule.factor();
-#pragma unroll
-    for (int j = 0; j < Q_STEP / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float score = rule.cap(s[j][i]);
-            float p = exp2_fast(fmaf(score, factor, -numbers.lse_log2[i / 2]));
-            if (hides_keys && first_key + fragment_column(j, i) > position + fragment_row(i)) p = 0.0f;
-#ifdef SCORE_RULE
-            if (rule.hides(first_key + fragment_column(j, i), position + fragment_row(i))) p = 0.0f;
-            p *= rule.slope(score);
-#endif
-            d[j][i] = p * (d[j][i] - numbers.delta[i / 2]);
-        }
-}
-
 // d_q += d_score k.
 __device__ __forceinline__ void add_query_gradient(float (&d_q)[FRAGMENTS][DIM / 8][4],
                                                    const float (&d)[FRAGMENTS][Q_STEP / 8][4], const bf16* keys) {

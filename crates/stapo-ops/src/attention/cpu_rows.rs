@@ -63,7 +63,7 @@ pub(super) struct QueryBlock {
     /// First token, as a row of qkv and out.
     pub token: usize,
     pub tokens: usize,
-    /// Position of the first token in its sequence: that token sees no key behind it.
+    /// Position of the first token in its sequence: that token sees no key after it.
     pub position: usize,
 }
 

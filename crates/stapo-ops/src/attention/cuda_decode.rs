@@ -5,7 +5,8 @@ use super::cache::GROUPED_ROWS;
 use super::cuda::{KEYS, is_hopper, out_pitch, swizzled_bytes};
 use super::cuda_paged::PagedCall;
 use crate::cuda::kernels::{ATTENTION_DECODE_HOPPER, ATTENTION_DECODE_HOPPER_RULED};
-use crate::cuda::{Cuda, Fields, Slice, TensorMap};
+use crate::cuda::{Cuda, Fields, Slice};
+use crate::heads::{Heads, MAX_NARROW_DIM};
 
 /// Threads of a block, as in decode_hopper.cu.
 const THREADS: usize = 160;
@@ -23,21 +24,22 @@ pub(crate) struct Rotation {
 /// kernel.
 pub(crate) fn fits(cuda: &Cuda, call: &PagedCall, qkv: Slice) -> bool {
     let heads = call.dims.heads;
-    let (keys, values) = call.cache;
     call.groups.is_some_and(|groups| groups.max_members * heads.group() <= GROUPED_ROWS)
-        && is_hopper(cuda, qkv.kind, heads, call.dims.rule)
-        && TensorMap::fits(keys, heads.dim)
-        && TensorMap::fits(values, heads.dim)
+        && is_hopper(cuda, qkv.kind, heads)
+        && call.has_cache_maps()
 }
 
 /// Pipeline stages of a block, as decode_hopper.cu has kernels for. A block alone on its multiprocessor, or one of two, has
 /// more of them in flight.
-fn n_stages(cuda: &Cuda, rows: usize, n_blocks: usize) -> usize {
+fn n_stages(cuda: &Cuda, heads: Heads, rows: usize, n_blocks: usize) -> usize {
     let per_multiprocessor = n_blocks.div_ceil(cuda.gpu.multiprocessors as usize);
+    let is_wide = heads.dim > MAX_NARROW_DIM;
     match per_multiprocessor {
         _ if rows > 8 => 3,
+        // Shared memory holds six stages of wide heads.
+        0 | 1 if is_wide => 6,
         0 | 1 => 8,
-        2 => 6,
+        2 if !is_wide => 6,
         _ => 3,
     }
 }
@@ -49,11 +51,11 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     let (keys, values) = call.cache;
     let groups = call.groups.expect("cuda_decode::run: a call that fits");
     let block_size = call.cache_dims.block_size;
-    let map = |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
+    let [key_map, value_map] = call.cache_maps();
     // Query rows that the kernel has room for.
     let rows = if groups.max_members * heads.group() <= 8 { 8 } else { GROUPED_ROWS };
     let n_blocks = heads.kv * groups.list.len / 4;
-    let stages = n_stages(cuda, rows, n_blocks);
+    let stages = n_stages(cuda, heads, rows, n_blocks);
     let name = format!("attention_decode_{rows}_{stages}_hopper_bf16");
     let rule = call.rule();
     let source = rule.choose(&ATTENTION_DECODE_HOPPER, &ATTENTION_DECODE_HOPPER_RULED);
@@ -85,7 +87,7 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
     let shared = swizzled_bytes(heads, rows + stages * KEYS) + 2 * 2 * rows * KEYS;
     // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache. Where rows
     // are still to be rotated, the kernel in front is a product.
-    let launch = launch.tensor_map(&map(keys)).tensor_map(&map(values)).fields(&args);
+    let launch = launch.tensor_map(&key_map).tensor_map(&value_map).fields(&args);
     let launch = rule.last_argument(launch, qkv.kind);
     launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.list.len / 4], THREADS, shared);
     if let Some(partials) = groups.partials {

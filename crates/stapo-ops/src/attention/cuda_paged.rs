@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Prefill, Sequences};
 use super::cuda::{
-    KEYS, KernelRule, LONG_TOKENS, is_hopper, n_work_tiles, out_pitch, source, swizzled_bytes, tile_bytes,
+    KEYS, KernelRule, Pipeline, has_map, is_hopper, map, n_work_tiles, out_pitch, source, swizzled_bytes,
+    tile_bytes,
 };
 use crate::cuda::kernels::{
     ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
@@ -40,7 +41,7 @@ pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
     launch.run([pairs.len / 2, 1], 256, 0);
 }
 
-/// What a call reads and writes beside its rows: see `paged::forward`.
+/// What a call reads and writes besides its rows: see `paged::forward`.
 pub(crate) struct PagedCall {
     pub(super) dims: Dims,
     pub(super) sinks: Option<Slice>,
@@ -119,6 +120,19 @@ impl PagedCall {
         fields.four_bytes(block_size).four_bytes(blocks * block_size)
     }
 
+    /// Whether the TMA can read the cache.
+    pub(super) fn has_cache_maps(&self) -> bool {
+        let (keys, values) = self.cache;
+        [keys, values].iter().all(|&cache| has_map(cache, self.dims.heads.dim))
+    }
+
+    /// Keys and values by rows of one head, in tiles of a block and of a step at most.
+    pub(super) fn cache_maps(&self) -> [TensorMap; 2] {
+        let (dim, block_size) = (self.dims.heads.dim, self.cache_dims.block_size);
+        let (keys, values) = self.cache;
+        [keys, values].map(|cache| map(cache, cache.len / dim, dim, block_size.min(KEYS)))
+    }
+
     /// Writes the tokens' keys and values into the cache.
     pub(super) fn store(&self, cuda: &Cuda, qkv: Slice) {
         store(cuda, self.dims.tokens, self.dims.heads, self.cache_dims, qkv, self.slots, self.cache);
@@ -126,13 +140,9 @@ impl PagedCall {
 
     /// Attends with any number of tokens of each sequence, whose keys and values are in the cache.
     pub(crate) fn attend(&self, cuda: &Arc<Cuda>, qkv: Slice) {
-        let Dims { tokens, sequences, heads, rule, .. } = self.dims;
+        let Dims { tokens, sequences, heads, .. } = self.dims;
         let prefill = self.prefill.filter(|_| {
-            let (keys, values) = self.cache;
-            let has_maps = TensorMap::fits(qkv, heads.qkv_width())
-                && TensorMap::fits(keys, heads.dim)
-                && TensorMap::fits(values, heads.dim);
-            has_maps && is_hopper(cuda, qkv.kind, heads, rule)
+            has_map(qkv, heads.qkv_width()) && self.has_cache_maps() && is_hopper(cuda, qkv.kind, heads)
         });
         let Some(prefill) = prefill else { return self.attend_first(cuda, qkv, sequences, tokens) };
         if prefill.n_sequences_before > 0 {
@@ -145,18 +155,14 @@ impl PagedCall {
     fn attend_prefill(&self, cuda: &Arc<Cuda>, qkv: Slice, prefill: Prefill) {
         let op = "attention::paged::forward";
         let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
-        // As in the kernel.
-        let (plain, ruled, consumers, stages) = if prefill.mean_keys >= LONG_TOKENS {
-            (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED, 2, 10)
+        let pipeline = Pipeline::new(heads, prefill.mean_keys);
+        let (plain, ruled) = if pipeline.is_long {
+            (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED)
         } else {
-            (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED, 3, 8)
+            (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
         };
-        let (rows, threads) = (64 * consumers, 128 * consumers + 128);
-        let (keys, values) = self.cache;
         let block_size = self.cache_dims.block_size;
-        let of_cache =
-            |cache: Slice| TensorMap::new(cache, cache.len / heads.dim, heads.dim, block_size.min(KEYS));
-        let of_queries = TensorMap::new(qkv, tokens, heads.qkv_width(), rows);
+        let of_queries = map(qkv, tokens, heads.qkv_width(), pipeline.rows());
         let before = prefill.n_sequences_before;
         let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
         // The log-sum-exp of rows, which only backward reads.
@@ -170,7 +176,7 @@ impl PagedCall {
             .four_bytes(sequences - before)
             .four_bytes(heads.query)
             .four_bytes(heads.kv)
-            .eight_bytes(self.out.same(qkv, op).same(keys, op))
+            .eight_bytes(self.out.same(qkv, op).same(self.cache.0, op))
             .eight_bytes(lse.slice())
             .eight_bytes(cuda.signal())
             .four_bytes(out_pitch(tokens, heads, self.out))
@@ -182,10 +188,8 @@ impl PagedCall {
         let rule = self.rule();
         let launch = cuda.kernel(rule.choose(plain, ruled), "attention_forward_pipelined_hopper_bf16");
         let launch = launch.head_dim(heads.dim).tensor_map(&of_queries);
-        let launch = launch.tensor_maps::<2>(&[of_cache(keys), of_cache(values)]).fields(&args);
-        let launch = rule.last_argument(launch, qkv.kind).programmatic_launch(true);
-        let n_blocks = cuda.gpu.multiprocessors as usize;
-        launch.run([n_blocks, 1], threads, swizzled_bytes(heads, 2 * rows + stages * KEYS));
+        let launch = launch.tensor_maps::<2>(&self.cache_maps()).fields(&args);
+        pipeline.run(cuda, heads, rule.last_argument(launch, qkv.kind));
     }
 
     /// Attends with the tokens of the first sequences.
@@ -195,7 +199,7 @@ impl PagedCall {
         let (keys, values) = self.cache;
         let heads = d.heads;
         let kind = qkv.kind;
-        let is_hopper = is_hopper(cuda, kind, heads, d.rule);
+        let is_hopper = is_hopper(cuda, kind, heads);
         let suffix = if is_hopper { "hopper_bf16" } else { self.out.same(qkv, op).same(keys, op).name() };
         let name = format!("attention_paged_{suffix}");
         let is_bf16 = kind == ElementType::Bf16;

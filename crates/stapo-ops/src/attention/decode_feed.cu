@@ -3,7 +3,7 @@
 
 #define CONSUMERS 128
 #define THREADS (CONSUMERS + 32)
-#define TILE (KEYS * DIM)
+#define TILE (KEYS * COLUMNS)
 
 // A row of `partials`: an output that is not yet divided by the sum, the reference of the scores, and the sum.
 #define PARTIAL (HEAD_DIM + 4)
@@ -136,7 +136,7 @@ __device__ __forceinline__ void load_tile(int n, Step s, const u32 (&blocks)[4],
     if (n >= STAGES) mbarrier_wait(shared.empty + stage, (n / STAGES - 1) % 2);
     if (threadIdx.x % 32 > 0) return;
     int n_blocks = min(KEYS / at_once, (shared.n_keys[s.member] - s.tile * KEYS + at_once - 1) / at_once);
-    mbarrier_arrive_expect_bytes(shared.full + stage, n_blocks * at_once * HEAD_DIM * 2);
+    mbarrier_arrive_expect_bytes(shared.full + stage, n_blocks * at_once * COLUMNS * 2);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
         if (e < n_blocks)
@@ -197,8 +197,11 @@ template <int QUERIES> __device__ __forceinline__ void store_query(bf16* queries
     auto at = [&](int c) {
         return (u32*)(queries + c / 64 * QUERIES * 64 + row * 64 + (c % 64 / 8 ^ row % 8) * 8 + c % 8);
     };
-    int column = threadIdx.x % 32 * 2;
-    if (column < half) *at(column) = pack(h.low[0], h.low[1]), *at(column + half) = pack(h.high[0], h.high[1]);
+#pragma unroll
+    for (int p = 0; p < PAIRS; p += 2) {
+        int c = pair_of(p);
+        if (c < half) *at(c) = pack(h.low[p], h.low[p + 1]), *at(c + half) = pack(h.high[p], h.high[p + 1]);
+    }
 }
 
 // Where the key or value of a slot lies in the cache.

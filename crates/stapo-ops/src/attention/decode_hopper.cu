@@ -52,6 +52,9 @@ __device__ __forceinline__ void hide_scores(float (&s)[QUERIES / 8][4], const Co
         for (int i = 0; i < 4; ++i) {
             int member = columns.member[j][i % 2];
             bool sees = member < g.count && (now.tile < g.common || member == now.member);
+#ifdef SCORE_RULE
+            s[j][i] = rule.cap(s[j][i]);
+#endif
             if (!sees || key + i / 2 * 8 >= n_keys) s[j][i] = MINUS_INFINITY;
 #ifdef SCORE_RULE
             if (sees && rule.hides(now.tile * KEYS + key + i / 2 * 8, contexts[member] - 1)) s[j][i] = MINUS_INFINITY;
@@ -117,7 +120,7 @@ __device__ __forceinline__ void raise_references(const float (&s)[QUERIES / 8][4
 
 // Zeros V past the last key: memory there may hold NaN, and 0 * NaN is NaN.
 __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
-    for (int i = threadIdx.x; i < (KEYS - n_keys) * DIM / 8; i += CONSUMERS)
+    for (int i = threadIdx.x; i < (KEYS - n_keys) * COLUMNS / 8; i += CONSUMERS)
         *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) =
             make_uint4(0, 0, 0, 0);
 }
@@ -272,6 +275,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
                 for (int low = 0; low < 2; ++low) {
                     int column = part * 64 + threadIdx.x / 32 * 16 + fragment_row(2 * low);
                     float x = o[part][j][2 * low + i];
+                    if (HEAD_DIM < COLUMNS && column >= HEAD_DIM) continue;
                     if (is_whole)
                         out[column] = round_to<bf16>(x * scale);
                     else
@@ -283,7 +287,7 @@ __device__ __forceinline__ void store_rows(const Group& g, const DecodeArgs& arg
 template <int QUERIES, int STAGES>
 __device__ __forceinline__ void decode(const TensorMap& map_k, const TensorMap& map_v, const DecodeArgs& args,
                                        const ScoreRule& rule) {
-    bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * DIM;
+    bf16 *tiles = aligned_memory(), *queries = tiles + STAGES * TILE, *weights = queries + QUERIES * COLUMNS;
     __shared__ DecodeShared<QUERIES, STAGES> shared;
     launch_dependents();
     uint4 group = *(const uint4*)(args.groups + 4 * blockIdx.y);

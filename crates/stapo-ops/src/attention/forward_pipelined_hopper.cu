@@ -4,12 +4,19 @@
 // have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
 //
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
-// is worth more than the third consumer where sequences have many splits.
+// is worth more than the third consumer where sequences have many splits. Sequences so short that tiles of 192 queries would be
+// left half empty take two consumers as well. Heads of 256 have two consumers too: their outputs
+// take so many registers, and queries so much shared memory that there is one buffer of them.
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
 // 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
 
-#ifdef LONG_SEQUENCES
+#if HEAD_DIM > 128
+#define CONSUMERS 2
+#define CONSUMER_REGISTERS 240
+#define STAGES 5
+#define QUERY_BUFFERS 1
+#elif defined(LONG_SEQUENCES)
 #define CONSUMERS 2
 #define CONSUMER_REGISTERS 240
 #define STAGES 10
@@ -18,12 +25,15 @@
 #define CONSUMER_REGISTERS 160
 #define STAGES 8
 #endif
+#ifndef QUERY_BUFFERS
+#define QUERY_BUFFERS 2
+#endif
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * CONSUMERS + 128)
 // Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
 // with one at least the compiler keeps the operands of all products in uniform registers.
 #define SLICES 1
-#define TILE (KEYS * DIM)
+#define TILE (KEYS * COLUMNS)
 
 // A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
 // of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
@@ -32,8 +42,8 @@ struct Turn {
 };
 
 struct PipelineShared {
-    u64 queries_full[2], queries_empty[2], full[STAGES], empty[STAGES];
-    Turn turns[2];
+    u64 queries_full[QUERY_BUFFERS], queries_empty[QUERY_BUFFERS], full[STAGES], empty[STAGES];
+    Turn turns[QUERY_BUFFERS];
 };
 
 struct ForwardArgs {
@@ -143,12 +153,13 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
         Turn t = find_turn(draw_tile(turn, args), args);
         goes_on = t.n_keys > 0;
         if (threadIdx.x % 32 > 0) continue;
-        if (turn > 1) mbarrier_wait(shared.queries_empty + turn % 2, (turn / 2 - 1) % 2);
-        shared.turns[turn % 2] = t;
-        mbarrier_arrive_expect_bytes(shared.queries_full + turn % 2, goes_on ? ROWS * DIM * 2 : 0);
+        int buffer = turn % QUERY_BUFFERS, round = turn / QUERY_BUFFERS;
+        if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
+        shared.turns[buffer] = t;
+        mbarrier_arrive_expect_bytes(shared.queries_full + buffer, goes_on ? ROWS * COLUMNS * 2 : 0);
         for (int part = 0; goes_on && part < PARTS; ++part)
-            tma_load_tile(queries + (turn % 2 * DIM + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.token + t.first, shared.queries_full + turn % 2);
+            tma_load_tile(queries + (buffer * COLUMNS + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
+                          t.token + t.first, shared.queries_full + buffer);
         int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
@@ -181,12 +192,12 @@ struct Inputs {
     Cursor keys, values;
     // What scores are multiplied by to be exponents of 2.
     float factor;
-    // Which of the two buffers of queries.
-    int turn;
+    // Which buffer of queries.
+    int buffer;
     u32 q[SLICES][4];
 
     __device__ __forceinline__ void release_queries() {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + turn);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + buffer);
     }
     __device__ __forceinline__ void load_queries() {
         int r = threadIdx.x / 32 * 16 + threadIdx.x % 16;
@@ -224,7 +235,7 @@ struct Inputs {
 // Zeros V past the last key of a sequence: the rows there belong to the next sequence and may hold NaN, and 0 * NaN is
 // NaN. All consumers write the same zeros.
 __device__ __forceinline__ void zero_hidden_values(bf16* values, int n_keys) {
-    for (int i = threadIdx.x % 128; i < (KEYS - n_keys) * DIM / 8; i += 128)
+    for (int i = threadIdx.x % 128; i < (KEYS - n_keys) * COLUMNS / 8; i += 128)
         *(uint4*)(values + i / 8 % PARTS * KEYS * 64 + (n_keys + i / 8 / PARTS) * 64 + i % 8 * 8) =
             make_uint4(0, 0, 0, 0);
     fence_async_proxy_shared();
@@ -246,9 +257,9 @@ __device__ __forceinline__ void begin_split(RowState& rows) {
 
 // Ends the split of step `step`. Without a window every row sees one of its keys.
 __device__ __forceinline__ void end_seen_split(int step, int first, RowState& rows, const SavedRows<DIM / 8>& earlier,
-                                               const LastKeys& last, const ScoreRule& rule, float factor) {
+                                               const int (&last_key)[2], const ScoreRule& rule, float factor) {
 #ifdef SCORE_RULE
-    end_split_from(step / SPLIT_STEPS * SPLIT_STEPS, first, rows, earlier, last.of_row, rule);
+    end_split_from(step / SPLIT_STEPS * SPLIT_STEPS, first, rows, earlier, last_key, rule);
 #else
     rows.sum[0] = quad_sum(rows.sum[0]), rows.sum[1] = quad_sum(rows.sum[1]);
     if (step >= SPLIT_STEPS) combine_splits(rows, earlier, true, true, factor);
@@ -259,12 +270,12 @@ __device__ __forceinline__ void end_seen_split(int step, int first, RowState& ro
 // of the step before and its values is under way; at the end that of this step. Unless the step is the last one, the scores
 // of the next are in s at the end.
 template <bool IS_LAST>
-__device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS / 8][4], Inputs& in, const LastKeys& last,
+__device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS / 8][4], Inputs& in, const int (&last_key)[2],
                                           int n_keys, const ScoreRule& rule, RowState& rows) {
     float scale[2], factor = in.factor;
     u32 p[KEYS / 16][4];
-    apply_rule(s, step * KEYS, last.of_row, rule);
-    if (IS_LAST) mask_hidden_keys(s, step * KEYS, last.of_row);
+    apply_rule(s, step * KEYS, last_key, rule);
+    if (IS_LAST) mask_hidden_keys(s, step * KEYS, last_key);
     softmax_weights(s, rows, factor, scale);
     fence_registers(s);
     // A wait is a loop, across which the compiler moves no arithmetic: the softmax stays in front of the wait for the
@@ -290,7 +301,7 @@ __device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS /
 }
 
 // Takes the steps of 64 rows from `first` on.
-__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const LastKeys& last, int n_keys,
+__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const int (&last_key)[2], int n_keys,
                                        const ScoreRule& rule, RowState& rows) {
     float s[KEYS / 8][4];
     SavedRows<DIM / 8> earlier;
@@ -301,19 +312,19 @@ __device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const
     in.release(in.keys);
     int step = first;
     for (; step < n_steps - 1; ++step) {
-        take_step<false>(step, first, s, in, last, n_keys, rule, rows);
+        take_step<false>(step, first, s, in, last_key, n_keys, rule, rows);
         if ((step + 1) % SPLIT_STEPS == 0) {
             end_product(in, rows);
-            end_seen_split(step, first, rows, earlier, last, rule, in.factor);
+            end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
             save_rows(earlier, rows);
             begin_split(rows);
         }
     }
     // All scores are multiplied: the queries may be overwritten.
     in.release_queries();
-    take_step<true>(step, first, s, in, last, n_keys, rule, rows);
+    take_step<true>(step, first, s, in, last_key, n_keys, rule, rows);
     end_product(in, rows);
-    end_seen_split(step, first, rows, earlier, last, rule, in.factor);
+    end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
 }
 
 // Passes steps that a consumer's rows do not see.
@@ -330,23 +341,23 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
     int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
     Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}, rule.factor()};
     for (int turn = 0;; ++turn) {
-        in.turn = turn % 2;
-        in.queries = queries + turn % 2 * ROWS * DIM;
-        mbarrier_wait(shared.queries_full + turn % 2, turn / 2 % 2);
-        const Turn& t = shared.turns[turn % 2];
+        in.buffer = turn % QUERY_BUFFERS;
+        in.queries = queries + in.buffer * ROWS * COLUMNS;
+        mbarrier_wait(shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
+        const Turn& t = shared.turns[in.buffer];
         int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
         int first_query = uniform(t.first_query);
         if (n_keys == 0) break;
         int n_steps = count_steps(n_keys);
         in.load_queries();
-        LastKeys last = {{first + row, first + row + 8}, first + top_row, first + top_row + 63};
+        int last_key[2] = {first + row, first + row + 8};
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
         bool has_rows = first + top_row < n_keys;
         int first_step = rule.first_key(first) / KEYS, first_seen = rule.first_key(first + top_row) / KEYS;
         int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : first_step;
         if (has_rows) pass_steps(first_step, first_seen, in);
-        if (has_rows) attend(first_seen, n_own, in, last, n_keys, rule, rows);
+        if (has_rows) attend(first_seen, n_own, in, last_key, n_keys, rule, rows);
         pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
         QueryTile tile;
@@ -360,16 +371,16 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
 
 // Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
 // of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
-// Shared: queries [2][ROWS], keys and values [STAGES][64].
+// Shared: queries [QUERY_BUFFERS][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
                                         const __grid_constant__ ForwardArgs args RULE_PARAMETER) {
     RULE_CONSTANT
     __shared__ PipelineShared shared;
-    bf16 *queries = aligned_memory(), *tiles = queries + 2 * ROWS * DIM;
+    bf16 *queries = aligned_memory(), *tiles = queries + QUERY_BUFFERS * ROWS * COLUMNS;
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int b = 0; b < 2; ++b)
+        for (int b = 0; b < QUERY_BUFFERS; ++b)
             mbarrier_init(shared.queries_full + b, 1), mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS);
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS);

@@ -24,6 +24,7 @@ struct ScoreRule {
     __device__ __forceinline__ int end_of_queries(int last_key, int rows) const {
         return window > 0 ? min(rows, last_key + window) : rows;
     }
+    __device__ __forceinline__ bool is_capped() const { return softcap != 0.0f; }
     __device__ __forceinline__ float cap(float product) const {
         return softcap != 0.0f ? softcap * tanhf(product * scale / softcap) : product;
     }
@@ -44,6 +45,7 @@ struct ScoreRule {
     __device__ __forceinline__ int first_key(int) const { return 0; }
     __device__ __forceinline__ bool hides(int, int) const { return false; }
     __device__ __forceinline__ int end_of_queries(int, int rows) const { return rows; }
+    __device__ __forceinline__ bool is_capped() const { return false; }
     __device__ __forceinline__ float cap(float product) const { return product; }
     __device__ __forceinline__ float slope(float) const { return 1.0f; }
 };
@@ -66,14 +68,18 @@ template <int N>
 __device__ __forceinline__ void apply_rule(float (&s)[N][4], int first_key, const int (&position)[2],
                                            const ScoreRule& rule) {
 #ifdef SCORE_RULE
-    if (rule.softcap == 0.0f && !rule.hides(first_key, position[1])) return;
+    if (rule.is_capped()) {
+#pragma unroll
+        for (int j = 0; j < N; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[j][i] = rule.cap(s[j][i]);
+    }
+    if (!rule.hides(first_key, position[1])) return;
 #pragma unroll
     for (int j = 0; j < N; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            s[j][i] = rule.cap(s[j][i]);
+        for (int i = 0; i < 4; ++i)
             if (rule.hides(first_key + fragment_column(j, i), position[i / 2])) s[j][i] = MINUS_INFINITY;
-        }
 #endif
 }
 
@@ -184,11 +190,11 @@ __device__ __forceinline__ void store_rows(const QueryTile& t, const RowState& r
                                            const ScoreRule& rule, bf16* out, int pitch, float* lse) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        if (!t.has(row + h * 8)) continue;
+        bool is_there = t.has(row + h * 8);
         size_t token = t.token + row + h * 8;
         EndedRow ended(rows.reference[h], rows.sum[h], t.head, rule);
-        if (threadIdx.x % 4 == 0)
+        if (is_there && threadIdx.x % 4 == 0)
             lse[token * query + t.head] = log_sum_exp(ended.reference, ended.sum, factor);
-        store_row(out + token * pitch + t.head * HEAD_DIM, rows.o, h, ended.scale());
+        store_row({out + token * pitch + t.head * HEAD_DIM, is_there, pitch % 8 == 0}, rows.o, h, ended.scale());
     }
 }

@@ -24,7 +24,7 @@ impl<'a, T: Float> From<View<'a, u32>> for Sequences<'a, T> {
 /// its last positions: the keys in front of them were computed elsewhere, as those of a prompt that several responses share.
 #[derive(Clone, Copy)]
 pub struct Keys<'a, T: Float> {
-    /// `[E, 2 kv heads, dim]`: the keys of a row, and behind them its values.
+    /// `[E, 2 kv heads, dim]`: the keys of a row, and after them its values.
     pub rows: View<'a, T>,
     /// `[sequences + 1]`, rising from 0 to E: sequence s has the keys `offsets[s]..offsets[s + 1]`.
     pub offsets: View<'a, u32>,

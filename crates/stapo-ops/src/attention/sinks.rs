@@ -4,7 +4,7 @@
 //! the formula without a sink, so [`super::backward`] needs no other; the sink's weight `exp(sink - lse)` has the value 0, which
 //! leaves `-exp(sink - lse) delta`, with `FlashAttention`'s delta, the sum of d_out times out.
 
-use super::{Dims, Saved, cuda};
+use super::{Dims, Saved, cuda_backward};
 use crate::cpu::simd::{Kernel, Lanes};
 use crate::cpu::{Cpu, Shared};
 use crate::device::Backend;
@@ -39,7 +39,7 @@ pub fn backward<T: Float>(
             T::attention_backward_sinks(cpu, inputs, d_sinks.into_host());
         }
         Backend::Cuda(cuda) => {
-            cuda::backward_sinks(cuda, dims, saved, sinks.cuda(), d_out.cuda(), d_sinks.cuda());
+            cuda_backward::backward_sinks(cuda, dims, saved, sinks.cuda(), d_out.cuda(), d_sinks.cuda());
         }
     }
 }

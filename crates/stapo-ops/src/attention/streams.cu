@@ -145,25 +145,45 @@ __device__ __forceinline__ RowNumbers load_row_numbers(const QueryTile& t, int r
     return numbers;
 }
 
-// Writes the gradients of the two keys and values from `row` on; `scale` is that of the scores, d_keys the first key of row 0.
-__device__ __forceinline__ void store_key_rows(const KeyTile& t, bf16* d_keys, int row, int kv,
-                                               const float (&d_k)[DIM / 8][4], const float (&d_v)[DIM / 8][4],
-                                               float scale) {
+// Of a warp's 16 queries from `position` on and the keys from `first_key` on, d becomes d_score, from the products s. CAPPED: the
+// rule has a softcap.
+template <bool CAPPED, int N>
+__device__ __forceinline__ void query_score_gradient(const float (&s)[N][4], float (&d)[N][4], const RowNumbers& numbers,
+                                                     int first_key, int position, bool hides_keys,
+                                                     const ScoreRule& rule) {
+    float factor = rule.factor();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (row + h * 8 >= t.n_keys) continue;
-        bf16* to = d_keys + (t.token + row + h * 8) * t.width + t.kv_head * HEAD_DIM;
-        store_row(to, d_k, h, scale);
-        store_row(to + kv * HEAD_DIM, d_v, h, 1.0f);
-    }
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int key = first_key + fragment_column(j, i), query = position + fragment_row(i);
+            float score = CAPPED ? rule.cap(s[j][i]) : s[j][i];
+            float p = exp2_fast(fmaf(score, factor, -numbers.lse_log2[i / 2]));
+            if (hides_keys && (key > query || rule.hides(key, query))) p = 0.0f;
+            if (CAPPED) p *= rule.slope(score);
+            d[j][i] = p * (d[j][i] - numbers.delta[i / 2]);
+        }
 }
 
-// Writes the gradients of the two keys, or of the two values, from `row` on, times `scale`.
+// The same. Most steps hide no keys, and most rules have no softcap.
+template <int N>
+__device__ __forceinline__ void query_score_gradient(const float (&s)[N][4], float (&d)[N][4], const RowNumbers& numbers,
+                                                     int first_key, int position, bool hides_keys,
+                                                     const ScoreRule& rule) {
+    hides_keys = hides_keys || rule.hides(first_key, position + 15);
+    if (rule.is_capped())
+        query_score_gradient<true>(s, d, numbers, first_key, position, hides_keys, rule);
+    else
+        query_score_gradient<false>(s, d, numbers, first_key, position, hides_keys, rule);
+}
+
+// Writes the gradients of the two keys, or of the two values, from `row` on, times `scale`; `head` counts the key heads, then the
+// value heads; d_keys is the first key of row 0.
 __device__ __forceinline__ void store_key_part(const KeyTile& t, bf16* d_keys, int row, int head,
                                                const float (&d)[DIM / 8][4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        if (row + h * 8 < t.n_keys) store_row(d_keys + (t.token + row + h * 8) * t.width + head * HEAD_DIM, d, h, scale);
+        store_row({d_keys + (t.token + row + h * 8) * t.width + head * HEAD_DIM, row + h * 8 < t.n_keys}, d, h, scale);
 }
 
 // Writes the gradients of the two queries from `row` on.
@@ -171,6 +191,6 @@ __device__ __forceinline__ void store_query_rows(const QueryTile& t, bf16* d_qkv
                                                  const float (&d_q)[DIM / 8][4], float scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        if (t.has(row + h * 8))
-            store_row(d_qkv + (size_t)(t.token + row + h * 8) * t.width + t.head * HEAD_DIM, d_q, h, scale);
+        store_row({d_qkv + (t.token + row + h * 8) * (long long)t.width + t.head * HEAD_DIM, t.has(row + h * 8)}, d_q,
+                  h, scale);
 }

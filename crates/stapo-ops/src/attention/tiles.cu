@@ -172,6 +172,8 @@ struct QueryTile {
     // Position of the tile's first row in its sequence; rows of the tile, of which the first `lead` have no query; keys that
     // the last of them sees.
     int first, n_rows, lead, n_keys, head;
+    // The sequence's first row of keys.
+    int key_start;
     // The tile's first query, and the sequence's first key and value.
     const bf16 *q, *k, *v;
 
@@ -194,6 +196,7 @@ template <int ROWS> __device__ __forceinline__ bool find_query_tile(const bf16* 
     t->n_rows = min(ROWS, work.rows - work.first);
     t->lead = max(0, s.first_query - work.first);
     t->n_keys = work.first + t->n_rows;
+    t->key_start = s.key_start;
     t->q = qkv + t->token * (long long)t->width + t->head * HEAD_DIM;
     t->k = packing.keys + (size_t)s.key_start * t->key_width + t->head / (query / kv) * HEAD_DIM;
     t->v = t->k + kv * HEAD_DIM;
@@ -220,12 +223,48 @@ template <int N> __device__ __forceinline__ void pack_operands(u32 (&a)[N / 2][4
         for (int i = 0; i < 4; ++i) a[c][i] = pack(x[2 * c + i / 2][i % 2 * 2], x[2 * c + i / 2][i % 2 * 2 + 1]);
 }
 
-// Writes row fragment_row(2 * half) of the results as bf16, times `scale`.
-template <int N> __device__ __forceinline__ void store_row(bf16* to, const float (&x)[N][4], int half, float scale) {
+// Word k of lane q of a quad becomes word q of lane k. By a whole warp.
+__device__ __forceinline__ void transpose_quad(u32 (&word)[4]) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if (k & step) continue;
+            bool is_upper = threadIdx.x & step;
+            u32 other = __shfl_xor_sync(0xffffffffu, is_upper ? word[k] : word[k + step], step);
+            word[k] = is_upper ? other : word[k];
+            word[k + step] = is_upper ? word[k + step] : other;
+        }
+}
+
+// Where a row goes, whether there is such a row, and whether rows begin at multiples of 16 bytes, as they do where heads are
+// 32 or a multiple of it, unless further columns lie between rows.
+struct RowPlace {
+    bf16* to;
+    bool is_there, is_aligned = true;
+};
+
+// Writes row fragment_row(2 * half) of the results as bf16, times `scale`, up to column `n_columns`. By a whole warp; aligned
+// rows by 16 bytes a lane.
+template <int N>
+__device__ __forceinline__ void store_row(RowPlace place, const float (&x)[N][4], int half, float scale,
+                                          int n_columns = HEAD_DIM) {
+    if (HEAD_DIM % 32 == 0 && N % 4 == 0 && place.is_aligned) {
+#pragma unroll
+        for (int j = 0; j + 3 < N; j += 4) {
+            u32 word[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) word[k] = pack(x[j + k][2 * half] * scale, x[j + k][2 * half + 1] * scale);
+            transpose_quad(word);
+            if (place.is_there && (HEAD_DIM % 64 == 0 || j * 8 < n_columns))
+                *(uint4*)(place.to + (j + threadIdx.x % 4) * 8) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         int column = fragment_column(j, 0);
-        if (HEAD_DIM == DIM || column < HEAD_DIM)
-            *(u32*)(to + column) = pack(x[j][2 * half] * scale, x[j][2 * half + 1] * scale);
+        if (place.is_there && (HEAD_DIM % 64 == 0 || column < n_columns))
+            *(u32*)(place.to + column) = pack(x[j][2 * half] * scale, x[j][2 * half + 1] * scale);
     }
 }

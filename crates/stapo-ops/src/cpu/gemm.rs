@@ -13,7 +13,7 @@ use crate::cpu::{Cpu, Shared, with_scratch};
 pub(crate) const PANEL: usize = 2 * WIDTH;
 /// Rows of C that share a packed block of A, which stays in the level-2 cache.
 const MAX_BLOCK_ROWS: usize = 504;
-/// The fewest rows of C for a task of their own: with fewer, a panel of B is used too seldom for the cost of reading
+/// The fewest rows of C for a separate task: with fewer, a panel of B is used too seldom for the cost of reading
 /// it.
 const MIN_BLOCK_ROWS: usize = 56;
 /// Rows of the largest register tile; a task has a multiple of it.

@@ -184,7 +184,7 @@ impl PoolState {
         let mut last_epoch = 0;
         while let Some(epoch) = self.join(last_epoch) {
             last_epoch = epoch;
-            // SAFETY: this worker has joined the call, so nobody writes the job.
+            // SAFETY: this worker has joined the call, so no thread writes the job.
             let job = unsafe { *self.job.get() };
             let outcome = catch_unwind(AssertUnwindSafe(|| job.map(|job| self.take_tasks(thread, job))));
             if outcome.is_err() {

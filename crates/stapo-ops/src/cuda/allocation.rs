@@ -208,7 +208,7 @@ impl Lender {
         );
     }
 
-    /// The address of `n_bytes` behind the tenant's last range.
+    /// The address of `n_bytes` after the tenant's last range.
     pub(super) fn lend(&self, n_bytes: usize) -> Result<u64, OutOfMemory> {
         self.check();
         let lent = &mut lock(&self.region.lent)[self.tenant as usize];
@@ -221,7 +221,7 @@ impl Lender {
         Ok(self.region.memory.address + start as u64)
     }
 
-    /// Takes a range back. Its bytes can be lent again when every range behind it is free too.
+    /// Takes a range back. Its bytes can be lent again when every range after it is free too.
     pub(super) fn take_back(&self, address: u64) {
         let start = (address - self.region.memory.address) as usize;
         let lent = &mut lock(&self.region.lent)[self.tenant as usize];

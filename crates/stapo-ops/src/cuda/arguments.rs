@@ -67,7 +67,7 @@ impl Fields {
         self
     }
 
-    /// The fields of another struct behind these, from a multiple of 8 bytes on.
+    /// The fields of another struct after these, from a multiple of 8 bytes on.
     pub(crate) fn join(mut self, other: &Fields) -> Self {
         self.words.extend(&other.words);
         self.is_half_free = other.is_half_free;

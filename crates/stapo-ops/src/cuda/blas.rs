@@ -70,7 +70,7 @@ pub(super) struct Prepared {
     pub description: sys::cublasLtMatmulDesc_t,
     /// Of a, b and c.
     pub layouts: [sys::cublasLtMatrixLayout_t; 3],
-    /// `None` where the library has no algorithm for the shape.
+    /// `None` if the library has no algorithm for the shape.
     pub algorithm: Option<sys::cublasLtMatmulAlgo_t>,
 }
 
@@ -167,7 +167,7 @@ pub(super) fn set_bias(description: sys::cublasLtMatmulDesc_t, address: u64) {
 }
 
 fn set<T>(description: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) {
-    // SAFETY: the description lives; cuBLASLt is told the size of the value and copies it.
+    // SAFETY: the description lives; cuBLASLt gets the size of the value and copies it.
     let done = unsafe {
         result::set_matmul_desc_attribute(
             description,
@@ -204,7 +204,7 @@ impl Prepared {
                 result::create_matrix_layout(data_type(kind), rows as u64, columns as u64, stride as i64)
                     .unwrap_or_else(fail);
             let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
-                // SAFETY: the layout lives; the value has the size said and is copied.
+                // SAFETY: the layout lives; the value has the given size and is copied.
                 unsafe { result::set_matrix_layout_attribute(layout, attribute, value, n_bytes) }
                     .unwrap_or_else(fail);
             };
@@ -233,7 +233,7 @@ impl Prepared {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = result::create_matmul_pref().unwrap_or_else(fail);
         let set = |attribute, value: *const std::ffi::c_void, n_bytes| {
-            // SAFETY: the preference lives; the value has the size said and is copied.
+            // SAFETY: the preference lives; the value has the given size and is copied.
             unsafe { result::set_matmul_pref_attribute(preference, attribute, value, n_bytes) }
                 .unwrap_or_else(fail);
         };

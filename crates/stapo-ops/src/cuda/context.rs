@@ -33,7 +33,7 @@ pub enum Precision {
 pub enum Training {
     /// Nothing: weights are only read.
     None,
-    /// f32 master weights beside the bf16 weights, moments in f32: 14 bytes a weight.
+    /// f32 master weights in addition to the bf16 weights, moments in f32: 14 bytes a weight.
     F32,
     /// bf16 weights with stochastic rounding, moments in 8 bits with a scale for each 256: 4 bytes a weight.
     EightBit,
@@ -76,7 +76,7 @@ pub(crate) struct Cuda {
     pub(super) wrote_weights: AtomicBool,
 }
 
-// SAFETY: the handles are the driver's, and the driver lets any thread use them; what changes is behind mutexes.
+// SAFETY: the handles are the driver's, and the driver lets any thread use them; mutexes guard what changes.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
@@ -111,7 +111,7 @@ impl Cuda {
         Ok(Arc::new(cuda))
     }
 
-    /// The same GPU with a stream of its own. Its kernels are loaded when they are first used.
+    /// The same GPU with a separate stream. Its kernels are loaded when they are first used.
     pub(crate) fn second_stream(&self) -> Arc<Cuda> {
         Arc::new(Self::open(self.options).or_panic("opening a second stream of the GPU"))
     }
@@ -226,7 +226,7 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // SAFETY: nothing uses the stream or the context afterwards. Each allocation holds a reference to the `Cuda`,
-        // so all of them are freed. There is nobody to report a failure to.
+        // so all of them are freed. A failure cannot be reported to anyone.
         unsafe {
             let _ = ctx::set_current(self.context);
             let _ = stream::synchronize(self.stream);

@@ -40,7 +40,7 @@ fn remedy(code: Code) -> &'static str {
             "free the GPU's memory, lower update.microbatch_tokens or rollout.kv_mib, or set update.recompute = \"layers\""
         }
         Code::Lost => {
-            "what was on the GPU is lost; start the command again: a run goes on from its last checkpoint. If it comes back, see nvidia-smi and the kernel log"
+            "the GPU's memory is lost; start the command again: a run continues from its last checkpoint. If the error returns, see nvidia-smi and the kernel log"
         }
         Code::Other => "see nvidia-smi; driver and libraries must fit each other (stapo doctor)",
     }
@@ -87,9 +87,9 @@ pub fn is_failing() -> bool {
     FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// The result of `body`, or the failure of a GPU during `body`. Any other panic goes on.
+/// The result of `body`, or the failure of a GPU during `body`. Any other panic continues.
 pub fn guard<R>(body: impl FnOnce() -> R) -> Result<R, CudaError> {
-    // The caller drops what the body was changing, so nobody sees a half-finished change.
+    // The caller drops what the body was changing, so a half-finished change is never seen.
     std::panic::catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.unwrap_or_else(|| std::panic::resume_unwind(payload))
@@ -116,7 +116,7 @@ mod tests {
         let lost = || CudaError::reported("waiting for the GPU", "illegal address", Code::Lost);
         let caught = guard(|| fail(lost())).unwrap_err();
         assert_eq!(caught, lost());
-        assert!(caught.to_string().contains("goes on from its last checkpoint"), "{caught}");
+        assert!(caught.to_string().contains("continues from its last checkpoint"), "{caught}");
         assert!(!is_failing());
         assert_eq!(guard(|| 3), Ok(3));
         let other = std::panic::catch_unwind(|| guard(|| panic!("a mistake"))).unwrap_err();

@@ -48,7 +48,10 @@ impl KernelSet {
 
     /// Those that every model uses.
     pub fn common(&self) -> impl Iterator<Item = Target> {
-        let is_common = |source: &&&'static Source| source.scope == Scope::Once && !source.is_of_deltanet();
+        let is_common = |source: &&&'static Source| {
+            let is_once = source.scope == Scope::Once && !source.is_of_deltanet();
+            is_once && source.is_of_precision(self.is_plain)
+        };
         self.in_order(SOURCES.iter().filter(is_common), 0)
     }
 
@@ -58,25 +61,25 @@ impl KernelSet {
         self.in_order(SOURCES.iter().filter(is_used), part.head_dim())
     }
 
-    /// Those of updates first.
+    /// Those of the first update first.
     fn in_order<'a>(
         &self,
         sources: impl Iterator<Item = &'a &'static Source>,
         head_dim: usize,
     ) -> impl Iterator<Item = Target> {
-        let (of_sampling, others): (Vec<&'static Source>, Vec<_>) =
-            sources.copied().partition(|source| source.is_of_sampling());
+        let (later, first): (Vec<&'static Source>, Vec<_>) =
+            sources.copied().partition(|source| source.comes_later());
         let target = move |source: &'static Source| Target {
             source,
             arch: self.arch.clone(),
             head_dim: source.width(head_dim),
         };
-        others.into_iter().chain(of_sampling).map(target)
+        first.into_iter().chain(later).map(target)
     }
 
     fn is_used(&self, source: &Source, part: KernelUse) -> bool {
         let is_hopper = self.is_hopper && !self.is_plain;
-        let has_hopper_form = is_hopper && [64, 128].contains(&part.head_dim());
+        let has_hopper_form = is_hopper && source.hopper_dims().contains(&part.head_dim());
         match (part, source.scope) {
             (KernelUse::Adapters, _) => source.is_of_adapters() && is_hopper,
             (KernelUse::DeltaNet { .. }, scope) => {

@@ -23,7 +23,7 @@ pub enum Scope {
     HeadDim,
     /// Once for each width of a head, when a layer first needs it.
     HeadDimOnDemand,
-    /// Once for each of the widths 64 and 128, for `sm_90a` only.
+    /// Once for each of [`Source::hopper_dims`], for `sm_90a` only.
     Hopper,
     /// The same, when a layer first needs it.
     HopperOnDemand,
@@ -40,6 +40,9 @@ impl Scope {
 
 const PRELUDE: &str = include_str!("prelude.cu");
 const EIGHT: &str = include_str!("eight.cu");
+const ROW_NORMS: &str = include_str!("../rmsnorm/rmsnorm.cu");
+/// The kernels of rmsnorm.cu for rows in f32, instead of those for bf16.
+const FLOAT_ROWS: &str = "#define FLOAT_ROWS\n";
 const ROW: &str = include_str!("../lm_head/row.cu");
 const DELTA: &str = include_str!("../attention/delta.cu");
 const HOPPER: &str = include_str!("../attention/hopper.cu");
@@ -48,6 +51,7 @@ const SOFTMAX: &str = include_str!("../attention/softmax.cu");
 const STREAMS: &str = include_str!("../attention/streams.cu");
 const FEEDS: &str = include_str!("../attention/feeds.cu");
 const RULE: &str = include_str!("../attention/rule.cu");
+const BACKWARD_FEED: &str = include_str!("../attention/backward_feed_hopper.cu");
 /// Makes the kernels of a source take the rule of scores.
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
 /// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
@@ -64,6 +68,9 @@ const RING: &str = include_str!("ring.cu");
 const SMALL_M: &str = include_str!("../matmul/small_m.cu");
 /// Leaves out the kernels of small_m.cu, whose functions other sources use.
 const WITHOUT_SMALL_M_KERNELS: &str = "#define WITHOUT_SMALL_M_KERNELS\n";
+const LARGE_M: &str = include_str!("../matmul/large_m.cu");
+/// The kernels of large_m.cu for deep products, instead of those for gated ones.
+const DEEP_PRODUCTS: &str = "#define DEEP_PRODUCTS\n";
 const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
@@ -84,7 +91,8 @@ sources! {
     ADAMW = "adamw", Once, [include_str!("../adamw/adamw.cu"), include_str!("../adamw/adamw8.cu")];
     EMBEDDING = "embedding", Once, [include_str!("../embedding/embedding.cu")];
     QUANTISED = "quantised", Once, [include_str!("../quantised/unpack.cu")];
-    RMSNORM = "rmsnorm", Once, [EIGHT, include_str!("../rmsnorm/rmsnorm.cu")];
+    RMSNORM = "rmsnorm", Once, [EIGHT, ROW_NORMS];
+    RMSNORM_FLOAT = "rmsnorm_float", Once, [FLOAT_ROWS, EIGHT, ROW_NORMS];
     RMSNORM_WARPS = "rmsnorm_warps", Once, [include_str!("../rmsnorm/warps.cu")];
     ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
     ROPE_PARTS = "rope_parts", Once, [EIGHT, include_str!("../rope/parts.cu")];
@@ -127,14 +135,19 @@ sources! {
     ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, include_str!("../attention/backward_pipelined_hopper.cu")];
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
+    ATTENTION_BACKWARD_WIDE_HOPPER = "attention_backward_wide_hopper", Hopper,
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
+    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
     MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, include_str!("../matmul/few_rows.cu")];
-    MATMUL_LARGE_M = "matmul_large_m", HopperOnce,
-        [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, include_str!("../matmul/large_m.cu")];
+    MATMUL_GATED_LARGE_M = "matmul_gated_large_m", HopperOnce, [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
+    MATMUL_DEEP_LARGE_M = "matmul_deep_large_m", HopperOnce,
+        [DEEP_PRODUCTS, GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
     LORA = "lora", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
@@ -168,15 +181,21 @@ impl Source {
         self.name.starts_with("deltanet")
     }
 
-    /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels.
+    /// Whether a GPU that stores f32 (`is_plain`) or bf16 uses the kernels, of those that depend on the width of heads or are of norms.
     pub(super) fn is_of_precision(&self, is_plain: bool) -> bool {
-        let is_of_both = self.name == ROPE.name;
-        is_of_both || (self.name == ATTENTION_PLAIN.name) == is_plain
+        let is_of_both =
+            self.name == ROPE.name || (self.scope == Scope::Once && !self.name.starts_with("rmsnorm"));
+        is_of_both || [&ATTENTION_PLAIN, &RMSNORM_FLOAT].iter().any(|own| own.name == self.name) == is_plain
     }
 
-    /// Whether sampling needs the kernels, and an update does not.
-    pub(super) fn is_of_sampling(&self) -> bool {
-        let of_sampling = [
+    /// Whether the first update of most models does without the kernels.
+    pub(super) fn comes_later(&self) -> bool {
+        let later = [
+            &QUANTISED,
+            &ROPE_PARTS,
+            &SHA256,
+            &OUTPUT_GATE,
+            &ATTENTION_LONG_HOPPER,
             &SAMPLING,
             &ATTENTION_DECODE_HOPPER,
             &ATTENTION_PREFILL_HOPPER,
@@ -185,7 +204,19 @@ impl Source {
             &LORA_SMALL_M,
             &LORA_MIDDLE_M,
         ];
-        of_sampling.iter().any(|own| own.name == self.name)
+        later.iter().any(|own| own.name == self.name)
+    }
+
+    /// Widths of heads that have kernels with Hopper's matrix instruction.
+    pub(super) fn hopper_dims(&self) -> &'static [usize] {
+        let is_of = |part: &str| self.name.contains(part);
+        match self.scope {
+            _ if is_of("deltanet") => &[64, 128],
+            _ if is_of("backward_wide") => &[256],
+            // What wide heads would need more registers or shared memory for.
+            _ if is_of("long") || is_of("backward_pipelined") => &[64, 96, 128],
+            _ => &[64, 96, 128, 256],
+        }
     }
 
     /// Whether Hopper GPUs use other kernels for the same.

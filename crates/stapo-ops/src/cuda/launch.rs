@@ -95,7 +95,7 @@ impl Launch<'_> {
     }
 
     /// Asks that multiprocessors give shared memory all that the L1 cache can spare, though this kernel needs less: blocks of
-    /// another kernel that need more then find room beside this kernel's.
+    /// another kernel that need more then find room next to this kernel's.
     pub(crate) fn most_shared_memory(mut self) -> Self {
         self.wants_most_shared = true;
         self

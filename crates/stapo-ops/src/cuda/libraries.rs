@@ -54,7 +54,7 @@ impl Library {
         }
     }
 
-    /// The library by the name that the loader knows once it was found; null where it was not.
+    /// The library by the name that the loader knows once it was found; null if it was not.
     pub(super) fn handle(self) -> *mut c_void {
         let name = self.files().last().and_then(|name| CString::new(*name).ok());
         // SAFETY: the name is a string that ends in 0; the handle is never closed.

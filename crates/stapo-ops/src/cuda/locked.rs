@@ -11,7 +11,7 @@ use super::context::Cuda;
 /// queued, and kernels that are being queued wait for one piece only.
 pub(super) const PIECE: usize = 256 << 20;
 
-/// Pages of somebody's host memory that the driver has locked, until this value is dropped.
+/// Pages of the caller's host memory that the driver has locked, until this value is dropped.
 pub(crate) struct PinnedPieces {
     cuda: Arc<Cuda>,
     starts: Vec<*mut c_void>,

@@ -196,7 +196,7 @@ impl Cuda {
         while !to.is_empty() {
             let in_piece = PIECE - to.as_ptr() as usize % PIECE;
             let (now, later) = to.split_at_mut(in_piece.min(to.len()));
-            // SAFETY: the range on the GPU is the caller's slice and as long as `now`, which nobody reads before the caller
+            // SAFETY: the range on the GPU is the caller's slice and as long as `now`, which is not read before the caller
             // has waited for the stream.
             unsafe { result::memcpy_dtoh_async(now, address, self.stream) }.or_panic("reading from the GPU");
             address += now.len() as u64;

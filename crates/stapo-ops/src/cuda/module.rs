@@ -10,7 +10,7 @@ use super::kernel_cache::Target;
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub handle: sys::CUfunction,
-    /// Number of arguments that the kernel takes. A launch reads as many pointers, however many it was given.
+    /// Number of arguments that the kernel takes. A launch reads that many pointers, however many it was given.
     pub n_arguments: usize,
 }
 

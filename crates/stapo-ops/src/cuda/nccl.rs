@@ -1,4 +1,4 @@
-//! NCCL between GPUs, for moving bytes only: whoever adds numbers does so elsewhere, in an order of its own. The library is
+//! NCCL between GPUs, for moving bytes only: numbers are added elsewhere, in a fixed order. The library is
 //! looked for at run time; nothing needs it at build time.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,7 +34,7 @@ fn missing() -> CudaError {
     ))
 }
 
-/// A new id, made by one rank and told to all.
+/// A new id, made by one rank and sent to all.
 pub fn unique_id() -> Result<[u8; ID_BYTES], CudaError> {
     let functions = functions().ok_or_else(missing)?;
     let mut id = UniqueId([0; ID_BYTES]);
@@ -130,7 +130,7 @@ impl Communicator {
         if code == IN_PROGRESS { Ok(()) } else { self.functions.check("moving numbers between GPUs", code) }
     }
 
-    /// Ends all exchanges that are under way, from any thread, so that nobody waits for a rank that is gone.
+    /// Ends all exchanges that are under way, from any thread, so that no rank waits for a lost one.
     pub fn abort(&self) {
         if !std::mem::replace(&mut *lock(&self.is_aborted), true) {
             // SAFETY: called once; the communicator is not used for exchanges afterwards.

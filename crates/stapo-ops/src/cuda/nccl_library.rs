@@ -33,7 +33,7 @@ pub(super) struct Functions {
     pub error_text: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// The library; `None` where this machine has none.
+/// The library; `None` if this machine has none.
 pub(super) fn functions() -> Option<&'static Functions> {
     static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
     FOUND.get_or_init(|| Library::Nccl.find().then(|| load(Library::Nccl.handle())).flatten()).as_ref()

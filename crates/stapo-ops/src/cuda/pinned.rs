@@ -1,4 +1,4 @@
-//! Pinned host memory: pages that the driver locks, so that the GPU copies from and to them while the host goes on.
+//! Pinned host memory: pages that the driver locks, so that the GPU copies from and to them while the host continues.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use super::error::OrPanic;
 pub(super) struct Pinned {
     pub start: *mut c_void,
     pub n_bytes: usize,
-    /// Recorded behind the last copy that uses the block.
+    /// Recorded after the last copy that uses the block.
     event: sys::CUevent,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct MatrixProduct {
     /// `None`: one product.
     pub batch: Option<StridedBatch>,
     pub alpha: f32,
-    /// `None`: each operand is a matrix of its own.
+    /// `None`: each operand is a separate matrix.
     pub placement: Option<Placement>,
 }
 
@@ -51,6 +51,19 @@ impl MatrixProduct {
             self.m,
         ];
         self.placement.map_or(alone, |placement| placement.strides)
+    }
+
+    /// The same product, with `stride` elements from one stored row to the next of a, b or c, by its number.
+    pub(crate) fn with_stride(self, operand: usize, stride: usize) -> Self {
+        let mut strides = self.strides();
+        strides[operand] = stride;
+        let starts = self.placement.map_or([0; 3], |placement| placement.starts);
+        Self { placement: Some(Placement { strides, starts }), ..self }
+    }
+
+    /// The same product of operands that begin this many elements further on.
+    pub(crate) fn with_starts(self, starts: [usize; 3]) -> Self {
+        Self { placement: Some(Placement { strides: self.strides(), starts }), ..self }
     }
 
     /// The addresses of the first elements of a, b and c.
@@ -106,7 +119,7 @@ impl Cuda {
         let beta = if p.adds { 1.0f32 } else { 0.0 };
         let [a, b, c] = prepared.layouts;
         let [a_address, b_address, c_address] = p.addresses();
-        // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace has the length said.
+        // SAFETY: the layouts are those of the slices, whose lengths the op checked; the workspace has the given length.
         let done = unsafe {
             result::matmul(
                 handle,

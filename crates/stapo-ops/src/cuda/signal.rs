@@ -1,4 +1,4 @@
-//! Signals: numbers in device memory by which a kernel tells the next one, which already runs, that something is ready.
+//! Signals: numbers in device memory by which a kernel signals to the next one, which already runs, that something is ready.
 
 /// Signals that are in use at one time at most: kernels of a chain of programmatic launches (see `Launch`) that wait at once.
 const N_SIGNALS: usize = 1024;
@@ -13,7 +13,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// The address of the next signal. `allocate` gives cleared memory of as many bytes.
+    /// The address of the next signal. `allocate` gives cleared memory of that many bytes.
     pub(super) fn next(&mut self, allocate: impl FnOnce(usize) -> u64) -> u64 {
         let address = *self.address.get_or_insert_with(|| allocate(N_SIGNALS * SIGNAL_BYTES));
         self.n_given = (self.n_given + 1) % N_SIGNALS;

@@ -59,7 +59,7 @@ pub(crate) struct Slice {
     pub kind: ElementType,
     /// In elements.
     pub len: usize,
-    /// The f32 master weights of the range; `None` where there are none.
+    /// The f32 master weights of the range; `None` if there is none.
     pub masters: Option<Masters>,
     /// Address of the scales of 8-bit moments.
     pub scales: Option<u64>,

@@ -7,7 +7,7 @@ use super::context::Cuda;
 use super::memory::Memory;
 use super::slice::ElementType;
 
-/// The structs, one behind the other; each takes whole words of 8 bytes. The memory may be dropped as soon as the kernel
+/// The structs, one after another; each takes whole words of 8 bytes. The memory may be dropped as soon as the kernel
 /// that reads it is queued.
 pub(crate) fn upload_table(cuda: &Arc<Cuda>, rows: &[Fields]) -> Memory {
     let words: Vec<u64> = rows.iter().flat_map(Fields::words).copied().collect();

@@ -68,7 +68,7 @@ fn every_kernel_compiles_for_every_architecture() {
                     let head_dims = match source.scope {
                         Scope::Once => &[0],
                         Scope::HeadDim | Scope::HeadDimOnDemand => head_dims,
-                        Scope::Hopper | Scope::HopperOnDemand if arch == "sm_90a" => &[64, 128],
+                        Scope::Hopper | Scope::HopperOnDemand if arch == "sm_90a" => source.hopper_dims(),
                         Scope::HopperOnce if arch == "sm_90a" => &[0],
                         Scope::Hopper | Scope::HopperOnDemand | Scope::HopperOnce => &[],
                     };

@@ -1,5 +1,5 @@
 //! Copies between host and GPU that the host does not wait for. The copies go through pinned host memory; each pinned
-//! block carries an event that tells when its last copy is done and the block may be used again.
+//! block carries an event that shows when its last copy is done and the block may be used again.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub(super) struct ConvInputs<'a, E> {
     pub raw: &'a [E],
     /// The first token of each token's sequence in the call.
     pub first: Vec<usize>,
-    /// `[kernel - 1, conv_width]` of each token's sequence; `None` where no row comes before the call.
+    /// `[kernel - 1, conv_width]` of each token's sequence; `None` if no row comes before the call.
     pub carried: Vec<Option<&'a [E]>>,
 }
 

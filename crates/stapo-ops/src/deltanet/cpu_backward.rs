@@ -282,7 +282,7 @@ struct MixBackward<'a, E: Float> {
     tokens: Range<usize>,
     d_mixed: &'a mut [E],
     d_raw: &'a mut [E],
-    /// `[2, conv_width]`: a row in front of SiLU and behind it.
+    /// `[2, conv_width]`: a row in front of SiLU and after it.
     memory: &'a mut [E],
 }
 

@@ -215,7 +215,7 @@ impl<E: Float> Kernel<E> for Backward<'_, '_, E> {
     }
 }
 
-/// The way back through [`step`] from the state in front of the row. `d_state` holds the gradient of the state behind the row, and
+/// The way back through [`step`] from the state in front of the row. `d_state` holds the gradient of the state after the row, and
 /// then that of the state in front of it.
 #[inline(always)]
 fn step_backward<L: Lanes>(

@@ -66,7 +66,7 @@ impl<T: Float> States<T> {
         }
     }
 
-    /// All memory, each buffer as many numbers for each slot.
+    /// All memory, each buffer the same count of numbers for each slot.
     pub(super) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer<T>> {
         let Self { recurrent, rows, chunk, .. } = self;
         let chunk = chunk.iter_mut().flat_map(|kept| [&mut kept.rows, &mut kept.numbers]);

@@ -31,7 +31,7 @@ impl Mark {
 }
 
 impl Device {
-    /// The same device with a queue of its own: a GPU runs its work beside that of this one, and only
+    /// The same device with a separate queue: a GPU runs its work at the same time as that of this one, and only
     /// [`Device::wait_for`] orders the two. A CPU runs what is called when it is called.
     #[must_use]
     pub fn second_stream(&self) -> Device {

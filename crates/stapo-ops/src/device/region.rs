@@ -34,7 +34,7 @@ impl Device {
         }
     }
 
-    /// The same device with memory of its own.
+    /// The same device with separate memory.
     #[must_use]
     pub fn outside_regions(&self) -> Device {
         Device { lender: None, ..self.clone() }

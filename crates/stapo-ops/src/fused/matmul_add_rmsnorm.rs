@@ -52,7 +52,7 @@ fn fits(cuda: &Cuda, product: &DeepProduct, y: Slice) -> bool {
 }
 
 /// The norm adds up the partial sums of `product`. Shapes: stream, sum `[T, D]`; normed `[T, D]`, or rows that have further
-/// columns behind these.
+/// columns after these.
 pub(super) fn run(
     cuda: &Arc<Cuda>,
     dims: rmsnorm::Dims,

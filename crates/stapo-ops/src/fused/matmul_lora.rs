@@ -1,5 +1,5 @@
 //! A linear layer with adapters: `matmul::forward`, `lora::project` and `lora::expand`, or where adapters are joined one product
-//! that goes on over the ranks; and what may follow it.
+//! that continues over the ranks; and what may follow it.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl<T: Float> Product<'_, T> {
         lora::project(device, tokens, self.adapter, &mut self.input);
     }
 
-    /// The layer as the kernels that run beside `x A^T` take it, on a GPU.
+    /// The layer as the kernels that run at the same time as `x A^T` take it, on a GPU.
     fn overlapped_layer(&self, tokens: usize) -> Layer<'_, T> {
         Layer { d: self.dims(tokens), x: self.input.x().cuda(), weight: self.weight, adapter: self.adapter }
     }
@@ -101,7 +101,7 @@ fn run_joined<T: Float>(cuda: &Arc<Cuda>, tokens: usize, product: &Product<'_, T
 }
 
 /// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU
-/// possibly with further columns behind its rows; both overwritten.
+/// possibly with further columns after its rows; both overwritten.
 pub fn forward_swiglu<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
@@ -181,7 +181,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// The partial sums of a split-K product of few rows; `None` where one kernel does not compute them.
+/// The partial sums of a split-K product of few rows; `None` if one kernel does not compute them.
 fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
     let d = layer.d;
     if d.tokens > MAX_ROWS {
@@ -195,7 +195,7 @@ fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Opt
     })
 }
 
-/// `d_x = d_y W + d_hidden A` as one product. Shapes: d_y `[T, outputs + pitch]`, with d_hidden behind its rows; d_x
+/// `d_x = d_y W + d_hidden A` as one product. Shapes: d_y `[T, outputs + pitch]`, with d_hidden after its rows; d_x
 /// `[T, inputs]`, overwritten.
 ///
 /// # Panics

@@ -49,7 +49,7 @@ pub fn forward<T: Float>(device: &Device, product: Product<'_, T>, result: Norme
     norm_and_add(device, y.into_view(), result);
 }
 
-/// What [`forward`] does behind the product `[T, D]`.
+/// What [`forward`] does after the product `[T, D]`.
 pub fn norm_and_add<T: Float>(device: &Device, product: View<'_, T>, result: NormedResult<'_, T>) {
     let op = "fused::matmul_rmsnorm_add";
     result.check(op, product.len());

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads};
 use crate::cuda::kernels::LM_HEAD;
-use crate::cuda::{Cuda, ElementType, Memory, Slice};
+use crate::cuda::{Cuda, ElementType, MatrixProduct, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
 
 /// Bytes of f32 logits that a chunk holds.
@@ -15,6 +15,17 @@ const MIN_ROWS: usize = 128;
 
 /// Threads that sum over a row. Training and sampling use the same number, because it determines the order of the sums.
 pub(crate) const ROW_THREADS: usize = 1024;
+
+/// Elements from one row of logits to the next, as in row.cu: products of rows that begin at multiples of 16 bytes are faster.
+pub(crate) fn row_pitch(vocab: usize) -> usize {
+    vocab.next_multiple_of(8)
+}
+
+/// How many tokens of a vocabulary aligned products take, in bf16. cuBLASLt has no fast kernels for widths that are no multiple of
+/// 8, so what is behind the last whole eight is computed apart.
+fn n_aligned(vocab: usize, kind: ElementType) -> usize {
+    if kind == ElementType::Bf16 && vocab >= 8 { vocab / 8 * 8 } else { vocab }
+}
 
 /// Rows of logits that a chunk holds. Chunks are as even as multiples of 8 allow: products of a last chunk with few rows would leave
 /// most multiprocessors without work.
@@ -38,7 +49,7 @@ pub(crate) fn for_chunks<T: Float>(
         return;
     }
     let vocab = weight.shape().outputs;
-    let rows = memory.f32("logits").len / vocab;
+    let rows = memory.f32("logits").len / row_pitch(vocab);
     assert!(rows > 0, "logits: memory for {} of a vocabulary of {vocab}", memory.len);
     for start in (0..tokens).step_by(rows) {
         let n = rows.min(tokens - start);
@@ -57,9 +68,21 @@ fn logits<T: Float>(
 ) -> Slice {
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let dims = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
-    let to = memory.part(0, n * vocab);
+    let to = memory.part(0, n * row_pitch(vocab));
     let rows = hidden.part(start * width, n * width);
-    matmul::cuda::forward(cuda, dims, rows, weight.view().cuda(), None, to);
+    let weight = weight.view().cuda();
+    if row_pitch(vocab) == vocab {
+        matmul::cuda::forward(cuda, dims, rows, weight, None, to);
+    } else {
+        let m = n_aligned(vocab, rows.kind);
+        let whole = matmul::cuda::product(dims, rows, weight, to).with_stride(2, row_pitch(vocab));
+        cuda.product(&MatrixProduct { m, ..whole });
+        if m < vocab {
+            let launch =
+                cuda.kernel(&LM_HEAD, "lm_head_last_logits").arg(rows).arg(weight).arg(to).arg(width);
+            launch.arg(weight.len / vocab).arg(m).arg(vocab).run([n, 1], 32 * (vocab - m), 0);
+        }
+    }
     if !rule.is_plain() {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_apply_rule").arg(to);
         let launch = launch.arg(rule.softcap.unwrap_or(0.0) as f32).arg((1.0 / rule.divisor) as f32);
@@ -81,7 +104,7 @@ pub(super) fn forward<T: Float>(
     let op = "lm_head::forward";
     let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let n_logits = chunk_rows(vocab, dims.tokens) * vocab;
+    let n_logits = chunk_rows(vocab, dims.tokens) * row_pitch(vocab);
     let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
     let slopes = scores.slopes.as_ref();
     let slopes = slopes.map(|slopes| (slopes.cuda(), Memory::scratch(cuda, n_logits, hidden.kind)));
@@ -110,7 +133,7 @@ struct Chunk {
     start: usize,
     n: usize,
     logits: Slice,
-    /// Memory for the gradients of at least as many logits.
+    /// Memory for the gradients of at least that many logits.
     d_logits: Slice,
 }
 
@@ -126,7 +149,7 @@ fn backward_chunk<T: Float>(
     d_hidden: Slice,
 ) -> Slice {
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
-    let d_logits = d_logits.part(0, n * vocab);
+    let d_logits = d_logits.part(0, n * row_pitch(vocab));
     let name = format!("lm_head_gradient_{}", d_logits.name());
     let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(targets.part(start, n));
     let launch = numbers.iter().fold(launch, |launch, x| launch.arg(*x));
@@ -140,7 +163,20 @@ fn backward_chunk<T: Float>(
     }
     let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
     let to = d_hidden.part(start * width, n * width);
-    matmul::cuda::backward_input(cuda, chunk, d_logits, weight.view().cuda(), Write::Set, to);
+    let (weight, pitch) = (weight.view().cuda(), row_pitch(vocab));
+    if pitch == vocab {
+        matmul::cuda::backward_input(cuda, chunk, d_logits, weight, Write::Set, to);
+        return d_logits;
+    }
+    let (k, stride) = (n_aligned(vocab, weight.kind), weight.len / vocab);
+    let product = |write| {
+        let whole = matmul::cuda::input_gradient(chunk, d_logits, weight, write, to);
+        whole.with_stride(0, stride).with_stride(1, pitch)
+    };
+    cuda.product(&MatrixProduct { k, ..product(Write::Set) });
+    if k < vocab {
+        cuda.product(&MatrixProduct { k: vocab - k, ..product(Write::Add).with_starts([k * stride, k, 0]) });
+    }
     d_logits
 }
 
@@ -168,11 +204,11 @@ pub(super) fn backward<T: Float>(
     let op = "lm_head::backward";
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
-    let at_once = chunk_rows(vocab, dims.tokens);
+    let (at_once, pitch) = (chunk_rows(vocab, dims.tokens), row_pitch(vocab));
     let mut has_logits = last.is_some();
-    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * vocab, ElementType::F32));
-    assert!(memory.slice().len == at_once * vocab, "{op}: logits of another forward");
-    let d_logits = Memory::scratch(cuda, at_once * vocab, hidden.kind);
+    let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * pitch, ElementType::F32));
+    assert!(memory.slice().len == at_once * pitch, "{op}: logits of another forward");
+    let d_logits = Memory::scratch(cuda, at_once * pitch, hidden.kind);
     let mut d_weight = to.d_weight.as_ref().map(|(d_weight, write)| (d_weight.cuda().f32(op), *write));
     if let Some((d_weight, Write::Set)) = d_weight.filter(|_| dims.tokens == 0) {
         cuda.fill(d_weight, 0.0_f32);
@@ -181,7 +217,7 @@ pub(super) fn backward<T: Float>(
     for start in (0..dims.tokens).step_by(at_once.max(1)).rev() {
         let n = at_once.min(dims.tokens - start);
         let logits = if std::mem::take(&mut has_logits) {
-            memory.slice().part(0, n * vocab)
+            memory.slice().part(0, n * pitch)
         } else {
             logits(cuda, (start, n), dims.rule, hidden, weight, memory.slice())
         };
@@ -193,7 +229,15 @@ pub(super) fn backward<T: Float>(
             let write = std::mem::replace(write, Write::Add);
             let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
             let rows = hidden.part(start * width, n * width);
-            matmul::cuda::backward_weight(cuda, chunk, rows, d_logits, write, *d_weight);
+            let product = || {
+                matmul::cuda::weight_gradient(chunk, rows, d_logits, write, *d_weight).with_stride(1, pitch)
+            };
+            let n = n_aligned(vocab, hidden.kind);
+            cuda.product(&MatrixProduct { n, ..product() });
+            if n < vocab {
+                let rest = product().with_starts([0, n, n * width]);
+                cuda.product(&MatrixProduct { n: vocab - n, ..rest });
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
-// Grid: rows of a chunk of logits [rows, vocab].
+// Grid: rows of a chunk of logits [rows, row_pitch(vocab)].
 
 KERNEL __launch_bounds__(1024)
 lm_head_score(const float* logits, const u32* targets, float* logp, float* entropy, float* collision, float* lse,
               int n_best, u32* best_ids, float* best_logp, int vocab, float inv_temperature) {
     size_t r = blockIdx.x;
-    const float* row = logits + r * vocab;
+    const float* row = logits + r * row_pitch(vocab);
     Stats s = row_stats(row, vocab, inv_temperature);
     float ln_sum = logf(s.sum);
     if (threadIdx.x == 0) {
@@ -18,6 +18,18 @@ lm_head_score(const float* logits, const u32* targets, float* logp, float* entro
         row_best(row, vocab, inv_temperature, s, ln_sum, n_best, best_ids + r * n_best, best_logp + r * n_best);
 }
 
+// The logits from `first` on: those behind the last whole eight of a vocabulary. Grid: rows; a warp has a logit. Rows of the weight
+// are `pitch` apart.
+KERNEL lm_head_last_logits(const bf16* hidden, const bf16* weight, float* logits, int width, int pitch, int first,
+                           int vocab) {
+    int column = first + threadIdx.x / 32;
+    const bf16 *x = hidden + (size_t)blockIdx.x * width, *w = weight + (size_t)column * pitch;
+    float sum = 0.0f;
+    for (int i = threadIdx.x % 32; i < width; i += 32) sum = fmaf(widen(x[i]), widen(w[i]), sum);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) logits[blockIdx.x * row_pitch(vocab) + column] = sum;
+}
+
 // d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature. Null pointers stand for a d_logp of 1 and a d_entropy
 // of 0.
 template <class S>
@@ -27,11 +39,10 @@ __device__ __forceinline__ void gradient(const float* logits, const u32* targets
     size_t r = blockIdx.y;
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= vocab) return;
-    bool whole = is_whole(vocab);
     float of_logp = d_logp ? d_logp[r] : 1.0f, of_entropy = d_entropy ? d_entropy[r] : 0.0f;
     float constant = -(fmaf(of_entropy, entropy[r], of_logp) * inv_temperature);
     float slope = -(of_entropy * inv_temperature), shift = lse[r], z[8];
-    load8(logits + r * vocab, at, vocab, whole, z);
+    load8(logits + r * row_pitch(vocab), at, vocab, true, z);
     int target = targets[r];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -40,7 +51,7 @@ __device__ __forceinline__ void gradient(const float* logits, const u32* targets
         z[i] = p * fmaf(slope, ln_p < FLOOR ? FLOOR : ln_p, constant);
         if (at + i == target) z[i] += of_logp * inv_temperature;
     }
-    store8(d_logits + r * vocab, at, vocab, whole, z);
+    store8(d_logits + r * row_pitch(vocab), at, vocab, true, z);
 }
 
 #define GRADIENT(S)                                                                                                    \
@@ -73,33 +84,31 @@ KERNEL lm_head_scale_rows_bf16(const float* by, bf16* x, int width) { scale_row(
 KERNEL lm_head_apply_rule(float* logits, float softcap, float factor, int vocab) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= vocab) return;
-    float* row = logits + (size_t)blockIdx.y * vocab;
-    bool whole = vocab % 8 == 0;
+    float* row = logits + blockIdx.y * row_pitch(vocab);
     float x[8];
-    load8(row, at, vocab, whole, x);
+    load8(row, at, vocab, true, x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         x[i] *= factor;
         if (softcap != 0.0f) x[i] = softcap * tanhf(x[i] / softcap);
     }
-    store8(row, at, vocab, whole, x);
+    store8(row, at, vocab, true, x);
 }
 
 // The gradient of logits becomes that of the products.
 template <class S> __device__ __forceinline__ void rule_slope(const float* logits, S* d_logits, float softcap, float factor, int vocab) {
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= vocab) return;
-    size_t row = (size_t)blockIdx.y * vocab;
-    bool whole = vocab % 8 == 0;
+    size_t row = blockIdx.y * row_pitch(vocab);
     float x[8], d[8];
-    load8(logits + row, at, vocab, whole, x);
-    load8(d_logits + row, at, vocab, whole, d);
+    load8(logits + row, at, vocab, true, x);
+    load8(d_logits + row, at, vocab, true, d);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         float t = softcap != 0.0f ? x[i] / softcap : 0.0f;
         d[i] *= factor * (1.0f - t * t);
     }
-    store8(d_logits + row, at, vocab, whole, d);
+    store8(d_logits + row, at, vocab, true, d);
 }
 
 KERNEL lm_head_rule_slope_float(const float* logits, float* d_logits, float softcap, float factor, int vocab) {

@@ -5,6 +5,10 @@
 #define FLOOR (-1e30f)
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
+// Elements from one row of logits to the next, so that every row begins at a multiple of 16 bytes; what is behind the vocabulary
+// counts for nothing.
+__device__ __forceinline__ size_t row_pitch(int vocab) { return (vocab + 7) / 8 * 8; }
+
 // Of z = logit / temperature: the largest, and relative to it the sums of e^z, e^z z and e^2z.
 struct Stats {
     float top, sum, weighted, squares;
@@ -40,12 +44,11 @@ __device__ __forceinline__ Stats joined(Stats a, Stats b) {
 template <class Each>
 __device__ __forceinline__ Stats warp_stats(const float* logits, int vocab, float inv_temperature, int warp,
                                             Each each) {
-    bool whole = is_whole(vocab);
     Stats s = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     // The next stretch's logits are loaded before the current ones are summed.
     int first = warp * 256 + 8 * (threadIdx.x % 32);
     float next[8];
-    if (first < vocab) load8(logits, first, vocab, whole, next);
+    if (first < vocab) load8(logits, first, vocab, true, next);
     for (int start = warp * 256; start < vocab; start += 256 * ROW_WARPS) {
         int at = start + 8 * (threadIdx.x % 32), then = at + 256 * ROW_WARPS;
         float z[8], top = MINUS_INFINITY, part = 0.0f;
@@ -58,7 +61,7 @@ __device__ __forceinline__ Stats warp_stats(const float* logits, int vocab, floa
             z[i] = at + i < vocab ? next[i] * inv_temperature : MINUS_INFINITY;
             top = fmaxf(top, z[i]);
         }
-        if (then < vocab) load8(logits, then, vocab, whole, next);
+        if (then < vocab) load8(logits, then, vocab, true, next);
         if (top > s.top) s = lifted(s, top);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

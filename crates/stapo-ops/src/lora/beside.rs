@@ -22,7 +22,7 @@ impl<T: Float> Layer<'_, T> {
     }
 
     /// `lora::project`, and the product as `matmul::small_m::run` with adapters. Rows of a SwiGLU's y may have further columns
-    /// behind them.
+    /// after them.
     pub(crate) fn run(&self, output: Output, cuda: &Arc<Cuda>, y: Slice) {
         if small_m::fits(self, output, cuda) {
             small_m::run(self, output, cuda, y);

@@ -1,4 +1,4 @@
-//! Adapters on Hopper in bf16, by kernels of their own (`*.cu` in this folder): one launch serves all modules of a layer.
+//! Adapters on Hopper in bf16, by separate kernels (`*.cu` in this folder): one launch serves all modules of a layer.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub(super) fn fits_shape(inputs: usize, modules: &[Module]) -> bool {
         && modules.iter().all(|module| module.hidden.len <= MAX_RANK && are_whole(module.outputs))
 }
 
-/// A layer with joined adapters at work. Shape: x `[T, inputs + pitch]`, with room for `x A^T` behind its rows.
+/// A layer with joined adapters at work. Shape: x `[T, inputs + pitch]`, with room for `x A^T` after its rows.
 pub(crate) struct Layer<'a, T: Float> {
     pub d: Dims,
     pub x: Slice,
@@ -128,7 +128,7 @@ pub(super) fn tiles_of(columns: usize, widths: &[usize]) -> (usize, usize) {
 /// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
 /// change bits.
 pub(super) const MULTIPROCESSORS: usize = 132;
-/// Clusters of [`PARTS`] blocks that run at once where a multiprocessor has one block: some multiprocessors stand alone.
+/// Clusters of [`PARTS`] blocks that run at once where a multiprocessor has one block: some multiprocessors have no partner.
 const CLUSTERS_AT_ONCE: usize = 30;
 /// Shared memory that a block can have on Hopper.
 const MOST_SHARED: usize = 227 << 10;
@@ -140,7 +140,7 @@ struct Projection {
     name: String,
     rows: usize,
     columns: usize,
-    /// Whether the kernel is told the columns.
+    /// Whether the kernel gets the columns as an argument.
     takes_columns: bool,
     /// Blocks that share the depth.
     parts: usize,
@@ -173,7 +173,7 @@ impl Projection {
     }
 
     /// Tiles of `n_steps` steps over a part of the depth, of as many rows and columns as leave all clusters running at once, and
-    /// of few rows leave room to a block of the product that runs beside (small_m.cu).
+    /// of few rows leave room to a block of the product that runs at the same time (small_m.cu).
     fn at_once(tokens: usize, n_columns: usize, n_steps: usize) -> Option<Self> {
         let is_few = tokens <= MAX_ROWS;
         let heights: &[usize] = if is_few { &[16, 8] } else { &[32, 24, 16] };
@@ -183,7 +183,7 @@ impl Projection {
             .map(|(rows, n_tiles)| {
                 let columns = n_columns.div_ceil(n_tiles).next_multiple_of(GROUP_ROWS);
                 let bytes = 128 * n_steps * (columns + rows) + 4 * rows * columns + 8 * n_steps;
-                // An instruction reads 64 rows of the last tile, whatever lies behind it.
+                // An instruction reads 64 rows of the last tile, whatever lies after it.
                 let shared_bytes = bytes.max(128 * ((n_steps - 1) * columns + ROWS)) + 1024;
                 let name = format!("lora_project_{rows}");
                 Self { name, rows, columns, takes_columns: true, parts: PARTS, shared_bytes }
@@ -200,10 +200,10 @@ impl Projection {
     }
 }
 
-/// What the kernels of few rows that run beside each other tell each other by, see signals.cu.
+/// How kernels of few rows that run at the same time signal to each other, see signals.cu.
 #[derive(Clone, Copy)]
 pub(super) struct Signals {
-    /// The address of the counts; 0: nobody waits for them.
+    /// The address of the counts; 0: no kernel waits for them.
     pub counts: u64,
     /// Blocks of the product.
     pub n_multiplying: usize,
@@ -219,7 +219,7 @@ impl Signals {
     }
 }
 
-/// Returns what the product that runs beside takes for its signals.
+/// Returns the signals for the product that runs at the same time.
 pub(super) fn project<T: Float>(
     cuda: &Cuda,
     tokens: usize,

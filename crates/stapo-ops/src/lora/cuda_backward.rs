@@ -16,7 +16,7 @@ const UPDATERS: usize = 256;
 const COLUMNS: usize = 128;
 /// Blocks that share the tokens of a factor's gradient, as in backward.cu.
 const SPLITS: usize = 8;
-/// The highest rank of the factors whose gradients are made beside SwiGLU's, as in backward_swiglu.cu.
+/// The highest rank of the factors whose gradients are made together with SwiGLU's, as in backward_swiglu.cu.
 const MAX_SWIGLU_RANK: usize = 32;
 
 /// The struct `Modules` of operands.cu.
@@ -38,17 +38,17 @@ fn inputs_as_module<T: Float>(adapter: &Adapter<'_, T>) -> Fields {
     numbers.into_iter().chain(bands).fold(Fields::default(), Fields::four_bytes)
 }
 
-/// `hidden` or its gradient as a matrix of its own.
+/// `hidden` or its gradient as a separate matrix.
 fn apart<T: Float>(adapter: &Adapter<'_, T>, hidden: Slice) -> Placed {
     Placed { slice: hidden, start: 0, of: adapter.pitch() }
 }
 
-/// x `[T, inputs]`, whose rows may have further columns behind them.
+/// x `[T, inputs]`, whose rows may have further columns after them.
 fn map_x<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, x: Slice) -> TensorMap {
     TensorMap::of_columns(x, tokens, (0, adapter.inputs(), x.len / tokens), ROWS)
 }
 
-/// The columns of each module in y `[T, outputs]`, whose rows may have further columns behind them.
+/// The columns of each module in y `[T, outputs]`, whose rows may have further columns after them.
 fn maps_of_outputs<T: Float>(adapter: &Adapter<'_, T>, tokens: usize, y: Slice) -> Vec<TensorMap> {
     let columns = adapter.modules.iter().map(|module| module.outputs);
     columns.map(|of| TensorMap::of_columns(y, tokens, (of.start, of.len, y.len / tokens), ROWS)).collect()

@@ -52,7 +52,7 @@ impl Tiling {
         [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns)]
     }
 
-    /// For each tile of rows one block for `x A^T`, and one for each tile of columns; these go on to other columns where there are
+    /// For each tile of rows one block for `x A^T`, and one for each tile of columns; these continue to other columns where there are
     /// more tiles than multiprocessors.
     fn grid(self, d: Dims) -> [usize; 2] {
         let [rows, columns] = self.n_tiles(d);

@@ -14,7 +14,7 @@ pub(super) fn fits<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Cuda) 
 }
 
 /// `lora::project`, and the product as `matmul::small_m::run` with adapters. Rows of a SwiGLU's y may have further columns
-/// behind them.
+/// after them.
 pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cuda>, y: Slice) {
     let Layer { d, x, weight, adapter } = layer;
     let tiling = output.tiling(cuda, *d).expect("lora::small_m: a product that fits");

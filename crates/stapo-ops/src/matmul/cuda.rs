@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use super::small_m::{self, Output};
+use super::split_k::is_deep;
+pub(crate) use super::split_k::{SPLIT_K, uses_split_k};
 use super::{Dims, Shape, large_m};
 use crate::Write;
 use crate::cuda::kernels::ELEMENTWISE;
@@ -11,23 +13,6 @@ use crate::cuda::{
     Columns, Cuda, ElementType, Fields, MatrixProduct, Memory, Placement, SPLIT_K_BYTES, Slice, StridedBatch,
     TILE_COLUMNS, add_column_sums, parts_for, upload_table,
 };
-
-/// Parts that split-K divides the depth of a product into. An element is the sum of its partial sums, added up in
-/// order.
-pub(crate) const SPLIT_K: usize = 4;
-
-/// A product with many inputs and few outputs leaves most of a GPU idle when its rows are few, so such a product uses
-/// split-K. The choice depends on the shape of the weight alone, never on the number of rows: a row has the same bits
-/// in every batch. Logits, in f32, and products with a bias never use split-K.
-pub(crate) fn uses_split_k(d: Dims, weight: Slice) -> bool {
-    is_deep(d) && weight.kind == ElementType::Bf16
-}
-
-/// Whether a product of this shape uses split-K in bf16.
-fn is_deep(d: Dims) -> bool {
-    let is_whole = d.inputs.is_multiple_of(128 * SPLIT_K) && d.outputs.is_multiple_of(8);
-    is_whole && d.inputs >= 2048 && d.inputs >= 2 * d.outputs
-}
 
 pub(crate) fn forward(cuda: &Arc<Cuda>, d: Dims, x: Slice, weight: Slice, bias: Option<Slice>, y: Slice) {
     if bias.is_none() && y.kind == ElementType::Bf16 && uses_split_k(d, weight) {
@@ -51,8 +36,8 @@ pub(crate) fn forward_one_chain(
     cuda.product(&MatrixProduct { bias, ..product(d, x, weight, y) });
 }
 
-/// How the rows of a weight lie. Of a weight that adapters are joined to (`Weight::joined_zeros`), further columns lie behind
-/// every row, or behind each part of it that split-K takes.
+/// How the rows of a weight lie. Of a weight that adapters are joined to (`Weight::joined_zeros`), further columns lie after
+/// every row, or after each part of it that split-K takes.
 struct RowLayout {
     /// Elements from one row to the next.
     pitch: usize,
@@ -90,8 +75,8 @@ pub(crate) fn product(d: Dims, x: Slice, weight: Slice, y: Slice) -> MatrixProdu
 }
 
 /// A product that uses split-K. Shapes: x `[T, inputs]`; weight `[outputs, inputs]`. Where adapters are joined, `n_further`
-/// columns lie behind each row of x and behind each part of a row of the weight, and each part of the depth goes on over
-/// these: the weight's are 0 but behind the last part, where x's are `s x A^T`.
+/// columns lie after each row of x and after each part of a row of the weight, and each part of the depth continues over
+/// these: the weight's are 0 but after the last part, where x's are `s x A^T`.
 pub(crate) struct DeepProduct {
     pub d: Dims,
     pub x: Slice,
@@ -288,8 +273,8 @@ pub(super) fn pad(cuda: &Arc<Cuda>, pads: &[Pad]) {
     }
 }
 
-/// Columns that lie behind each of `n_parts` equal parts of a weight's row, for what adapters add to the product. A part is a
-/// chain of a split-K product; the columns behind all but the last are 0.
+/// Columns that lie after each of `n_parts` equal parts of a weight's row, for what adapters add to the product. A part is a
+/// chain of a split-K product; the columns after all but the last are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Joined {
     pub n_parts: usize,

@@ -6,7 +6,7 @@ use super::cuda::SPLIT_K;
 use crate::cuda::kernels::MATMUL_FEW_ROWS;
 use crate::cuda::{Cuda, ElementType, Fields, Slice, TensorMap};
 
-/// The most rows. The kernels take eight; with more than four, the norm in every block costs more than a kernel of its own.
+/// The most rows. The kernels take eight; with more than four, the norm in every block costs more than a separate kernel.
 pub(crate) const MAX_ROWS: usize = 4;
 /// Depth that a pipeline stage holds, as in small_m.cu.
 const STEP: usize = 128;

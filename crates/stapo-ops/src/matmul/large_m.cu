@@ -269,6 +269,10 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
              const __grid_constant__ Product p) {                                                                      \
         product<Tiling<DEEP, GROUPS, STAGES>>(x, w, p);                                                                \
     }
+// Compiled apart, at the same time.
+#ifdef DEEP_PRODUCTS
+PRODUCT(deep_large_m_128, true, 2, 4)
+#else
 PRODUCT(gated_large_m_128, false, 2, 4)
 PRODUCT(gated_large_m_192, false, 3, 3)
-PRODUCT(deep_large_m_128, true, 2, 4)
+#endif

@@ -47,7 +47,7 @@ pub struct Weight<T: Float> {
     quantised: Option<Quantised<T>>,
 }
 
-/// Some rows of a weight, one behind the other.
+/// Some rows of a weight, one after another.
 #[derive(Debug)]
 pub enum WeightRows<'a, T: Float> {
     InPlace(View<'a, T>),
@@ -160,7 +160,7 @@ impl<T: Float> Weight<T> {
         }
     }
 
-    /// Elements that [`Weight::joined_zeros`] takes beside those of the weight.
+    /// Elements that [`Weight::joined_zeros`] takes besides those of the weight.
     pub fn n_joined(shape: Shape, columns: usize) -> usize {
         let joined = Joined::for_shape(shape, columns);
         joined.n_rows(shape) * joined.pitch(shape) - shape.len()
@@ -195,7 +195,7 @@ impl<T: Float> Weight<T> {
         }
     }
 
-    /// `[outputs + columns, inputs + columns]`: with the first factors of joined adapters below the weight; `None` where they
+    /// `[outputs + columns, inputs + columns]`: with the first factors of joined adapters below the weight; `None` if they
     /// are not there.
     pub(crate) fn with_first_factors(&self) -> Option<View<'_, T>> {
         self.joins_gradients().then(|| self.elements())

@@ -9,7 +9,7 @@ const UNPACKERS: usize = 256;
 /// Most modules of a linear layer, as in unpack.cu.
 pub(super) const MODULES: usize = 3;
 
-/// How a row of the unpacked weight lies: `columns` for factors of adapters behind each of `n_parts` equal parts.
+/// How a row of the unpacked weight lies: `columns` for factors of adapters after each of `n_parts` equal parts.
 #[derive(Clone, Copy)]
 pub(crate) struct RowParts {
     pub n_parts: usize,

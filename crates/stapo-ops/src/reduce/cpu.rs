@@ -61,7 +61,7 @@ pub(crate) fn first_non_finite<E: Float>(cpu: &Cpu, x: &[E]) -> Option<usize> {
     cpu.rows(x.len().div_ceil(BLOCK), BLOCK, |blocks| {
         let start = blocks.start * BLOCK;
         for (idx, part) in x[start..(blocks.end * BLOCK).min(x.len())].chunks(BLOCK).enumerate() {
-            // `0 * x` is 0 for a finite x and NaN otherwise, so the sum tells without a branch whether all are finite.
+            // `0 * x` is 0 for a finite x and NaN otherwise, so the sum shows without a branch whether all are finite.
             let suspect = part.iter().fold(E::ZERO, |sum, x| sum + *x * E::ZERO);
             if suspect != E::ZERO
                 && let Some(at) = part.iter().position(|x| !x.is_finite())

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::{Dims, Saved};
-use crate::cuda::kernels::{RMSNORM, RMSNORM_WARPS};
+use crate::cuda::kernels::{RMSNORM, RMSNORM_FLOAT, RMSNORM_WARPS, Source};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::matmul::small_m;
 use crate::{Float, Write, pitch_of};
@@ -50,7 +50,7 @@ pub(crate) fn forward(
         }
         None => {
             name = format!("rmsnorm_forward_{kind}");
-            launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight);
+            launch = cuda.kernel(source(x), &name).arg(x).arg(weight);
         }
         Some(Addition { addend, rows, sum }) => {
             name = format!("rmsnorm_forward_add_{kind}");
@@ -59,7 +59,7 @@ pub(crate) fn forward(
                 Addend::SplitK(partials) => (None, Some(partials.f32(op))),
             };
             let n_splits = partials.map_or(0, |partials| partials.len / x.len.max(1));
-            let begun = cuda.kernel(&RMSNORM, &name).arg(x).arg(addend).arg(partials).arg(n_splits);
+            let begun = cuda.kernel(source(x), &name).arg(x).arg(addend).arg(partials).arg(n_splits);
             launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
@@ -68,6 +68,11 @@ pub(crate) fn forward(
     let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
     let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
     launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
+}
+
+/// The kernels for rows that are stored as x is.
+fn source(x: Slice) -> &'static Source {
+    if x.kind == ElementType::F32 { &RMSNORM_FLOAT } else { &RMSNORM }
 }
 
 /// Whether rows are so many that each has a warp, and so wide as the warps' kernels take them.
@@ -95,7 +100,7 @@ fn forward_add_by_warps(
 }
 
 /// See `fused::matmul_rmsnorm_add`. Shapes: product, stream, sum `[T, D]`; normed `[T, D]`, or rows that have further columns
-/// behind these.
+/// after these.
 pub(crate) struct NormedResult {
     /// Overwritten where there are partial sums.
     pub product: Slice,
@@ -140,7 +145,7 @@ pub(crate) fn forward_result(cuda: &Cuda, d: Dims, result: &NormedResult) {
         .four_bytes(d.eps as f32);
     let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
     let name = format!("rmsnorm_forward_result_{}", product.name());
-    let launch = cuda.kernel(&RMSNORM, &name).fields(&args).programmatic_launch(is_programmatic);
+    let launch = cuda.kernel(source(product), &name).fields(&args).programmatic_launch(is_programmatic);
     launch.run([d.tokens, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
 }
 
@@ -161,7 +166,7 @@ pub(super) fn backward<T: Float>(
     let n_parts = parts_for(cuda, d.tokens);
     let parts = Memory::scratch(cuda, n_parts * d.width, ElementType::F32);
     let name = format!("rmsnorm_backward_{pass}_{kind}");
-    let launch = cuda.kernel(&RMSNORM, &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
+    let launch = cuda.kernel(source(x), &name).arg(x).arg(weight).arg(inv_rms.f32(op)).arg(d_out).arg(d_x);
     let launch = launch.arg(parts.slice()).arg(d.tokens).arg(d.width);
     launch.run([n_parts, 1], d.width.div_ceil(8).next_multiple_of(32), 0);
     if let Some(d_weight) = d_weight {

@@ -172,5 +172,9 @@ template <class S> __device__ __forceinline__ void forward_result(const ResultAr
         forward_result(args);                                                                                          \
     }
 
+// Compiled apart, as a GPU stores one or the other.
+#ifdef FLOAT_ROWS
 RMSNORM(float)
+#else
 RMSNORM(bf16)
+#endif

@@ -223,7 +223,7 @@ fn norm_and_turn_backward<T: Float>(
 }
 
 /// Rotates the first dimensions of every query and key head; `sign` -1 rotates back. Rows of `out` may have further columns
-/// behind them.
+/// after them.
 fn rotate_part<T: Float>(
     cuda: &Cuda,
     d: Dims,

@@ -55,7 +55,7 @@ pub enum LongFactors {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {
     pub head_dim: usize,
-    /// The first dimensions of a head, which are rotated; 0 where positions are not encoded.
+    /// The first dimensions of a head, which are rotated; 0 if positions are not encoded.
     pub rotary_dim: usize,
     pub theta: f64,
     pub scaling: Scaling,

@@ -104,7 +104,7 @@ fn first_largest<E: Float>(x: &[E]) -> usize {
     best
 }
 
-/// Elements whose weights are summed before the cumulative sum goes on in f64.
+/// Elements whose weights are summed before the cumulative sum continues in f64.
 const BLOCK: usize = 16 * WIDTH;
 
 /// Inverse transform over the whole vocabulary: block sums by sixteen lanes, blocks and then the chosen block's tokens

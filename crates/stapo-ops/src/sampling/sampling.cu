@@ -1,4 +1,4 @@
-// Grid: rows of a chunk of logits [rows, vocab]; 1024 threads.
+// Grid: rows of a chunk of logits [rows, row_pitch(vocab)]; 1024 threads.
 
 #define STRETCH 256
 #define MAX_STRETCHES 4096
@@ -191,7 +191,7 @@ sampling_draw(const float* logits, const double* uniforms, u32* ids, float* logp
               u32* best_ids, float* best_logp, int vocab, const __grid_constant__ SamplingRule rule) {
     size_t r = blockIdx.x;
     float inv_temperature = rule.inv_temperature;
-    Row row = {logits + r * vocab, vocab, inv_temperature, 0.0f};
+    Row row = {logits + r * row_pitch(vocab), vocab, inv_temperature, 0.0f};
     __shared__ float sums[MAX_STRETCHES], tops[MAX_STRETCHES];
     Stats s = row_stats(row.logits, vocab, inv_temperature, [](int stretch, float top, float part) {
         StretchSum of = stretch_sum(top, part);
@@ -253,7 +253,7 @@ sampling_draw_cluster(const float* logits, const double* uniforms, u32* ids, flo
     __shared__ Stats warps[ROW_WARPS];
     int r = blockIdx.x / CLUSTER, own = threadIdx.x / 32, lane = threadIdx.x % 32;
     int warp = blockIdx.x % CLUSTER * BLOCK_WARPS + own, n = (vocab + STRETCH - 1) / STRETCH;
-    Row row = {logits + (size_t)r * vocab, vocab, inv_temperature, 0.0f};
+    Row row = {logits + r * row_pitch(vocab), vocab, inv_temperature, 0.0f};
     cluster_arrive();
     Stats s = warp_stats(row.logits, vocab, inv_temperature, warp, [&](int stretch, float top, float part) {
         lanes[own][stretch / ROW_WARPS][lane] = make_float2(top, part);

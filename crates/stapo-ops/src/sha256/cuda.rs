@@ -5,7 +5,7 @@ use crate::Form;
 use crate::cuda::kernels::SHA256;
 use crate::cuda::{Cuda, ElementType, Memory, Slice};
 
-/// Threads of a block, each with a piece of its own.
+/// Threads of a block, each with a separate piece.
 const THREADS: usize = 128;
 
 /// Waits once for all slices.

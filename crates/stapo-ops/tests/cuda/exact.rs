@@ -18,7 +18,7 @@ use crate::{Buffer, View, Write, lm_head, matmul, residual, rmsnorm, swiglu};
 fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
     for precision in [Precision::Bf16, Precision::F32] {
         let Some(device) = &gpu(precision) else { return };
-        for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32]) {
+        for (heads, block_size) in HEADS.into_iter().zip([16, 32, 64, 128, 32, 16, 64]) {
             // Chunks and single tokens on both sides of the borders of splits.
             let to_first = SPLIT_KEYS - 170;
             let to_second = SPLIT_KEYS - 70;
@@ -84,29 +84,45 @@ fn paged_attention_on_cuda_gives_the_bits_of_packed_attention() {
 
 /// Outputs and gradients of a sequence alone and packed before others. On Hopper, thread blocks of one sequence add to the
 /// gradient of its queries in turns, whatever other blocks run beside them, and a long sequence alone is attended by another kernel
-/// than among short ones.
-#[test]
-fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
+/// than among short ones. Every rule takes some of the lengths, and one the longest.
+fn check_alone(range: std::ops::Range<usize>) {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    for rule in HEADS.into_iter().flat_map(windows) {
-        for len in [1, 130, 700, 2100, LONG_TOKENS + 100] {
-            let alone = ruled_attention_case(device, rule, &[len]);
-            for others in [&[1][..], &[64, 900, 3, 129]] {
-                let packed = ruled_attention_case(device, rule, &[&[len][..], others].concat());
+    for (h, heads) in HEADS.into_iter().enumerate().filter(|(h, _)| range.contains(h)) {
+        for (r, rule) in windows(heads).into_iter().enumerate() {
+            let longest = (r == h % 4 && heads.dim >= 64).then_some(LONG_TOKENS + 100);
+            for len in [[130, 2100], [1, 700]][(h + r) % 2].into_iter().chain(longest) {
+                let alone = ruled_attention_case(device, rule, &[len]);
+                let packed = ruled_attention_case(device, rule, &[len, 64, 900, 3, 129]);
                 for (what, (alone, packed)) in ["out", "lse", "d_qkv"].iter().zip(alone.iter().zip(&packed)) {
                     let same = bits(alone) == bits(&packed[..alone.len()]);
-                    assert!(same, "{rule:?}: {what} of {len} tokens before {others:?} differs");
+                    assert!(same, "{rule:?}: {what} of {len} tokens before others differs");
                 }
             }
         }
     }
 }
 
-/// All keys, and a window that ends within a split, without sinks and with them.
-fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 3] {
+#[test]
+fn gradients_of_attention_on_cuda_do_not_depend_on_other_sequences() {
+    check_alone(0..4);
+}
+
+#[test]
+fn gradients_of_heads_of_96_and_128_on_cuda_do_not_depend_on_other_sequences() {
+    check_alone(4..6);
+}
+
+#[test]
+fn gradients_of_wide_heads_on_cuda_do_not_depend_on_other_sequences() {
+    check_alone(6..7);
+}
+
+/// All keys, and a window that ends within a split, without sinks and with them, and with capped scores.
+fn windows(heads: Heads) -> [(Heads, attention::ScoreRule, bool); 4] {
     let plain = attention::ScoreRule::plain(heads.dim);
     let windowed = attention::ScoreRule { window: Some(650), ..plain };
-    [(heads, plain, false), (heads, windowed, false), (heads, windowed, true)]
+    let capped = attention::ScoreRule { softcap: Some(2.0), ..windowed };
+    [(heads, plain, false), (heads, windowed, false), (heads, windowed, true), (heads, capped, false)]
 }
 
 fn with_sinks<'a>(qkv: &'a Buffer<f32>, sinks: Option<&'a Buffer<f32>>) -> attention::Inputs<'a, f32> {
@@ -139,11 +155,13 @@ fn ways_to_group() -> Vec<Vec<[u32; 4]>> {
         .collect()
 }
 
+const DECODED: [(usize, usize, usize); 4] = [(16, 8, 128), (6, 2, 64), (3, 1, 96), (8, 4, 256)];
+
 /// Decodes one token of several sequences with a common prefix, grouped in several ways.
 #[test]
 fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
-    let heads = [Heads { query: 16, kv: 8, dim: 128 }, Heads { query: 6, kv: 2, dim: 64 }];
+    let heads = DECODED.map(|(query, kv, dim)| Heads { query, kv, dim });
     for (heads, rule, has_sinks) in heads.into_iter().flat_map(windows) {
         let width = heads.qkv_width();
         let sinks = has_sinks.then(|| sinks(device, heads));
@@ -222,13 +240,16 @@ fn grouped_decode_on_cuda_gives_the_bits_of_packed_attention() {
     }
 }
 
+/// Query heads, key heads, their width, and the size of a block.
+const ROTATED: [(usize, usize, usize, usize); 6] =
+    [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64), (3, 1, 96, 32), (8, 4, 256, 16)];
+
 /// Compares the fused rope and decode attention with its parts, for short and long sequences.
 #[test]
 fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     let contexts = [1, 17, 63, 64, 65, 128, 129, 200, 250, SPLIT_KEYS + 76];
-    let shapes = [(16, 8, 128, 32), (6, 2, 64, 16), (14, 2, 64, 128), (4, 4, 128, 64)];
-    for (is_normed, (query, kv, dim, block_size)) in shapes.into_iter().flat_map(|s| [(true, s), (false, s)])
+    for (is_normed, (query, kv, dim, block_size)) in ROTATED.into_iter().flat_map(|s| [(true, s), (false, s)])
     {
         let heads = Heads { query, kv, dim };
         let width = heads.qkv_width();
@@ -262,24 +283,12 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let [tables, before, last, positions, lens, offsets, list, first_partials] =
             [&tables, &before, &last, &positions, &lens, &offsets, &list, &first_partials]
                 .map(|x| upload(device, x));
-        let run = |groups: Option<paged::Groups<'_>>, is_fused: bool| {
+        let run = |groups: Option<paged::Groups<'_>>| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
             paged::store(device, before.len(), heads, stored.view(), before.view(), &mut cache);
             let mut qkv = empty(device, n * width);
             let mut out = empty(device, n * heads.out_width());
             let mut inv_rms = device.zeros(n * (query + kv)).unwrap();
-            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
-            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
-            let rule = attention::ScoreRule::plain(heads.dim);
-            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
-            if !is_fused {
-                let (rows, norm) =
-                    (crate::rope::Dims { tokens: n, heads }, norm.map(|norm| (norm, inv_rms.view_mut())));
-                let to = qkv.view_mut();
-                crate::rope::forward(device, rows, &table, positions.view(), norm, raw.view(), to);
-                paged::forward(device, call, qkv.view(), last.view(), &mut cache, sequences, out.view_mut());
-                return out.view().to_vec();
-            }
             let given = rope_paged_attention::Unrotated {
                 table: &table,
                 positions: positions.view(),
@@ -289,6 +298,10 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 qkv: qkv.view_mut(),
                 inv_rms: inv_rms.view_mut(),
             };
+            let (contexts, tables, offsets) = (lens.view(), tables.view(), offsets.view());
+            let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
+            let rule = attention::ScoreRule::plain(heads.dim);
+            let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
             rope_paged_attention::forward(
                 device,
                 call,
@@ -300,16 +313,14 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let groups = paged::Groups {
+        let together = run(Some(paged::Groups {
             list: list.view(),
             max_members: 1,
             first_partials: first_partials.view(),
             partials: Some(&partials),
             reads_new_keys: false,
-        };
-        let together = run(Some(groups), true);
-        let apart = run(None, false);
-        assert!(bits(&run(None, true)) == bits(&apart), "{heads:?}: keys stored by rope's kernel");
+        }));
+        let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
         assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
     }

@@ -83,11 +83,16 @@ fn check_prefill(device: &Device, rule: (Heads, ScoreRule, bool), sequences: &[P
         start += before + new;
     }
     let n_tokens_before = sequences[..n_single].iter().map(|(_, new)| new).sum();
-    let prefills = [0, LONG_TOKENS]
+    let prefills = [LONG_TOKENS - 1, LONG_TOKENS]
         .map(|mean_keys| Some(Prefill { n_sequences_before: n_single, n_tokens_before, mean_keys }));
-    // Every block size with the plain rule, and the one that engines choose with the others.
-    let block_sizes =
-        if rule.1 == ScoreRule::plain(rule.0.dim) && !rule.2 { &[16, 32, 64, 128][..] } else { &[32] };
+    // Every block size with the plain rule and heads of 128, and the one that engines choose with the others.
+    let is_plain = rule.1 == ScoreRule::plain(rule.0.dim) && !rule.2;
+    let block_sizes = match rule.0.dim {
+        128 if is_plain => &[16, 32, 64, 128][..],
+        96 if is_plain => &[64],
+        256 if is_plain => &[16],
+        _ => &[32],
+    };
     for (&block_size, prefill) in block_sizes.iter().flat_map(|size| prefills.map(|prefill| (size, prefill)))
     {
         let got = prefill_case(device, rule, sequences, block_size, prefill);
@@ -99,21 +104,39 @@ fn check_prefill(device: &Device, rule: (Heads, ScoreRule, bool), sequences: &[P
     }
 }
 
-#[test]
-fn prefill_on_cuda_gives_the_bits_of_packed_attention() {
+/// The plain rule and two others, each by its number.
+fn check_heads(heads: Heads, others: [usize; 2]) {
     let Some(device) = &gpu(Precision::Bf16) else { return };
     // Whole prompts and chunks, which begin and end anywhere among steps of 64 keys and splits of 1024.
     let whole = [1, 63, 64, 65, 500, 1023, 1025, 3000].map(|n| (0, n));
     let chunks = [(1, 130), (63, 1), (64, 64), (65, 200), (960, 70), (1000, 500), (1024, 130), (2500, 3)];
-    for (query, kv, dim) in [(4, 2, 128), (8, 1, 64)] {
-        let heads = Heads { query, kv, dim };
-        let plain = ScoreRule::plain(dim);
-        let windows = [100, 650].map(|window| ScoreRule { window: Some(window), ..plain });
-        for rule in [(plain, false), (plain, true), (windows[0], false), (windows[1], true)] {
-            let rule = (heads, rule.0, rule.1);
-            check_prefill(device, rule, &whole, 0);
-            check_prefill(device, rule, &chunks, 0);
-            check_prefill(device, rule, &[&[(700, 1), (29, 1), (1024, 3)], &chunks[..]].concat(), 3);
-        }
+    let plain = ScoreRule::plain(heads.dim);
+    let windows = [100, 650].map(|window| ScoreRule { window: Some(window), ..plain });
+    let capped = ScoreRule { softcap: Some(2.0), ..windows[1] };
+    let rules = [(plain, true), (windows[0], false), (windows[1], true), (capped, false)];
+    for rule in [(plain, false), rules[others[0]], rules[others[1]]] {
+        let rule = (heads, rule.0, rule.1);
+        check_prefill(device, rule, &whole, 0);
+        check_prefill(device, rule, &[&[(700, 1), (29, 1), (1024, 3)], &chunks[..]].concat(), 3);
     }
+}
+
+#[test]
+fn prefill_on_cuda_gives_the_bits_of_packed_attention() {
+    check_heads(Heads { query: 4, kv: 2, dim: 128 }, [1, 2]);
+}
+
+#[test]
+fn prefill_of_heads_of_64_on_cuda_gives_the_bits_of_packed_attention() {
+    check_heads(Heads { query: 8, kv: 1, dim: 64 }, [0, 2]);
+}
+
+#[test]
+fn prefill_of_heads_of_96_on_cuda_gives_the_bits_of_packed_attention() {
+    check_heads(Heads { query: 3, kv: 1, dim: 96 }, [2, 3]);
+}
+
+#[test]
+fn prefill_of_wide_heads_on_cuda_gives_the_bits_of_packed_attention() {
+    check_heads(Heads { query: 4, kv: 2, dim: 256 }, [1, 3]);
 }

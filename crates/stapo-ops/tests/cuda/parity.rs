@@ -132,12 +132,14 @@ fn rmsnorm_and_residual_on_cuda_agree_with_the_cpu() {
     }
 }
 
-pub(super) const HEADS: [Heads; 5] = [
+pub(super) const HEADS: [Heads; 7] = [
     Heads { query: 1, kv: 1, dim: 6 },
     Heads { query: 7, kv: 1, dim: 10 },
     Heads { query: 6, kv: 2, dim: 32 },
     Heads { query: 4, kv: 2, dim: 64 },
     Heads { query: 4, kv: 2, dim: 128 },
+    Heads { query: 3, kv: 1, dim: 96 },
+    Heads { query: 4, kv: 2, dim: 256 },
 ];
 
 #[test]

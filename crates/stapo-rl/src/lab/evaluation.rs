@@ -86,7 +86,7 @@ pub struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Samples every question of every benchmark with every decoding, the questions of a decoding in one batch, and tells
+    /// Samples every question of every benchmark with every decoding, the questions of a decoding in one batch, and shows
     /// `take` of every token and every judged sample; `false` from `take` ends the evaluation. A sample depends
     /// on the seed, the decoding, the benchmark, the question and its own number alone, so an interrupted and resumed
     /// evaluation has the samples of an uninterrupted one.

@@ -32,7 +32,7 @@ pub struct ExperimentSpec {
     pub name: String,
     /// The seeds; every arm runs once with each.
     pub seeds: Vec<u64>,
-    /// The name of the proposed arm, with which the others are compared; the first arm where absent.
+    /// The name of the proposed arm, with which the others are compared; the first arm by default.
     pub method: Option<String>,
     /// The name of an arm: what every arm spends until it has the accuracy at which this one ended is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,7 +166,7 @@ pub fn split_arm(name: &str) -> (&str, &str) {
     comma.map_or((name, ""), |comma| (&name[..comma], &name[comma + 1..]))
 }
 
-/// Refuses runs that would share a folder, also where the file system does not tell upper from lower case.
+/// Refuses runs that would share a folder, also on file systems that ignore case.
 fn refuse_shared_folders(arms: &[Arm]) -> Result<()> {
     let mut taken: BTreeMap<String, &Arm> = BTreeMap::new();
     for arm in arms {

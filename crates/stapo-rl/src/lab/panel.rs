@@ -56,7 +56,7 @@ pub struct Trick {
     responses: fn(&Problem) -> Vec<String>,
 }
 
-/// An answer that is wrong: the next number, or a number in place of a text.
+/// An answer that is wrong: the next number, or a number instead of a text.
 fn wrong(problem: &Problem) -> String {
     let reference = problem.reference.trim();
     match reference.parse::<i64>() {

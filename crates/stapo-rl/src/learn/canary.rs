@@ -134,7 +134,7 @@ pub fn no_contrast(plan: &Plan, metrics: &Metrics, batch: &Batch) -> Option<Stri
 }
 
 /// Warns of a step whose right answers leave calculations to the grader: a policy that is rewarded for them learns to copy
-/// the question into the box. `None` where the verifier is no rule that takes such answers.
+/// the question into the box. `None` if the verifier is no rule that takes such answers.
 pub fn answers_left_to_grader(
     plan: &Plan,
     step: u64,

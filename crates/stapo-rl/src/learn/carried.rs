@@ -16,7 +16,7 @@ const CONTROLS: &str = "controls";
 const ENERGIES: &str = "energies";
 const SCORES: &str = "score_moments";
 
-/// Checkpoints are made between training steps, so which use of a rollout batch comes next is no part of the state.
+/// Checkpoints are made between training steps, so the state does not include which use of a rollout batch comes next.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Carried {
     pub controls: Controls,

@@ -45,7 +45,7 @@ pub struct Learner {
     /// The gradients since the last optimizer step.
     pub(crate) gradients: Accumulated,
     pub counters: Counters,
-    /// State of the training loop that checkpoints keep beside the counters.
+    /// State of the training loop that checkpoints keep besides the counters.
     pub loop_state: LoopState,
     /// The processes that train the model together.
     pub(crate) ranks: Ranks,
@@ -121,7 +121,7 @@ impl Learner {
 
     /// Writes a checkpoint and the manifest, unless the run went on from a checkpoint of this step; only what is to be kept of the
     /// run's checkpoints remains. Where host memory has room for a copy of the state, the checkpoint is written while the
-    /// caller goes on. A state that is not finite is refused.
+    /// caller continues. A state that is not finite is refused.
     pub fn save(&mut self, run: &mut Run, keeping: Keeping) -> Result<()> {
         self.save_on_all_ranks(self.saving(run), Some((run, keeping)))?;
         self.land_part(Some(run))

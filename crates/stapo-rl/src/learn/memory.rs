@@ -58,7 +58,7 @@ impl SamplingMemory {
 /// What a run uses in turns.
 pub struct RunMemory {
     pub planned: MemoryPlan,
-    /// `None` on the CPU, where the two have memory of their own.
+    /// `None` on the CPU, where the two have separate memory.
     region: Option<Region>,
     sampling: SamplingMemory,
     pass: Pass,

@@ -401,7 +401,7 @@ pub struct InterruptedPretraining {
 }
 
 impl InterruptedPretraining {
-    /// Opens a run to go on with `set` applied to its config. `identity` hashes the files that a config names. What
+    /// Opens a run to continue with `set` applied to its config. `identity` hashes the files that a config names. What
     /// changed since the checkpoint is refused by name, unless changes are accepted.
     pub fn open(
         folder: &Path,
@@ -425,7 +425,7 @@ impl InterruptedPretraining {
         Ok(Self { config, reopening, identity })
     }
 
-    /// The run and its state at the newest good checkpoint, or at the start where there is none yet. A fresh model is
+    /// The run and its state at the newest good checkpoint, or at the start if there is none yet. A fresh model is
     /// written to the folder `start` first.
     pub fn resume(
         self,

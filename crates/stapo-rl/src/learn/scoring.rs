@@ -16,7 +16,7 @@ pub struct Sequence<'a> {
     pub tokens: &'a [u32],
     /// One entry per token; the first is false.
     pub is_scored: &'a [bool],
-    /// The tokens that each scored one was drawn from; empty where it was drawn from all.
+    /// The tokens that each scored one was drawn from; empty if it was drawn from all.
     pub kept: &'a [Vec<u32>],
 }
 
@@ -40,7 +40,7 @@ impl Sequence<'_> {
         self.is_scored.iter().filter(|is_scored| **is_scored).count()
     }
 
-    /// The tokens in front of the first scored one; none where no token is scored.
+    /// The tokens in front of the first scored one; none if no token is scored.
     fn prompt(&self) -> &[u32] {
         let n_prompt = self.is_scored.iter().position(|is_scored| *is_scored).unwrap_or(0);
         &self.tokens[..n_prompt]
@@ -107,7 +107,7 @@ pub fn score_base(
     })
 }
 
-/// The likeliest token in place of every scored token of every sequence.
+/// The likeliest token instead of every scored token of every sequence.
 pub fn preferred(
     pass: &mut Pass,
     policy: &Policy,

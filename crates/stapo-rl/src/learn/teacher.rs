@@ -46,7 +46,7 @@ impl Teacher {
     }
 
     /// The responses of a batch after the prompts that the teacher reads: tokens, and which of them the student sampled.
-    /// `None` where the teacher reads the student's prompts.
+    /// `None` if the teacher reads the student's prompts.
     pub fn prompted(
         &self,
         model: &LoadedModel,

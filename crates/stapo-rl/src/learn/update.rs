@@ -37,24 +37,24 @@ pub struct Learned<'a> {
     pub census: Census,
     pub gradient_norm: f64,
     pub learning_rate: f64,
-    /// max |logp - behavior_logp|; 0 where the policy is the one that sampled.
+    /// max |logp - behavior_logp|; 0 if the policy is the one that sampled.
     pub exactness_max_abs: f64,
     /// Tensors whose gradient is 0 everywhere; collected in the first training step only.
     pub unreached: Vec<String>,
     /// Whether the optimizer step changed any weight; true without a check after the first training step.
     pub has_moved: bool,
-    /// What the gate of reuse saw; absent where rollout batches are used once.
+    /// What the gate of reuse saw; absent if rollout batches are used once.
     pub reuse: Option<ReusedUpdate>,
 }
 
 impl Learned<'_> {
-    /// True where the gate discarded the gradients, so that no optimizer step was made.
+    /// True if the gate discarded the gradients, so that no optimizer step was made.
     pub fn is_gated(&self) -> bool {
         self.reuse.is_some_and(|reuse| reuse.gated)
     }
 }
 
-/// Where a mini-batch stands in its training step.
+/// The position of a mini-batch in its training step.
 #[derive(Debug, Clone, Copy)]
 pub struct MinibatchContext<'a> {
     pub step: u64,
@@ -351,7 +351,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 
     /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch
-    /// anew, its own on each rank; `None` where every gradient is finite and only their sum is not. Clears the gradients.
+    /// anew, its own on each rank; `None` if every gradient is finite and only their sum is not. Clears the gradients.
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let mut found = None;
         let (rank, world) = (learner.ranks.rank(), learner.ranks.world());

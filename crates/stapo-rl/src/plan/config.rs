@@ -52,7 +52,7 @@ pub(crate) type FreeTable = serde_json::Map<String, serde_json::Value>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The name of the run, which its folder has.
+    /// The name of the run, which is part of its folder's name.
     pub name: String,
     /// The seed of all randomness: problems, samples, random masks.
     pub seed: u64,
@@ -62,10 +62,10 @@ pub struct Config {
     pub device: String,
     /// The model that is trained.
     pub model: ModelSource,
-    /// Adapters that are trained in place of the model's weights.
+    /// Adapters that are trained instead of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
-    /// The frozen reference model of a KL penalty. Where absent, the model at the start of the run; of a run with
+    /// The frozen reference model of a KL penalty. By default the model at the start of the run; in a run with
     /// adapters, the model without them, which needs no second copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ModelSource>,
@@ -74,7 +74,7 @@ pub struct Config {
     pub teacher: Option<TeacherSource>,
     /// The source of problems and the verifier of answers.
     pub task: TaskSpec,
-    /// What answers the policy between its turns; a response is one turn where absent.
+    /// What answers the policy between its turns. Without an environment a response is one turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentSpec>,
     /// The limits of episodes and the credit of their rewards, for a run with an environment.
@@ -93,7 +93,7 @@ pub struct Config {
     pub rollout: RolloutConfig,
     /// What a verdict is worth.
     pub reward: RewardConfig,
-    /// Several rewards by name, in place of `reward` and `task.verifier`.
+    /// Several rewards by name, instead of `reward` and `task.verifier`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rewards: Vec<RewardSpec>,
     /// How the policy is updated.
@@ -116,13 +116,13 @@ pub struct RolloutConfig {
     pub group_size: usize,
     /// The sampling temperature; 1 samples from the model as it is.
     pub temperature: f64,
-    /// Samples from the likeliest tokens alone, at most 128, and learns from probabilities among these.
+    /// Samples from this many likeliest tokens, at most 128, and learns from probabilities among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Of those, the fewest of the likeliest that hold this share of their probability.
+    /// Of these, the fewest likeliest tokens that hold this share of their probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f64>,
-    /// Of those, the ones at least this share as probable as the likeliest.
+    /// Of these, tokens with at least this share of the likeliest token's probability.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
     /// The longest prompt, in tokens.
@@ -146,16 +146,16 @@ pub struct RolloutConfig {
     pub max_redraws: usize,
     /// Whether tokens are drafted and verified several at a time. Responses do not depend on it.
     pub speculate: Speculate,
-    /// A smaller model with the same tokens that drafts where no text does; none where absent.
+    /// A smaller model with the same vocabulary that drafts if no text does; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
-    /// Reward shaping for long responses; none where absent.
+    /// Reward shaping for long responses; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlong: Option<OverlongShaping>,
-    /// Lengths that responses are made to have, for benchmarks; left to the policy where absent.
+    /// Forces lengths of responses, for benchmarks. By default the policy decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
-    /// Where the responses of training come from; sampled by the policy where absent.
+    /// Where the responses of training come from; by default the policy samples them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<RolloutSourceSpec>,
 }
@@ -174,7 +174,7 @@ pub struct Lengths {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongPrompts {
-    /// The run is refused before its first step, with their number and the longest named.
+    /// The run is refused before its first step, and the error names their number and the longest.
     #[default]
     Refuse,
     /// Such problems are left out and counted.
@@ -235,7 +235,7 @@ pub struct UpdateConfig {
     pub epsilon: f64,
     /// Gradients with a larger global norm are clipped to this norm.
     pub max_gradient_norm: f64,
-    /// How often a rollout batch is used; once where absent.
+    /// How often a rollout batch is used; once by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
 }
@@ -261,10 +261,10 @@ pub struct EvaluationConfig {
     /// Only the first so many questions of each benchmark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_limit: Option<usize>,
-    /// Samples per question; those of `stapo eval` where absent.
+    /// Samples per question; those of `stapo eval` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_samples: Option<usize>,
-    /// The prompt as a Jinja template over `problem`; that of `stapo eval` where absent.
+    /// The prompt as a Jinja template over `problem`; that of `stapo eval` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub benchmark_template: Option<String>,
     /// The evaluation by which the best checkpoint is kept: `held_out`, the name of a benchmark, or `none`.
@@ -315,7 +315,7 @@ pub struct RecordConfig {
     pub checkpoint_every_steps: u64,
     /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
-    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot go on from them.
+    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot continue from them.
     pub optimizer: KeptOptimizer,
     /// Responses with full token records in a recorded step: as many whole groups as fit, at least one, and all responses
     /// with a silenced token in addition; 0 records none.

@@ -3,7 +3,7 @@
 use crate::plan::config::{Keeping, KeptOptimizer, Plan, States};
 use stapo_model::DeviceName;
 
-/// Bytes on the disk, without the records of steps, which are small beside them.
+/// Bytes on the disk, without the records of steps, which are small in comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskPlan {
     /// The first checkpoint with a state.

@@ -88,7 +88,7 @@ impl Limit {
             };
             statistics.lines().filter_map(of_files).sum::<u64>()
         };
-        // The first version of control groups counts the groups inside under names of their own.
+        // The first version of control groups counts the groups inside under separate names.
         let droppable = files("").max(files("total_"));
         Some(Self { bytes, left: bytes.saturating_sub(used.saturating_sub(droppable)) })
     }

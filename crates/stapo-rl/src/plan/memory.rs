@@ -21,7 +21,7 @@ pub struct MemoryPart {
 }
 
 /// What a run takes of its device's memory. On a GPU, sampling and updating take turns in one region; on the CPU they
-/// have memory of their own.
+/// have separate memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// From the start to the end of the run.
@@ -121,8 +121,8 @@ impl<'a> TrainedModel<'a> {
     }
 }
 
-/// The memory of a run on the plan's device, of which `free` bytes are free; `None` where that is unknown or, as on the
-/// CPU, no limit. `frozen` are the models beside the one in training, by their roles.
+/// The memory of a run on the plan's device, of which `free` bytes are free; `None` if that is unknown or, as on the
+/// CPU, no limit. `frozen` are the models besides the one in training, by their roles.
 pub fn resolve<'a>(
     plan: &Plan,
     model: impl Into<TrainedModel<'a>>,
@@ -132,7 +132,7 @@ pub fn resolve<'a>(
     resolve_for(plan, model, frozen, free, 1)
 }
 
-/// As [`resolve`], for one of `n_ranks` ranks, each on a device of its own.
+/// As [`resolve`], for one of `n_ranks` ranks, each on a separate device.
 pub fn resolve_for<'a>(
     plan: &Plan,
     model: impl Into<TrainedModel<'a>>,
@@ -182,7 +182,7 @@ pub fn check(planned: &MemoryPlan, device: &Device) -> Result<()> {
     Err(Error::DoesNotFit { device: device.name(), needed_mib: needed >> 20, free_mib: free >> 20 })
 }
 
-/// The configurations of the models beside the one in training, by their roles.
+/// The configurations of the models besides the one in training, by their roles.
 pub fn frozen(plan: &Plan) -> Result<Vec<(&'static str, ModelConfig)>> {
     let reference = plan.config.reference.as_ref().unwrap_or(&plan.config.model);
     let needs_copy = plan.objective.needs_reference() && !plan.has_free_reference();
@@ -209,7 +209,7 @@ pub fn draft_kv_bytes(plan: &Plan, model: &ModelConfig, n_bytes: usize) -> u64 {
     (DRAFT_SEQUENCES * sequence).min(MAX_DRAFT_KV_BYTES).max(2 * sequence)
 }
 
-/// Tokens of a forward pass of a judge that is read by log-probs, or of a reward model; a longer prompt has a pass of its own.
+/// Tokens of a forward pass of a judge that is read by log-probs, or of a reward model; a longer prompt has a separate pass.
 pub const JUDGE_BATCH_TOKENS: usize = 4096;
 /// Sequences of a judge that writes its verdicts for which a GPU has keys and values, and the most bytes of these.
 const JUDGE_SEQUENCES: u64 = 64;
@@ -228,7 +228,7 @@ fn kv_bytes_of_judge(spec: &JudgeSpec, model: &ModelConfig, n_bytes: usize, is_g
     most.max(sequence)
 }
 
-/// Whether a role is that of a model which verifies responses, in memory of its own.
+/// Whether a role is that of a model which verifies responses, in separate memory.
 fn is_verifying(role: &str) -> bool {
     role == JUDGE || role == REWARD_MODEL
 }
@@ -244,7 +244,7 @@ struct Needs<'a> {
     n_ranks: usize,
 }
 
-/// Whether a device keeps what an optimizer needs beside the weights that ops read.
+/// Whether a device keeps what an optimizer needs besides the weights that ops read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Weights {
     /// Of the model in training: every rank holds what its optimizer updates.
@@ -330,7 +330,7 @@ impl Needs<'_> {
         ]
     }
 
-    /// What a judge takes beside its weights: it has memory of its own, in which it scores or writes.
+    /// The memory of a judge besides its weights: it has separate memory, in which it scores or writes.
     fn judge_bytes(&self, model: &ModelConfig, spec: &JudgeSpec) -> u64 {
         let writes = spec.read != JudgeReading::YesNo;
         let most = if writes { 0 } else { spec.max_prompt_tokens.max(JUDGE_BATCH_TOKENS) };
@@ -346,7 +346,7 @@ impl Needs<'_> {
             + self.slack()
     }
 
-    /// What a model that drafts takes beside its weights.
+    /// The memory of a model that drafts, besides its weights.
     fn draft_bytes(&self, model: &ModelConfig) -> u64 {
         let rows = MODEL_DRAFT_ROWS;
         let kv_bytes = draft_kv_bytes(self.plan, model, self.device.compute_bytes());
@@ -357,7 +357,7 @@ impl Needs<'_> {
             + self.slack()
     }
 
-    /// What a reward model takes beside its weights.
+    /// The memory of a reward model besides its weights.
     fn scorer_bytes(&self, model: &ModelConfig, spec: &RewardModelSpec) -> u64 {
         let rows = spec.max_tokens.max(JUDGE_BATCH_TOKENS);
         self.arena(model, None, (rows, rows).into(), Purpose::Inference) + self.slack()
@@ -387,7 +387,7 @@ impl Needs<'_> {
         let embedding = if self.lora.is_some() { 0 } else { embedding };
         // A tied embedding has two gradients, of the lookup and of the head, until the end of a mini-batch adds these.
         let tied = if self.model.tied_embeddings { embedding } else { 0 };
-        // On a GPU the head and the embedding have a sum of their own within a micro-batch.
+        // On a GPU the head and the embedding have a separate sum within a micro-batch.
         let apart = if is_gpu { embedding } else { 0 };
         self.n_trained() + tied + apart
     }

@@ -13,7 +13,7 @@ pub(crate) enum Adapting {
     AsFound,
     /// To train: all weights, or the adapters of a config, new ones drawn by the seed.
     Training(Option<LoraConfig>, u64),
-    /// With an adapter in place of none.
+    /// With an adapter instead of none.
     With(Box<PeftAdapter>),
 }
 

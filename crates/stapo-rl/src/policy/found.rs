@@ -46,7 +46,7 @@ pub enum BaseModel {
     Builtin(BuiltinModel),
     /// A Hugging Face folder or a GGUF file.
     Files(PathBuf),
-    /// Random weights of a published shape, with the files of the built-in model beside them.
+    /// Random weights of a published shape, with the files of the built-in model next to them.
     Random {
         shape: String,
         seed: u64,
@@ -334,7 +334,7 @@ fn is_local(name: &str) -> bool {
     ["models", "runs", "data"].contains(&folder) || Path::new(folder).is_dir()
 }
 
-/// Refuses a folder with an adapter in PEFT's format in place of a model, and names its base.
+/// Refuses a folder with an adapter in PEFT's format instead of a model, and names its base.
 fn refuse_adapter(folder: &Path) -> Result<()> {
     let config = folder.join("adapter_config.json");
     if folder.join("config.json").exists() || !config.exists() {
@@ -353,7 +353,7 @@ fn refuse_adapter(folder: &Path) -> Result<()> {
     Err(Error::no_model(&shown.to_string(), problem, remedy))
 }
 
-/// The step that stands behind `@`: a number, or `best` for the step that `best.json` names.
+/// The step that is after `@`: a number, or `best` for the step that `best.json` names.
 fn step_named(name: &str, run: &Path, step: &str) -> Result<u64> {
     if step == "best" {
         let best = Run::read_best(run)?.map(|best| best.step);

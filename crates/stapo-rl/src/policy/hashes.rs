@@ -8,7 +8,7 @@ use stapo_core::record::FileHash;
 use stapo_model::peft;
 use std::path::{Path, PathBuf};
 
-/// The files beside the weights of a Hugging Face folder that change what a model reads or writes, with their names in
+/// The files next to the weights of a Hugging Face folder that change what a model reads or writes, with their names in
 /// an identity.
 const MODEL_FILES: [(&str, &str); 5] = [
     ("config.json", "model config"),
@@ -23,7 +23,7 @@ pub fn of_source(source: &ModelSource) -> Result<Vec<FileHash>> {
     of_found(&source.find()?)
 }
 
-/// The hashes of a model's files. A run's checkpoint has the weights, its base model the files beside them.
+/// The hashes of a model's files. A run's checkpoint has the weights, its base model the files next to them.
 pub fn of_found(model: &FoundModel) -> Result<Vec<FileHash>> {
     let Some(checkpoint) = &model.checkpoint else { return of_base(model) };
     let mut inputs = Vec::from_iter(checkpoint.weights_hash());
@@ -49,7 +49,7 @@ pub(crate) fn of_base(model: &FoundModel) -> Result<Vec<FileHash>> {
     }
 }
 
-/// As [`of_base`], of the files beside the weights: those of the weights are not read.
+/// As [`of_base`], of the files next to the weights: those of the weights are not read.
 pub(crate) fn of_files_beside(model: &FoundModel) -> Result<Vec<FileHash>> {
     match &model.base {
         BaseModel::Files(path) => files_beside_weights(path, &weight_files(path)?),
@@ -72,7 +72,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
     of_found(&below)
 }
 
-/// The hashes of an adapter's files; none where there is no adapter.
+/// The hashes of an adapter's files; none if there is no adapter.
 pub fn of_adapter(folder: Option<&Path>) -> Result<Vec<FileHash>> {
     let Some(folder) = folder else { return Ok(Vec::new()) };
     let files = [("adapter", peft::WEIGHTS), ("adapter config", peft::CONFIG)];
@@ -103,7 +103,7 @@ pub(crate) fn beside_weights(mut files: Vec<FileHash>) -> Vec<FileHash> {
     files
 }
 
-/// The hashes of a model's weight files and of the files beside these. A GGUF file holds all of them.
+/// The hashes of a model's weight files and of the files next to these. A GGUF file holds all of them.
 pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
     let weights = weight_files(model)?;
     let is_single = weights.len() == 1;
@@ -117,7 +117,7 @@ pub fn of_model(model: &Path) -> Result<Vec<FileHash>> {
     Ok(inputs)
 }
 
-/// The hashes of the files beside a model's weights.
+/// The hashes of the files next to a model's weights.
 fn files_beside_weights(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHash>> {
     let mut inputs = Vec::new();
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
@@ -129,7 +129,7 @@ fn files_beside_weights(model: &Path, weights: &[PathBuf]) -> Result<Vec<FileHas
     Ok(inputs)
 }
 
-/// Whether an input of that name is a file beside a model's weights.
+/// Whether an input of that name is a file next to a model's weights.
 fn is_model_file(name: &str) -> bool {
     MODEL_FILES.iter().any(|(_, known)| *known == name)
 }

@@ -89,7 +89,7 @@ fn of_texts(name: &str, texts: &TextsSpec) -> Result<Vec<FileHash>> {
     }
 }
 
-/// The hashes of the files that `path` stands for. A single file has the name alone, several have their number behind it.
+/// The hashes of the files that `path` stands for. A single file has the name alone, several have their number after it.
 fn hash_files(name: &str, path: &DataPath) -> Result<Vec<FileHash>> {
     let files = path.files()?;
     let hash = |(idx, file): (usize, &DataFile)| {

@@ -40,7 +40,7 @@ const LAST_WORD: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Message {
     Beat,
-    /// A rank cannot go on.
+    /// A rank cannot continue.
     Failed(RankError),
     /// The connection to this rank broke.
     Lost(usize),
@@ -103,7 +103,7 @@ impl Message {
 pub struct Control {
     rank: usize,
     links: Vec<Link>,
-    /// Connections that are shut where a rank fails, so that nobody waits for data any more.
+    /// Connections that are shut when a rank fails, so that no rank waits for data any more.
     data: Vec<TcpStream>,
     state: Mutex<State>,
     changed: Condvar,
@@ -124,11 +124,11 @@ struct State {
     /// An error is on its way to be the one that all end with.
     is_decided: bool,
     failure: Option<RankError>,
-    /// Ranks that said goodbye.
+    /// Ranks that sent their goodbye.
     n_gone: usize,
     /// Control connections that the other side has closed.
     n_closed: usize,
-    /// This rank has said goodbye.
+    /// This rank has sent its goodbye.
     is_leaving: bool,
 }
 
@@ -228,7 +228,7 @@ impl Control {
     }
 
     /// Makes an error the one that this rank, and where this is rank 0 every rank, ends with; the first one counts. The
-    /// error can be seen once the others have been told: a rank that sees it may leave at once.
+    /// error can be seen once the others have been informed: a rank that sees it may leave at once.
     fn conclude(&self, error: RankError) {
         let mut state = self.state();
         if state.is_decided {
@@ -265,7 +265,7 @@ impl Control {
         self.state().failure.clone()
     }
 
-    /// Tells all ranks that this one cannot go on. Returns what all end with.
+    /// Tells all ranks that this one cannot continue. Returns what all end with.
     pub fn fail(&self, problem: &str) -> RankError {
         let failure = RankError { rank: self.rank, problem: problem.to_string() };
         if self.rank == 0 {
@@ -292,7 +292,7 @@ impl Control {
     }
 
     /// Says goodbye, and waits until the others have done so. After a failure, waits until the others have closed their
-    /// connections: a process that ends with unread messages resets its connections, and what it said last would be lost.
+    /// connections: a process that ends with unread messages resets its connections, and its last message would be lost.
     pub fn leave(&self) {
         self.state().is_leaving = true;
         self.changed.notify_all();

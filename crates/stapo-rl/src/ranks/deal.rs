@@ -22,7 +22,7 @@ pub fn deal(sizes: &[f64], world: usize) -> Vec<usize> {
 }
 
 /// How long responses to a problem are, as far as this process has seen. All ranks see the same responses, so that they
-/// deal the same way. A resumed run begins to learn the lengths anew.
+/// deal the same way. A resumed run begins to learn the lengths again.
 #[derive(Debug, Default)]
 pub struct ExpectedLengths {
     /// Mean response tokens by problem.

@@ -1,4 +1,4 @@
-//! Where a process stands among its ranks, as its launcher says: by flags, or by the variables of torchrun, Slurm, Open MPI,
+//! The place of a process among its ranks, as its launcher says: by flags, or by the variables of torchrun, Slurm, Open MPI,
 //! other MPIs, or an indexed job of Kubernetes.
 
 use thiserror::Error;
@@ -13,12 +13,12 @@ pub struct Membership {
     pub world: usize,
     /// The number of this process among those of its machine, which gives it its GPU.
     pub local_rank: usize,
-    /// Processes on this machine, which share its cores; 1 where the launcher does not say.
+    /// Processes on this machine, which share its cores; 1 if the launcher does not say.
     pub n_local: usize,
     /// Where rank 0 listens.
     pub address: String,
     pub port: u16,
-    /// A secret that all ranks know; empty where none is given.
+    /// A secret that all ranks know; empty if none is given.
     pub token: String,
 }
 

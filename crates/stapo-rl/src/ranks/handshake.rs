@@ -172,7 +172,7 @@ pub enum Called {
 }
 
 /// The side that listens. Callers for control know the secret of the run, those for data that of the session, which rank 0
-/// gave them. `settle` is called before the caller learns that it is known, and says whether the connection still stands.
+/// gave them. `settle` is called before the caller learns that it is known, and says whether the connection is still open.
 pub fn answer(
     stream: &mut TcpStream,
     run_secret: &[u8],

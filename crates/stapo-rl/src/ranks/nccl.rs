@@ -19,7 +19,7 @@ const ASKED: Duration = Duration::from_millis(500);
 const CHOICE: &str = "STAPO_RANKS_TRANSPORT";
 
 impl Nccl {
-    /// The ranks of GPUs that all have NCCL. `None` where the numbers go through the host: on a CPU, where no rank has
+    /// The ranks of GPUs that all have NCCL. `None` if the numbers go through the host: on a CPU, where no rank has
     /// NCCL, or where the environment says so.
     pub fn of_devices(tcp: &Arc<Tcp>, device: &Device) -> Result<Option<Ranks>, RankError> {
         let fault = |problem: String| RankError { rank: tcp.rank(), problem };

@@ -1,4 +1,4 @@
-//! How ranks find each other: all call rank 0, which tells each where the others listen; then every rank has one connection
+//! How ranks find each other: all call rank 0, which sends each the addresses of the others; then every rank has one connection
 //! to every other. Nothing listens any more once all are connected.
 
 use super::environment::Membership;
@@ -44,7 +44,7 @@ fn error_of_rank(rank: usize, problem: String) -> RankError {
     RankError { rank, problem }
 }
 
-/// Rank 0: takes the calls of all others, and tells each where the others listen.
+/// Rank 0: takes the calls of all others, and sends each the addresses of the others.
 fn lead(membership: &Membership, deadline: Instant, report: &dyn Fn(&str)) -> Result<Connections, RankError> {
     let failed = |problem: String| error_of_rank(0, problem);
     let shown = format!("{}:{}", membership.address, membership.port);
@@ -250,7 +250,7 @@ impl Handshake {
 }
 
 impl Handshake {
-    /// Ends the handshake, after which it gives way to no other. False where it has given way already.
+    /// Ends the handshake, after which it gives way to no other. False if it has given way already.
     fn settle(&self) -> bool {
         let open = &mut lock(&self.all).open;
         let at = open.iter().position(|(number, _)| *number == self.number);
@@ -268,8 +268,8 @@ fn lock(handshakes: &Mutex<Handshakes>) -> MutexGuard<'_, Handshakes> {
     handshakes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Connections to a listener whose handshake is done. Every handshake has a thread of its own, so that a stranger who says
-/// nothing holds nobody up.
+/// Connections to a listener whose handshake is done. Every handshake has a separate thread, so that a stranger who says
+/// nothing delays no one else.
 struct Arrivals {
     arrived: mpsc::Receiver<(Called, TcpStream)>,
     address: SocketAddr,

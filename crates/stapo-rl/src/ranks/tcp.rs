@@ -145,7 +145,7 @@ impl Tcp {
         })
     }
 
-    /// Refuses to go on where a rank has failed.
+    /// Refuses to continue where a rank has failed.
     fn check(&self) -> Result<(), RankError> {
         self.control.failure().map_or(Ok(()), Err)
     }

@@ -17,7 +17,7 @@ fn connected(rank: usize, world: usize, port: u16, token: &str) -> Result<Arc<Tc
     Tcp::connect(&membership(rank, world, port, token), &|_| ())
 }
 
-/// Runs `work` as every rank, each on a thread of its own.
+/// Runs `work` as every rank, each on a separate thread.
 fn as_ranks<T: Send>(world: usize, port: u16, work: impl Fn(Arc<Tcp>) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = |rank| {
@@ -128,7 +128,7 @@ fn a_difference_names_the_rank_and_the_thing() {
     }
 }
 
-/// Passes on what two sides send, until told to stop.
+/// Passes on what two sides send, until asked to stop.
 fn relay(listener: TcpListener, to: u16, cut: &std::sync::mpsc::Sender<TcpStream>) {
     let cut = cut.clone();
     std::thread::spawn(move || {

@@ -47,7 +47,7 @@ impl Dialogue {
         if n_workers == 0 {
             return Err(TaskError::setting("workers", "0", "the number of processes, at least 1"));
         }
-        // Options of the interpreter are no part of what was permitted.
+        // The permission does not cover options of the interpreter.
         let spec = if greeting.is_some() { spec.isolated() } else { spec };
         let workers = Mutex::new(Workers { idle: Vec::new(), n_unused: n_workers - 1 });
         let mut dialogue = Self { spec, greeting, workers, is_idle: Condvar::new(), shared: Vec::new() };

@@ -1,4 +1,4 @@
-//! A judge: a model that judges responses, alone or beside the grader's rule. What stands here knows no model: the room
+//! A judge: a model that judges responses, alone or in addition to the grader's rule. This module knows no model: the room
 //! that loads one gives it in as an [`AskJudge`].
 
 pub(crate) mod verifier;
@@ -247,7 +247,7 @@ impl JudgeSpec {
     }
 }
 
-/// The last capital letter that stands alone.
+/// The last single capital letter.
 fn last_letter(text: &str) -> Option<char> {
     let words = text.split(|c: char| !c.is_alphanumeric());
     let mut letters = words.filter_map(|word| {

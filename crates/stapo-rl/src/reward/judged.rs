@@ -5,7 +5,7 @@ use stapo_core::{JudgeOpinion, ProgramRun, Verdict};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
     pub verdict: Verdict,
-    /// The reward that an external verifier gave; absent where the verdict decides the reward.
+    /// The reward that an external verifier gave; absent if the verdict decides the reward.
     pub reward: Option<f64>,
     /// The answer as written in the response.
     pub answer: Option<String>,
@@ -17,7 +17,7 @@ pub struct Judged {
     /// The program of the response and what its tests showed; `None` for other verifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<Box<ProgramRun>>,
-    /// What judge and rule said, for a verifier that is a judge.
+    /// The judgements of judge and rule, for a verifier that is a judge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<Box<JudgeOpinion>>,
 }

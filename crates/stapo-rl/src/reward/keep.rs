@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KeepWeights {
-    /// In memory of their own on the device.
+    /// In separate memory on the device.
     #[default]
     Device,
     /// In pinned memory of the host. They are copied to the memory of sampling and updates before each judging.

@@ -40,7 +40,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
             _ => Ok(()),
         };
     }
-    let mut problem = "the plan is not known to be your own, and this user has not recorded this program, in this place and with these files beside it".to_string();
+    let mut problem = "the plan may be another user's, and you have not started this program before, at this path and with these files next to it".to_string();
     match permission {
         Ok(hash) => {
             let record = folder().and_then(|folder| fs::symlink_metadata(folder.join(hash)).ok());
@@ -57,7 +57,7 @@ pub(crate) fn check(command: &CommandSpec, programs: Programs) -> Result<(), Tas
         program: shown(command),
         place: "not started".into(),
         problem,
-        remedy: "read the command line, the program and the files beside it; --allow-command starts it"
+        remedy: "read the command line, the program and the files next to it; --allow-command starts it"
             .into(),
     })
 }
@@ -75,7 +75,7 @@ pub fn record_command(command: &CommandSpec) -> Result<(), String> {
     let write = || {
         fs::create_dir_all(&folder)?;
         let mut file = OpenOptions::new().write(true).create_new(true).open(folder.join(hash))?;
-        // The file's existence is the record; the content tells a person what was recorded.
+        // The file's existence is the record; the content shows a person what was recorded.
         writeln!(file, "{}", shown(command))
     };
     match write() {
@@ -96,14 +96,14 @@ fn shown(command: &CommandSpec) -> String {
 }
 
 /// A hash of all that decides which code a command line runs: the settings; by its place and its content the program and
-/// every file that an argument names; and every file beside these that Python would import. A copied folder has other places.
+/// every file that an argument names; and every file next to these that Python would import. A copied folder has other paths.
 fn permission(command: &CommandSpec) -> io::Result<String> {
     let mut all = Sha256::new();
     all.update(fingerprint(command)?);
     let program = located(&command.program)?;
     let mut folders = Vec::new();
     let folder = update_path(&mut all, &program)?;
-    // A program on the PATH is no file of a run's author, and Python does not import what lies beside an interpreter.
+    // A program on the PATH is no file of a run's author, and Python does not import what is next to an interpreter.
     if !is_name(&command.program) {
         folders.push(folder);
     }
@@ -180,7 +180,7 @@ fn located(program: &Path) -> io::Result<PathBuf> {
     found.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "no such program"))
 }
 
-/// The folder of this user's records; `None` where the environment names no place.
+/// The folder of this user's records; `None` if the environment names no place.
 fn folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;
@@ -190,7 +190,20 @@ fn folder() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reward::spec::ProcessLimits;
+    use crate::reward::spec::{ProcessLimits, VerifierSpec};
+
+    #[test]
+    fn an_interpreter_needs_permission_where_it_is_named_or_runs_programs_without_a_jail() {
+        for (settings, program) in [
+            ("", None),
+            ("unsafe_code = true", Some("python3")),
+            ("python = \"bin/python3\"", Some("bin/python3")),
+            ("python = \"bin/python3\"\nunsafe_code = true", Some("bin/python3")),
+        ] {
+            let spec: VerifierSpec = toml::from_str(&format!("kind = \"code\"\n{settings}")).unwrap();
+            assert_eq!(spec.program().map(|command| command.program), program.map(Into::into), "{settings}");
+        }
+    }
 
     /// Whatever form an argument names its file in.
     #[test]

@@ -1,4 +1,4 @@
-//! A reward model as a reward: its score of a response, beside the verdict of the grader's rule. What stands here knows no model:
+//! A reward model as a reward: its score of a response, in addition to the verdict of the grader's rule. This module knows no model:
 //! the room that loads one gives it in as [`ScoreResponses`].
 
 use super::judged::Judged;

@@ -14,7 +14,7 @@ pub struct RuleSpec {
     pub mode: Mode,
     /// Which of several marked answers counts.
     pub order: Order,
-    /// What counts as the answer of a response that marks none.
+    /// What counts as the answer if a response marks none.
     pub fallback: Fallback,
     // The next two are absent where the config does not name them, so that a config is written back as it was.
     /// How far a printed decimal may be from the value it stands for, in mode `math`; `six-decimals` by default.

@@ -137,7 +137,7 @@ pub struct CodeSpec {
     /// A language other than Python, whose tests are pairs of standard input and output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub language: Option<Language>,
-    /// Runs programs with limits only, where this machine has no way to keep them apart.
+    /// Runs programs without isolation, with limits only, if this machine cannot isolate them.
     pub unsafe_code: bool,
 }
 
@@ -252,7 +252,7 @@ impl CommandSpec {
     }
 }
 
-/// What the process of a verifier may take and see. The keys stand in the table of the verifier;
+/// What the process of a verifier may take and see. The keys are in the table of the verifier;
 /// [`settings::read`](stapo_core::settings::read) refuses unknown ones, which serde cannot do for keys of two structs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

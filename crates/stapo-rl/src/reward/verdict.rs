@@ -115,7 +115,7 @@ impl Verifier {
                 if itself.verdict != stapo_verify::Verdict::Right {
                     return unlike(itself.reason);
                 }
-                // A formula that is written as the reference is right even where neither can be read: a number tells.
+                // A formula that is written as the reference is right even if neither can be read: a number decides.
                 let other = grade_answer("0", reference, rules.mode);
                 let is_unread =
                     rules.mode == Mode::Math && other.verdict == stapo_verify::Verdict::Unparsable;
@@ -169,7 +169,7 @@ impl Verifier {
 }
 
 /// The answer of a response that the rules take for right only because the grader does the calculation which the answer
-/// leaves to it: `60 + 180` beside 240. `None` for any other response.
+/// leaves to it: `60 + 180` for 240. `None` for any other response.
 pub fn left_to_grader(response: &str, reference: &str, rules: Rules) -> Option<String> {
     if rules.mode != Mode::Math || rules.form != Form::Any {
         return None;

@@ -47,7 +47,7 @@ impl EpisodeSet {
 /// How recorded answers are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AnswerUse {
-    /// They stand for the environment's.
+    /// They replace the environment's.
     #[default]
     Replay,
     /// The environment is asked as well, and the first difference is kept. The recorded answer counts.
@@ -94,7 +94,7 @@ impl RecordedAnswers {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The recorded answer to a turn; `None` where there is none, or where the turn had another text.
+    /// The recorded answer to a turn; `None` if there is none, or where the turn had another text.
     fn find(&self, set: EpisodeSet, at: (usize, usize), texts: &[String]) -> Option<&EpisodeTurn> {
         let turn = self.episodes.get(&(set, at.0, at.1))?.turns.get(texts.len() - 1)?;
         (turn.text_sha256 == sha256(texts.last()?)).then_some(turn)

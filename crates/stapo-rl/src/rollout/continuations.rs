@@ -1,4 +1,4 @@
-//! Responses that go on from given tokens.
+//! Responses that continue from given tokens.
 
 use super::sampler::generate;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Conversations with tools that nobody judges.
+//! Conversations with tools that are not judged.
 
 use super::answers::{EpisodeSet, RecordedAnswers};
 use super::episodes::{Asked, EndedEpisode, EpisodeEvent, Episodes};

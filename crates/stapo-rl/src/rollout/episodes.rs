@@ -1,4 +1,4 @@
-//! Episodes: turns of the policy, answered by an environment. Finished turns go to worker threads, and the engine goes on
+//! Episodes: turns of the policy, answered by an environment. Finished turns go to worker threads, and the engine continues
 //! with other sequences; an answered turn continues on its keys and values.
 //!
 //! What the clock decides, such as the order of answers, changes no token: draws are keyed by problem, sample and position,
@@ -88,7 +88,7 @@ struct Job {
 struct Answered {
     key: (Ticket, u32),
     answer: Answer,
-    /// Tokens that the policy is given next; empty where the episode has ended.
+    /// Tokens that the policy is given next; empty if the episode has ended.
     given: Vec<u32>,
     n_cut: usize,
 }

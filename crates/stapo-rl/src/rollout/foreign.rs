@@ -40,7 +40,7 @@ struct ForeignResponse {
 }
 
 impl ForeignRollouts {
-    /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group of its own.
+    /// Reads the rollouts of a plan, and checks that every problem that the run draws has a group.
     pub fn open(source: &RolloutSourceSpec, plan: &Plan, model: &LoadedModel, task: &Task) -> Result<Self> {
         let RolloutSourceSpec::Jsonl { path, behavior } = source;
         let file = File { plan, path, vocabulary: model.policy.config().vocabulary };

@@ -173,7 +173,7 @@ impl Sampler<'_> {
         Ok(judged)
     }
 
-    /// The judgements of rollouts in one turn; none where the sampling was abandoned.
+    /// The judgements of rollouts in one turn; none if the sampling was abandoned.
     fn judge(
         &self,
         environment: &dyn Environment,
@@ -188,7 +188,7 @@ impl Sampler<'_> {
         Ok(pairs.map(|(rollout, judged)| JudgedRollout { rollout, judged, episode: None }).collect())
     }
 
-    /// The prompts of the problems `mine`; `None` where the sampling was abandoned.
+    /// The prompts of the problems `mine`; `None` if the sampling was abandoned.
     fn prompts<'p>(
         &self,
         environment: &dyn Environment,

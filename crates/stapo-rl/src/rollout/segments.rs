@@ -2,7 +2,7 @@
 
 use stapo_model::Segment;
 
-/// Placeholders of problem, response and reference, of letters and digits alone, that stand in none of the texts.
+/// Placeholders of problem, response and reference, of letters and digits alone, that occur in none of the texts.
 pub(super) fn marks(texts: &[&str]) -> [String; 3] {
     let mut salt = 0;
     let stem = |salt: u64| format!("stapojudged{salt}x");
@@ -12,7 +12,7 @@ pub(super) fn marks(texts: &[&str]) -> [String; 3] {
     ["problem", "response", "reference"].map(|name| format!("{}{name}x", stem(salt)))
 }
 
-/// A text with the contents in place of their marks.
+/// A text with the contents instead of their marks.
 pub(super) fn split(text: &str, marks: &[String; 3], contents: [&str; 3]) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut rest = text;

@@ -77,7 +77,7 @@ impl VerifierModel {
         let mut model = open(&device.read_only())?;
         let work = prepare(&mut model, region.map(|_| &device))?;
         if region.is_some() && model.policy.hidden_layout().is_some() {
-            let remedy = "stapo export merges the adapters into a model of their own; or keep the weights on the device";
+            let remedy = "stapo export --merge writes a model with the adapters merged; or keep the weights on the device";
             return Err(
                 TaskError::setting("verifier.keep", "\"host\", but the model has adapters", remedy).into()
             );

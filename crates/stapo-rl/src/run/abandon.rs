@@ -51,7 +51,7 @@ impl Abandon {
         (request.is_urgent || !self.has_trained()).then_some(request.signal)
     }
 
-    /// Lets all ranks go on, or none: fails with [`Error::Abandoned`] where one of them abandons what it samples.
+    /// Lets all ranks continue, or none: fails with [`Error::Abandoned`] where one of them abandons what it samples.
     pub(crate) fn agree(&self, ranks: &dyn Transport) -> Result<()> {
         let signal = self.signal().unwrap_or(0).to_le_bytes();
         let all = if ranks.world() == 1 { vec![signal.to_vec()] } else { ranks.all_gather(&signal)? };

@@ -76,12 +76,12 @@ impl BestSoFar {
         self.best.as_ref()
     }
 
-    /// True where `evaluation.patience` evaluations in a row were no better than the best.
+    /// True if `evaluation.patience` evaluations in a row were no better than the best.
     pub fn is_exhausted(&self) -> bool {
         self.patience.is_some_and(|patience| self.n_since >= patience)
     }
 
-    /// True where every group had equal rewards in the last `evaluation.idle_patience` steps.
+    /// True if every group had equal rewards in the last `evaluation.idle_patience` steps.
     pub fn is_idle(&self) -> bool {
         self.idle_patience.is_some_and(|patience| self.n_idle >= patience)
     }

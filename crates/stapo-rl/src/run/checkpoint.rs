@@ -75,7 +75,7 @@ impl Checkpoint {
         let mut earlier = kept.split_off(keeping.checkpoints.min(kept.len()));
         kept.extend(earlier.extract_if(.., |(number, _)| Some(*number) == spared));
         for (number, old) in earlier {
-            // It leaves by one rename: whoever reads beside the trainer finds the whole folder or none.
+            // It leaves by one rename: a process that reads during training finds the whole folder or none.
             let leaving = temporary_folder(&folder, number);
             rename(&old, &leaving)?;
             remove_folder(&leaving)?;
@@ -116,7 +116,7 @@ impl Checkpoint {
     }
 
     /// The newest good checkpoint, and the errors of newer checkpoints that were refused. Where a trainer removed a
-    /// checkpoint while it was read, there are newer ones, and the search begins anew.
+    /// checkpoint while it was read, there are newer ones, and the search begins again.
     pub fn newest(run: &Path) -> Result<(Option<Self>, Vec<Error>)> {
         Self::newest_with(run, Needed::State)
     }

@@ -111,7 +111,7 @@ impl Columns {
         before.into_iter().chain(rows.filter_map(point)).collect()
     }
 
-    /// The x of every step; `None` where the run does not record it.
+    /// The x of every step; `None` if the run does not record it.
     pub fn axis(&self, axis: XAxis) -> Option<Vec<f64>> {
         match axis {
             XAxis::Step => Some(self.steps.clone()),
@@ -183,7 +183,7 @@ fn derive(row: &mut Vec<(String, f64)>) {
     row.extend(derived);
 }
 
-/// The row of a line, with derived numbers; empty where the line cannot be read.
+/// The row of a line, with derived numbers; empty if the line cannot be read.
 pub fn row_of(line: &[u8]) -> Vec<(String, f64)> {
     let mut row = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(line);

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
-/// Writes a temporary file beside `path`, syncs and renames the file: a reader sees the old or the new file, never a
+/// Writes a temporary file next to `path`, syncs and renames the file: a reader sees the old or the new file, never a
 /// part.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     write_whole_with(path, |file| file.write_all(bytes))
@@ -27,7 +27,7 @@ pub fn write_whole_with(
     replace(path, |temporary| create_synced(temporary, write))
 }
 
-/// Renames what `create` makes beside `path` to `path`.
+/// Renames what `create` makes next to `path` to `path`.
 fn replace(path: &Path, create: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let temporary = path.with_file_name(format!(".{name}.tmp"));

@@ -47,7 +47,7 @@ impl EventLog {
     }
 }
 
-/// The events of a folder; empty where there is no such file. A line that cannot be read is a warning that says so: what
+/// The events of a folder; empty if there is no such file. A line that cannot be read is a warning that says so: what
 /// happened before and after stays readable.
 pub fn read_events(folder: &Path) -> Result<Vec<Event>> {
     let text = read_text(folder)?;

@@ -60,7 +60,7 @@ pub(crate) enum ToSave<'a> {
     Streamed(&'a Policy, &'a Optimizer),
 }
 
-/// What a run goes on from, besides weights and moments.
+/// What a run continues from, besides weights and moments.
 type Resumable<'a> = (Counters, &'a LoopState);
 
 /// A checkpoint whose state is being written in parts.
@@ -89,7 +89,7 @@ impl NewFolder {
     }
 
     /// Makes `.NAME.starting` next to `path` and locks it. A `path` that exists is refused. What an interrupted start
-    /// left in that folder is written anew.
+    /// left in that folder is written again.
     pub fn begin(path: &Path) -> Result<Self> {
         Self::make(path, false)
     }
@@ -242,7 +242,7 @@ impl Run {
         self.best.as_ref()
     }
 
-    /// The best evaluation of a run folder; `None` where there is none.
+    /// The best evaluation of a run folder; `None` if there is none.
     pub fn read_best(folder: &Path) -> Result<Option<Best>> {
         let path = folder.join(BEST);
         match fs::read_to_string(&path) {
@@ -284,7 +284,7 @@ impl Run {
     }
 
     /// Writes a checkpoint, then the manifest; only what is to be kept remains. A state that has been copied is written while the
-    /// caller goes on, and [`Run::settle`] waits for it; the first checkpoint of a run is waited for here, since metrics without
+    /// caller continues, and [`Run::settle`] waits for it; the first checkpoint of a run is waited for here, since metrics without
     /// any checkpoint cannot be gone on from. One that is still being written is waited for first.
     pub(crate) fn save(&mut self, resumable: Resumable, state: ToSave, keeping: Keeping) -> Result<()> {
         self.settle()?;

@@ -34,7 +34,7 @@ pub fn hash_file(name: &str, path: &Path) -> Result<FileHash> {
 /// Bytes of a file above which a difference is reported by the length: a stranger's file may be as long as the stranger likes.
 const MAX_HASHED: u64 = 1 << 30;
 
-/// As [`hash_file`], of a file that need not be hashed to know that it differs. A large file has its length in place of its hash.
+/// As [`hash_file`], of a file that need not be hashed to know that it differs. A large file has its length instead of its hash.
 pub fn hash_or_length(name: &str, path: &Path) -> Result<FileHash> {
     let n_bytes = fs::metadata(path).map_err(|e| Error::io(path, e))?.len();
     if n_bytes <= MAX_HASHED {

@@ -6,7 +6,7 @@ use stapo_model::decoder::Policy;
 use stapo_model::optimizer::{Optimizer, OwnedPiece};
 use std::ops::Range;
 
-/// The files of weights and moments, one behind the other in one buffer.
+/// The files of weights and moments, one after another in one buffer.
 pub struct Image {
     buffer: HostBuffer,
     weights: Range<usize>,

@@ -1,5 +1,5 @@
 //! `records.jsonl`: the hashes of the files that each step wrote besides its line of `metrics.jsonl`. A checkpoint seals both
-//! files up to its step, so that a run that was killed, and has no receipt, goes on only with the records that it wrote.
+//! files up to its step, so that a run that was killed, and has no receipt, continues only with the records that it wrote.
 
 use super::hashes::{hash_bytes, hash_file, hash_or_length};
 use crate::error::{Error, Result};

@@ -61,7 +61,7 @@ impl FolderLock {
     }
 }
 
-/// The process that writes a folder; `None` where no process holds the lock.
+/// The process that writes a folder; `None` if no process holds the lock.
 pub fn holder(folder: &Path) -> Option<Writer> {
     let file = File::open(folder.join(LOCK)).ok()?;
     match file.try_lock_shared() {

@@ -1,4 +1,4 @@
-//! `manifest.json`, which is derived: its state hashes stand in `metrics.jsonl` and the checkpoints, its accepted
+//! `manifest.json`, which is derived: its state hashes are in `metrics.jsonl` and the checkpoints, its accepted
 //! changes in `events.jsonl`, its inputs in the checkpoints.
 
 use super::checkpoint::Checkpoint;
@@ -42,7 +42,7 @@ pub fn read(folder: &Path) -> Result<Manifest> {
     }
 }
 
-/// The manifest as written; `None` where it is missing or damaged.
+/// The manifest as written; `None` if it is missing or damaged.
 pub fn written(folder: &Path) -> Option<Manifest> {
     fs::read_to_string(folder.join("manifest.json")).ok().and_then(|text| record::parse(&text).ok())
 }

@@ -78,7 +78,7 @@ struct State {
     decoding: Option<DecodingRecord>,
     /// Seconds in which weights were copied to the device for judging.
     loading: Option<f64>,
-    /// The parts of updates, where somebody asked for them.
+    /// The parts of updates, if they were asked for.
     watched: Option<Watched>,
 }
 
@@ -137,7 +137,7 @@ impl Meter {
         *self.state().loading.get_or_insert_default() += duration.as_secs_f64();
     }
 
-    /// Seconds of these copies since the last call; `None` where there was none.
+    /// Seconds of these copies since the last call; `None` if there was none.
     pub fn take_loading(&self) -> Option<f64> {
         self.state().loading.take()
     }
@@ -176,7 +176,7 @@ impl Meter {
 }
 
 /// The memory in use on a GPU, that of other processes included, or the most that this process has held on the CPU.
-/// Bytes; `None` where the system does not tell.
+/// Bytes; `None` if the system does not report it.
 pub(crate) fn memory_bytes(device: &Device) -> Option<u64> {
     if let Some((free, total)) = device.memory() {
         return Some((total - free) as u64);

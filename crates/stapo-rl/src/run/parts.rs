@@ -1,5 +1,5 @@
 //! What one rank writes of a checkpoint: the elements that it owns, at their all_ranges in files that rank 0 has made. A rank whose
-//! host memory has room copies its elements first and writes beside training; another reads them during the next rollout, which
+//! host memory has room copies its elements first and writes during training; another reads them during the next rollout, which
 //! changes none of them.
 
 use super::checkpoint::{MOMENTS, TOKEN, WEIGHTS};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// What rank 0 tells all ranks of a checkpoint that they write together.
+/// What rank 0 sends to all ranks about a checkpoint that they write together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PartOrder {
     pub folder: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct PartOrder {
     pub n_head_bytes: [u64; 2],
     /// The content of [`TOKEN`].
     pub token: String,
-    /// Whether the run goes on only when the checkpoint is whole.
+    /// Whether the run continues only when the checkpoint is whole.
     pub is_waited_for: bool,
 }
 
@@ -73,7 +73,7 @@ impl PartFiles {
         })
     }
 
-    /// Writes pieces that lie one behind the other in memory.
+    /// Writes pieces that lie one after another in memory.
     fn write_copied(&self, all_ranges: &[FileRanges], bytes: &[u8]) -> Result<()> {
         let ends = all_ranges.iter().scan(0, |end, ranges| {
             *end += ranges.n_bytes();

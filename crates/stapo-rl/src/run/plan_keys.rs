@@ -60,7 +60,7 @@ pub fn freedom(change: &Change) -> Freedom {
 }
 
 /// What differs between two plans, key by key. `complete` is `before` with every key that this program knows: a key
-/// that `before` does not have may stand in `after` with the value it has there.
+/// that `before` does not have may be in `after` with the value it has there.
 pub fn differences(before: &str, complete: &str, after: &str) -> Result<Vec<Change>, SettingsError> {
     let [before, complete, after] =
         [flat(&settings::parse(before)?), flat(&settings::parse(complete)?), flat(&settings::parse(after)?)];

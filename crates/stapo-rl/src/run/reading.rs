@@ -126,7 +126,7 @@ pub fn responses_of_file(path: &Path, objective: &ObjectiveSpec) -> Result<Vec<R
 }
 
 /// Checks that all columns have one length, so that every token index is valid in every column, and that given tokens
-/// stand between the tokens of the columns.
+/// are between the tokens of the columns.
 fn check_columns(response: &ResponseRecord) -> std::result::Result<(), String> {
     let tokens = &response.tokens;
     let n = tokens.id.len();

@@ -31,7 +31,7 @@ const UNLISTED: [&str; 4] = [MANIFEST, RECEIPT, SIGNATURE, "lock"];
 struct Contents {
     /// The names of its files, folders separated by `/`, in order.
     files: Vec<String>,
-    /// The names of folders inside that have a receipt of their own.
+    /// The names of folders inside that have a separate receipt.
     sealed: Vec<String>,
     /// What a manifest does not list: pages, and files of writers that were killed.
     uncovered: Vec<String>,
@@ -100,7 +100,7 @@ pub fn withdraw_with_manifest(folder: &Path) -> Result<()> {
     if path.exists() { remove_file(&path) } else { Ok(()) }
 }
 
-/// The receipt of a folder; `None` where the work has not ended, or its hash does not fit. The files are not looked at.
+/// The receipt of a folder; `None` if the work has not ended, or its hash does not fit. The files are not looked at.
 pub fn of_folder(folder: &Path) -> Option<String> {
     let text = read_text(&folder.join(MANIFEST)).ok()?;
     let manifest: Manifest = record::parse(&text).ok()?;
@@ -109,7 +109,7 @@ pub fn of_folder(folder: &Path) -> Option<String> {
     manifest.files.filter(|_| is_noted).map(|_| receipt)
 }
 
-/// The text of the file beside the manifest, in the form of `sha256sum`.
+/// The text of the file next to the manifest, in the form of `sha256sum`.
 fn noted_as(receipt: &str) -> String {
     format!("{receipt}  {MANIFEST}\n")
 }
@@ -130,7 +130,7 @@ pub fn signed_bytes(folder: &Path) -> Result<Vec<u8>> {
     fs::read(&path).map_err(|e| Error::io(&path, e))
 }
 
-/// How a folder stands beside its receipt.
+/// How a folder compares with its receipt.
 #[derive(Debug)]
 pub struct Verified {
     pub receipt: String,
@@ -138,7 +138,7 @@ pub struct Verified {
     pub n_bytes: u64,
     /// In order of names; empty for a folder that is as it was.
     pub differences: Vec<Difference>,
-    /// Folders inside that were made later and have a receipt of their own.
+    /// Folders inside that were made later and have a separate receipt.
     pub later: Vec<String>,
     /// What no receipt covers: pages made from the records, and files of writers that were killed.
     pub uncovered: Vec<String>,
@@ -211,7 +211,7 @@ pub fn is_of_checkpoint(name: &str) -> bool {
     name.split('/').any(|part| part == "checkpoints")
 }
 
-/// A name without line breaks: what a stranger named a file begins no line of its own.
+/// A name without line breaks: what a stranger named a file does not begin a new line.
 fn one_line(name: &str) -> String {
     name.replace('\n', "\\n")
 }
@@ -241,7 +241,7 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     let sealed = Sealed::read(folder)?;
     let contents = contents(folder)?;
     let mut verified = Verified::compare_files(folder, &sealed, &contents, None)?;
-    // Where the work put files of its own, nothing was made later: a receipt is easily made.
+    // If the work put files there itself, nothing was made later: a receipt is easily made.
     let first = |name: &str| name.split('/').next().unwrap_or_default().to_string();
     let own_folders: BTreeSet<String> =
         sealed.files.keys().filter(|name| name.contains('/')).map(|name| first(name)).collect();
@@ -260,7 +260,7 @@ pub fn verify(folder: &Path) -> Result<Verified> {
     Ok(verified)
 }
 
-/// How a folder that is about to be written again stands beside its receipt.
+/// How a folder that is about to be written again compares with its receipt.
 #[derive(Default)]
 pub(crate) struct Reviewed {
     /// What differs.

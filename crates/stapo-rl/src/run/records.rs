@@ -180,7 +180,7 @@ fn share<T>(values: &[T], is: impl Fn(&T) -> bool) -> f64 {
 }
 
 /// The k3 estimate of a KL divergence (Schulman 2020): the mean of `r - 1 - ln r` over the kept tokens, where `log_ratio`
-/// gives ln r; 0 where no token is kept, and `None` for a mean that is not finite.
+/// gives ln r; 0 if no token is kept, and `None` for a mean that is not finite.
 fn k3(stepped: &[&Learned], log_ratio: impl Fn(&Member, usize) -> f64) -> Option<f64> {
     let mut sum = 0.0;
     let mut n_kept = 0_usize;
@@ -241,7 +241,7 @@ pub fn has_time_outs(plan: &Plan, rolled: &RolledOut) -> bool {
 }
 
 /// Whole groups spread evenly over the updates of the step, as many as `record.responses` allows but at least one, and
-/// all responses with a silenced token or a program that went over a limit of time; none where `record.responses` is 0.
+/// all responses with a silenced token or a program that went over a limit of time; none if `record.responses` is 0.
 pub fn response_records(
     plan: &Plan,
     step: u64,

@@ -22,7 +22,7 @@ use stapo_core::settings;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A run folder that is about to go on. Until [`Reopening::commit`] nothing in the folder has changed.
+/// A run folder that is about to continue. Until [`Reopening::commit`] nothing in the folder has changed.
 pub struct Reopening {
     folder: PathBuf,
     lock: FolderLock,
@@ -30,7 +30,7 @@ pub struct Reopening {
     pub checkpoint: Option<Checkpoint>,
     /// Why newer checkpoints were refused.
     pub refused: Vec<Error>,
-    /// The plan with which the run goes on.
+    /// The plan with which the run continues.
     pub plan_text: String,
     /// Whether answers of environments are kept for the steps that are made again.
     keeps_answers: bool,
@@ -49,7 +49,7 @@ pub struct Reopening {
 pub type Complete<'a> = &'a dyn Fn(&str) -> Result<String>;
 
 impl Reopening {
-    /// Locks the folder and finds the checkpoint to go on from. The plan is compared with that of the checkpoint.
+    /// Locks the folder and finds the checkpoint to continue from. The plan is compared with that of the checkpoint.
     pub fn open(folder: &Path, complete: Complete) -> Result<Self> {
         check_tree(folder)?;
         let path = folder.join("plan.toml");
@@ -262,7 +262,7 @@ impl Reopening {
         manifest.steps = manifest::recorded_hashes(&self.folder, &kept, step)?;
         manifest.program.clone_from(&identity.program);
         manifest.device.clone_from(&identity.device);
-        // The start of a run that goes on from another model is another start.
+        // The start of a run that continues from another model is another start.
         let is_kept = |checkpoint: &Checkpoint| !checkpoint.is_start() || self.changes.is_empty();
         let saved = self.checkpoint.as_ref().filter(|checkpoint| is_kept(checkpoint));
         let saved = saved.map(|checkpoint| checkpoint.counters.step);

@@ -1,4 +1,4 @@
-//! A checkpoint that is written while the run goes on: at most one at a time.
+//! A checkpoint that is written while the run continues: at most one at a time.
 
 use super::checkpoint::{Snapshot, StateSource};
 use super::image::Image;
@@ -23,7 +23,7 @@ pub(super) struct InFlight {
 /// The hash of the state that was written, and the memory that it was written from.
 type Landed = (Result<String>, Option<HostBuffer>);
 
-/// What a checkpoint is made from beside training.
+/// What a checkpoint is made from during training.
 pub(super) enum Source {
     Image(Image),
     /// The files of the state, which all ranks have written.
@@ -31,7 +31,7 @@ pub(super) enum Source {
 }
 
 impl InFlight {
-    /// Begins to write, in a thread of its own.
+    /// Begins to write, in a separate thread.
     pub fn begin(
         run: &Path,
         snapshot: Snapshot,
@@ -65,7 +65,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // Who drops the value has another error to tell of.
+        // Whoever drops the value has another error to report.
         let _ = self.writing.take().map(JoinHandle::join);
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn has_room_for(n_bytes: usize) -> bool {
 }
 
 impl Spare {
-    /// Begins to make a buffer, in a thread of its own. Where there is no thread, a checkpoint makes its buffer itself.
+    /// Begins to make a buffer, in a separate thread. Where there is no thread, a checkpoint makes its buffer itself.
     pub fn begin(device: &Device, n_bytes: usize) -> Self {
         let device = device.clone();
         let make = move || HostBuffer::new(&device, n_bytes);

@@ -80,7 +80,7 @@ pub(crate) fn check_finite(step: u64, policy: &Policy, optimizer: &Optimizer) ->
     }
 }
 
-/// Writes the safetensors file of one part of the state. A tensor is written by a thread of its own while the next one is read
+/// Writes the safetensors file of one part of the state. A tensor is written by a separate thread while the next one is read
 /// from the device and from other ranks.
 pub(super) fn stream(
     policy: &Policy,
@@ -99,7 +99,7 @@ pub(super) fn stream(
             }
             file.flush()
         });
-        // All ranks send all of their state; a thread that ended early tells its error below.
+        // All ranks send all of their state; a thread that ended early reports its error below.
         let take = |state: TensorState| {
             let _ = to_write.send(state);
             Ok::<(), RankError>(())

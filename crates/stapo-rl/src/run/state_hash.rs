@@ -280,7 +280,7 @@ mod tests {
         [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
     }
 
-    /// Three stacked tensors of which the first ends inside a leaf, and one that stands alone, with moments of 8 bits: as a GPU
+    /// Three stacked tensors of which the first ends inside a leaf, and a single one, with moments of 8 bits: as a GPU
     /// hashes them, by the definition of leaves.
     #[test]
     fn stacked_tensors_and_scales_are_hashed_as_a_device_hashes_them() {

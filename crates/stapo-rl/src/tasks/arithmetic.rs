@@ -53,10 +53,10 @@ pub struct ArithmeticSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such expressions.
     pub n_held_out: usize,
-    /// A Jinja template over `problem`; the problem as it is where absent.
+    /// A Jinja template over `problem`; by default the problem as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The system message of every conversation; none where absent.
+    /// The system message of every conversation; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// How responses are judged.
@@ -140,7 +140,7 @@ impl ArithmeticSpec {
         Some(Expression::new(tokens))
     }
 
-    /// The value; `None` where an intermediate result breaks a rule of the spec.
+    /// The value; `None` if an intermediate result breaks a rule of the spec.
     fn value(&self, mut expression: Expression) -> Option<i64> {
         while let Some(next) = expression.next_operation() {
             let value = next.operator.apply(next.left, next.right)?;
@@ -159,7 +159,7 @@ pub(super) fn solution(problem: &str, mistakes: &Mistakes, key: Key) -> Option<S
     Some(solution::write(expression, mistakes, key))
 }
 
-/// The first and last operand inside a pair of parentheses; `None` where the pair would not change the value.
+/// The first and last operand inside a pair of parentheses; `None` if the pair would not change the value.
 fn draw_group(operators: &[Operator], key: Key) -> Option<(usize, usize)> {
     let n_operands = operators.len() + 1;
     let n_inside = 2 + key.with(0).below(n_operands as u64 - 2) as usize;

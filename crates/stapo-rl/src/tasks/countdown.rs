@@ -20,7 +20,7 @@ const MAX_NUMBERS: usize = 6;
 const MAX_VALUE: i64 = 1_000_000;
 
 /// The form of the problems. Every problem has a solution that uses all numbers and has no fraction or negative number
-/// as an intermediate result. Template variables beside `problem`: `numbers` and `target`.
+/// as an intermediate result. Template variables besides `problem`: `numbers` and `target`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CountdownSpec {
@@ -36,10 +36,10 @@ pub struct CountdownSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such problems.
     pub n_held_out: usize,
-    /// A Jinja template over `problem`; the problem as it is where absent.
+    /// A Jinja template over `problem`; by default the problem as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The system message of every conversation; none where absent.
+    /// The system message of every conversation; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// How responses are judged.
@@ -78,7 +78,7 @@ impl CountdownSpec {
         check_share("held_out_share", self.held_out_share)
     }
 
-    /// One attempt at a problem: random numbers, joined at random; `None` where the result is not a valid target. The
+    /// One attempt at a problem: random numbers, joined at random; `None` if the result is not a valid target. The
     /// count of numbers depends on `shape` alone.
     pub(super) fn draw(&self, shape: Key, attempt: Key) -> Option<DrawnProblem> {
         let choices = (self.max_numbers - self.min_numbers) as u64 + 1;

@@ -71,7 +71,7 @@ impl From<Reply> for Answer {
 /// What follows a turn of the policy.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
-    /// The conversation goes on with these messages, which the policy answers next.
+    /// The conversation continues with these messages, which the policy answers next.
     Continue(Vec<Turn>),
     /// The conversation has ended: one judgement per reward.
     Done(Vec<Judged>),
@@ -168,7 +168,7 @@ impl Task {
     }
 }
 
-/// Tools without a task, whose conversations nobody judges.
+/// Tools without a task, whose conversations are not judged.
 pub struct UnjudgedTools(Tools);
 
 impl UnjudgedTools {

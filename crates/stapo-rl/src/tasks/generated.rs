@@ -34,7 +34,7 @@ pub(super) enum Generator {
 }
 
 impl Generator {
-    /// The problem of `key`; `None` where none of [`MAX_TRIES`] attempts meets the spec.
+    /// The problem of `key`; `None` if none of [`MAX_TRIES`] attempts meets the spec.
     fn draw(&self, key: Key) -> Option<DrawnProblem> {
         let shape = key.with(0);
         let tries = key.with(1);

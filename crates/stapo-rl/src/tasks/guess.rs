@@ -25,10 +25,10 @@ pub struct GuessSpec {
     pub held_out_share: f64,
     /// The size of the held-out set; the set is smaller where there are fewer such numbers.
     pub n_held_out: usize,
-    /// A Jinja template over `low` and `high`; a sentence in English where absent.
+    /// A Jinja template over `low` and `high`; by default a sentence in English.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The system message of every conversation; none where absent.
+    /// The system message of every conversation; none by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// How a last turn is judged where no environment judges.

@@ -105,11 +105,11 @@ pub struct FileCensus {
     /// The fields, as given or recognised.
     pub problem_field: String,
     pub answer_field: String,
-    /// `None` where ids are numbers of rows.
+    /// `None` if ids are numbers of rows.
     pub id_field: Option<String>,
 }
 
-/// Which rows of a file stay in memory as they are, beside the problems made of them.
+/// Which rows of a file stay in memory as they are, besides the problems made of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeptRows {
     All,
@@ -189,12 +189,12 @@ impl ProblemRows {
         &self.held_out
     }
 
-    /// The worked solution of a problem; `None` where the file has none.
+    /// The worked solution of a problem; `None` if the file has none.
     pub(super) fn solution(&self, id: &str) -> Option<&str> {
         self.solutions.get(id).map(String::as_str)
     }
 
-    /// The whole row of a problem; `None` where rows are not kept.
+    /// The whole row of a problem; `None` if rows are not kept.
     pub(super) fn row(&self, id: &str) -> Option<&Map<String, Value>> {
         self.whole.get(id)
     }

@@ -133,7 +133,7 @@ impl TaskSpec {
         }
     }
 
-    /// True where every problem has a worked solution.
+    /// True if every problem has a worked solution.
     pub fn has_solutions(&self) -> bool {
         match self {
             Self::Arithmetic(_) | Self::Countdown(_) => true,
@@ -159,7 +159,7 @@ pub struct RowsSpec {
     /// JSON lines, a JSON array, or CSV by its name; texts also compressed with gzip or zstd.
     pub path: DataPath,
     /// How often each entry of `path` is trained on, relative to the others: a mixture, exact in every 1000 problems, in
-    /// an order that the seed decides. Where absent, every problem is trained on equally often.
+    /// an order that the seed decides. By default every problem is trained on equally often.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<f64>,
     /// At most this many rows of each entry of `path` are read, the first ones.
@@ -168,16 +168,16 @@ pub struct RowsSpec {
     /// Only rows whose fields have one of the given values are problems: `only = { split = ["train", "validation"] }`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub only: BTreeMap<String, Vec<String>>,
-    /// The field of the problem; recognised where absent.
+    /// The field of the problem; by default recognised by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem_field: Option<String>,
-    /// The field of the reference answer; recognised where absent.
+    /// The field of the reference answer; by default recognised by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_field: Option<String>,
     /// The field of a worked solution, which a teacher reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub solution_field: Option<String>,
-    /// The field of the problem's id; recognised where absent. With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
+    /// The field of the problem's id; by default recognised by its name. With `#row`, ids are numbers of rows: `gsm8k-1`, `gsm8k-2`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_field: Option<String>,
     /// What happens to rows without a reference answer.
@@ -186,11 +186,11 @@ pub struct RowsSpec {
     /// The share of problems, chosen by the hash of the text, that are held out of training. 1 holds out all problems.
     #[serde(default = "default_held_out_share")]
     pub held_out_share: f64,
-    /// A Jinja template over `problem`, `id` and the row's fields. Where absent, the problem as it is, with an
+    /// A Jinja template over `problem`, `id` and the row's fields. By default the problem as it is, with an
     /// instruction added for verifiers that read `\boxed{}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// The system message of conversations whose row has none.
+    /// The system message of conversations without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// How responses are judged.

@@ -23,7 +23,7 @@ const CHUNK: usize = 64;
 pub(super) struct Question<'a> {
     pub(super) id: &'a str,
     pub(super) problem: &'a str,
-    /// The variables beside `id` and `problem`.
+    /// The variables besides `id` and `problem`.
     pub(super) fields: &'a Map<String, serde_json::Value>,
 }
 
@@ -37,7 +37,7 @@ impl Template {
         template.map(Self).map_err(|refused| broken(source, refused, hint))
     }
 
-    /// The prompt of one problem; `fields` holds the variables beside `id` and `problem`.
+    /// The prompt of one problem; `fields` holds the variables besides `id` and `problem`.
     pub(super) fn render(
         &self,
         id: &str,

@@ -54,7 +54,7 @@ impl From<&CallProblem> for Observation {
     }
 }
 
-/// What a model is told about a tool.
+/// What a model reads about a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolSchema {
     pub name: String,

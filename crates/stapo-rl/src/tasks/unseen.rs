@@ -25,7 +25,7 @@ pub fn listed(characters: &[char]) -> String {
     named.join(", ") + &more
 }
 
-/// What is not seen of texts, each given in parts; `None` where all of them are seen as they are. Every character is tried once,
+/// What is not seen of texts, each given in parts; `None` if all of them are seen as they are. Every character is tried once,
 /// however many texts have it.
 pub fn unseen(tokenizer: &Tokenizer, texts: &[Vec<&str>]) -> Result<Option<Unseen>> {
     let mut ascii = [false; 128];

@@ -7,7 +7,7 @@ use stapo_core::Turn;
 
 pub(super) struct Wording {
     template: Template,
-    /// The first turn of conversations that have no system message of their own.
+    /// The first turn of conversations without a system message.
     system: Option<Turn>,
 }
 
@@ -17,7 +17,7 @@ impl Wording {
         Ok(Self { template: Template::new(template)?, system })
     }
 
-    /// The prompt of one problem; `fields` holds the variables of the template beside `id` and `problem`.
+    /// The prompt of one problem; `fields` holds the variables of the template besides `id` and `problem`.
     pub(super) fn prompt(
         &self,
         id: &str,

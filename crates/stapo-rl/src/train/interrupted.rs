@@ -21,7 +21,7 @@ pub struct Interrupted {
 }
 
 impl Interrupted {
-    /// Opens a run to go on with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
+    /// Opens a run to continue with `set` applied to its plan. What changed since the checkpoint is refused by name, unless
     /// changes are accepted.
     pub fn open(folder: &Path, set: &[String], accept_changes: bool, program: &str) -> Result<Self> {
         RunKind::Training.check(folder)?;
@@ -47,7 +47,7 @@ impl Interrupted {
         &self.identity
     }
 
-    /// The run and its trainer at the newest good checkpoint, or at the start where there is none yet. Of several ranks,
+    /// The run and its trainer at the newest good checkpoint, or at the start if there is none yet. Of several ranks,
     /// rank 0 resumes, and the others call [`Trainer::restore`] without a checkpoint.
     pub fn resume(
         self,

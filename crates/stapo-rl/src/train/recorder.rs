@@ -111,7 +111,7 @@ impl Recorder {
     }
 }
 
-/// A file of a part with the records of a step; none where there are no records.
+/// A file of a part with the records of a step; none if there are no records.
 fn file(part: &str, step: u64, records: &[impl Record]) -> Option<(String, String)> {
     let name = format!("{part}/step-{step:06}.jsonl");
     (!records.is_empty()).then(|| (name, records.iter().map(Record::to_line).collect()))

@@ -1,4 +1,4 @@
-//! What ranks tell each other at the end of a step.
+//! What ranks send each other at the end of a step.
 
 use super::Outcome;
 use crate::error::Result;
@@ -77,9 +77,9 @@ impl StepReport {
 /// What comes next, as rank 0 decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What a checkpoint needs of all ranks; `None` where none is due.
+    /// What a checkpoint needs of all ranks; `None` if none is due.
     pub saving: Option<Saving>,
-    /// How the run has ended; `None` while it goes on.
+    /// How the run has ended; `None` while it continues.
     pub outcome: Option<Outcome>,
 }
 

@@ -33,7 +33,7 @@ pub(super) trait Role {
     /// What the role keeps of a step until all ranks have reported.
     type Written;
 
-    /// Takes the evaluation of a run that has made no step, and says how the run goes on.
+    /// Takes the evaluation of a run that has made no step, and says how the run continues.
     fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>>;
     /// Takes the signal for which a rollout was abandoned, and says what is saved.
     fn abandoned(&mut self, trainer: &Trainer, signal: i32) -> Option<Decision>;

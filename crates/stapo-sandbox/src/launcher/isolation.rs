@@ -1,4 +1,4 @@
-//! A user namespace of its own for the verifier's command: no network, a private `/tmp`, no privileges.
+//! A separate user namespace for the verifier's command: no network, a private `/tmp`, no privileges.
 
 use super::Launch;
 use crate::privileges::drop_capabilities;
@@ -21,7 +21,7 @@ pub(super) struct Isolation {
     pub shared: Vec<String>,
 }
 
-/// Moves this process, which must have one thread, to namespaces of its own. An error means that the process is in a
+/// Moves this process, which must have one thread, to new namespaces. An error means that the process is in a
 /// state in which the command must not run.
 pub(super) fn enter(launch: &Launch) -> Result<Isolation, String> {
     let mut isolation = Isolation { has_private_tmp: false, shared: Vec::new() };
@@ -63,7 +63,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Makes the paths visible again where they were, and enters the working folder anew: the process still stands in
+    /// Makes the paths visible again where they were, and enters the working folder again: the process is still in
     /// the covered one.
     fn show(self) -> Result<(), String> {
         for (path, tree) in &self.paths {

@@ -115,7 +115,7 @@ impl<'a> Session<'a> {
             // The socket of a zygote that has reported is quiet; nothing may be expected of it.
             let skipped = usize::from(self.report.is_some());
             let ready = match wait_for(&watched[skipped..], self.deadline) {
-                // The child has ended, and something that a build left behind holds its output.
+                // The child has ended, and something that a build left holds its output.
                 Err(error) if error.kind() == ErrorKind::TimedOut && self.report.is_some() => {
                     self.zygote.is_fit = false;
                     self.channel = None;

@@ -12,7 +12,7 @@ use crate::lex::token::{Bracket, Rel, Tok, Token};
 /// Most tokens of a side in which the name of the next equation is looked for.
 const MAX_SIDE: usize = 256;
 
-/// The tokens with a comma between equations that only white space sets apart; `None` where there are no such
+/// The tokens with a comma between equations that only white space sets apart; `None` if there are no such
 /// equations. `x=1 \quad y=2` and `x=1 y=2` are two equations, not the chain x = 1y = 2.
 pub(super) fn separated(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> {
     let is_relation = |i: usize| depths[i] == 0 && matches!(tokens[i].tok, Tok::Rel(_));
@@ -45,7 +45,7 @@ pub(super) fn separated(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> 
     Some(parts)
 }
 
-/// `2n+1 (n\ge1)` as `2n+1, n\ge1`: a note on a variable in brackets at the end becomes an element of its own.
+/// `2n+1 (n\ge1)` as `2n+1, n\ge1`: a note on a variable in brackets at the end becomes a separate element.
 pub(super) fn noted(tokens: &[Token], depths: &[u32]) -> Option<Vec<Token>> {
     let (Tok::Close(Bracket::Round), [value @ .., _]) = (&tokens.last()?.tok, tokens) else { return None };
     let open = (0..value.len()).rev().find(|i| depths[*i] == 0)?;
@@ -65,7 +65,7 @@ pub(super) fn is_separator(token: &Token) -> bool {
     matches!(token.tok, Tok::Comma | Tok::Semicolon | Tok::Row) || is_joint(token)
 }
 
-/// Where a name begins that ends the side of an equation and stands apart from a constant before it.
+/// Where a name begins that ends the side of an equation and is apart from a constant before it.
 fn name_behind(side: &[Token]) -> Option<usize> {
     if side.len() > MAX_SIDE {
         return None;
@@ -75,7 +75,7 @@ fn name_behind(side: &[Token]) -> Option<usize> {
         let before = &side[at - 1];
         let ends_value =
             before.is_text || matches!(before.tok, Tok::Num(_) | Tok::Close(_) | Tok::Percent | Tok::Degree);
-        // `b h` and `ab` behind a number are products.
+        // `b h` and `ab` after a number are products.
         let is_one_name = side[at + 1..].iter().all(|token| !token.is_spaced || token.is_text)
             && !is_letter_product(&side[at]);
         side[at].is_spaced && ends_value && is_one_name && name_of(&side[at..]).is_some()
@@ -135,7 +135,7 @@ pub(super) fn agrees(parts: &[&[Token]], rels: &[Rel], budget: &mut Budget) -> B
     Ok(true)
 }
 
-/// Whether two constants are equal; a percent sign may not be missing on one side, as it may beside a reference.
+/// Whether two constants are equal; a percent sign may not be missing on one side, as it may against a reference.
 fn same_constant(a: &Quantity, b: &Quantity, budget: &mut Budget) -> Bounded<bool> {
     if a.without_percent().is_some() != b.without_percent().is_some() {
         return Ok(compare(&a.expr, &b.expr, budget)?.is_equal());
@@ -163,7 +163,7 @@ fn rounds(
     // An equals sign rounds the side before it, an approximation sign either side.
     let sides = if rel == Rel::Eq { &[b][..] } else { &[a, b] };
     for &(value, tokens) in sides {
-        // Behind an equals sign only a decimal may be rounded.
+        // After an equals sign only a decimal may be rounded.
         let numeral = printed_numeral(tokens).filter(|numeral| rel != Rel::Eq || numeral.is_decimal());
         let Some(numeral) = numeral else { continue };
         let Some(half) = half_digit(&value.expr, numeral, budget)? else { continue };

@@ -4,7 +4,7 @@ use super::chain::is_separator;
 use super::prose::is_joint;
 use crate::lex::token::{Bracket, Tok, Token};
 
-/// The letter of `(B)`, `B`, `B.` or `(B) 12`, and the tokens of the value behind the letter, if any.
+/// The letter of `(B)`, `B`, `B.` or `(B) 12`, and the tokens of the value after the letter, if any.
 pub(super) fn choice(tokens: &[Token]) -> Option<(char, &[Token])> {
     let tokens = match tokens {
         [Token { tok: Tok::Word(word), .. }, rest @ ..]
@@ -51,7 +51,7 @@ fn letter_of(token: &Token) -> Option<char> {
     }
 }
 
-/// Whether the tokens behind a letter name a further letter: `(A) or (B)`, `(A) (B)`, `A. 5, B. 6`.
+/// Whether the tokens after a letter name a further letter: `(A) or (B)`, `(A) (B)`, `A. 5, B. 6`.
 fn names_another(rest: &[Token]) -> bool {
     let starts_part = |i: usize| i == 0 || is_separator(&rest[i - 1]);
     is_joint(&rest[0])

@@ -79,7 +79,7 @@ pub(crate) fn as_region(answer: &Answer) -> Option<Region> {
 pub(super) fn member(name: Option<String>, set: Answer) -> Bounded<Answer> {
     let Some(name) = name else { return unreadable("something other than a name in a set") };
     Ok(match (as_region(&set), set) {
-        // A bare pair behind ∈ is an interval.
+        // A bare pair after ∈ is an interval.
         (Some(mut region), Answer::Tuple { .. } | Answer::Region(_)) => {
             region.variable = Some(name);
             Answer::Region(region)

@@ -49,7 +49,7 @@ pub(super) fn matrices(tokens: &[Token], depths: &[u32], budget: &mut Budget) ->
     }
 }
 
-/// One product: numbers before or between matrices, powers and transposes behind them.
+/// One product: numbers before or between matrices, powers and transposes after them.
 fn product(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Rows> {
     let mut result: Option<Rows> = None;
     let mut n_factors = 0;
@@ -82,7 +82,7 @@ fn product(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Row
     result.map_or_else(|| unreadable("a product without a matrix"), Ok)
 }
 
-/// The number that tokens beside a matrix stand for; signs of multiplication do not count.
+/// The number that tokens next to a matrix represent; signs of multiplication do not count.
 fn factor(tokens: &[Token], budget: &mut Budget) -> Bounded<Option<Expr>> {
     let mut tokens = tokens;
     while let [rest @ .., Token { tok: Tok::Times, .. }]
@@ -119,7 +119,7 @@ fn scaled(rows: Rows, factor: Option<&Expr>) -> Rows {
     rows.into_iter().map(|row| row.into_iter().map(cell).collect()).collect()
 }
 
-/// What stands behind a matrix.
+/// What is after a matrix.
 #[derive(Debug, Clone, Copy)]
 enum Power {
     Whole(usize),
@@ -135,7 +135,7 @@ impl Power {
     }
 }
 
-/// The power at `pos` and where the tokens behind it begin.
+/// The power at `pos` and where the tokens after it begin.
 fn power(tokens: &[Token], pos: usize) -> Bounded<(Power, usize)> {
     let at = |i: usize| tokens.get(i).map(|token| &token.tok);
     if at(pos) != Some(&Tok::Caret) {

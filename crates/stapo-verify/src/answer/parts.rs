@@ -104,7 +104,7 @@ pub(super) fn depths(tokens: &[Token]) -> Bounded<Vec<u32>> {
 }
 
 /// Intervals with a bracket turned outwards at an end that is left out, such as `]1,2[`, with round brackets in its place;
-/// `None` where the square brackets do not enclose the two ends of intervals.
+/// `None` if the square brackets do not enclose the two ends of intervals.
 pub(super) fn turned(tokens: &[Token]) -> Option<Vec<Token>> {
     let mut n_commas: Option<usize> = None;
     let mut turned = Vec::with_capacity(tokens.len());

@@ -18,7 +18,7 @@ const MAX_PARTS: usize = 4;
 pub(crate) struct Quantity {
     pub(crate) expr: Expr,
     pub(crate) unit: Option<Unit>,
-    /// The second reading of a value whose last letter stands apart: `5 m` as five metres beside five times m.
+    /// The second reading of a value whose last letter is apart: `5 m` as five metres, not five times m.
     pub(crate) as_measure: Option<(Box<Expr>, Unit)>,
     /// Half a unit of the last digit of a printed decimal that stands for all values which round to it.
     pub(crate) half_digit: Option<RBig>,
@@ -70,7 +70,7 @@ fn drop_signs(expr: &Expr, inside: fn(&Expr) -> Option<&Expr>) -> Option<Expr> {
     }
 }
 
-/// Reads a value with an optional currency sign in front and an optional unit behind.
+/// Reads a value with an optional currency sign in front and an optional unit after.
 pub(crate) fn quantity(tokens: &[Token], budget: &mut Budget) -> Bounded<Quantity> {
     let mut money = None;
     let kept: Vec<Token> = tokens
@@ -230,7 +230,7 @@ fn unit_start(tokens: &[Token]) -> usize {
     tokens.len()
 }
 
-/// Whether a run of three or four letters stands apart behind a number and has a letter that is seldom a variable:
+/// Whether a run of three or four letters is apart after a number and has a letter that is seldom a variable:
 /// `5 dogs`.
 fn is_short_noun(tokens: &[Token], at: usize) -> bool {
     let Tok::Word(run) = &tokens[at].tok else { return false };
@@ -252,7 +252,7 @@ fn is_unit_token(token: &Token) -> bool {
     }
 }
 
-/// The factor of the scale words in front of a unit, such as `million` and `hundred thousand`, and the tokens behind them.
+/// The factor of the scale words in front of a unit, such as `million` and `hundred thousand`, and the tokens after them.
 fn scale_words(mut tail: &[Token]) -> (Option<RBig>, &[Token]) {
     let mut product: Option<RBig> = None;
     while let [Token { tok: Tok::Word(word), .. }, rest @ ..] = tail
@@ -326,7 +326,7 @@ fn unit(tail: &[Token]) -> Bounded<Option<Unit>> {
     Ok((!unit.shown.is_empty()).then_some(unit))
 }
 
-/// The power behind a unit: `^2`, `^{2}`, `^{-1}`.
+/// The power after a unit: `^2`, `^{2}`, `^{-1}`.
 fn unit_power(tail: &[Token], mut pos: usize) -> Bounded<(i32, usize)> {
     if tail.get(pos).map(|token| &token.tok) != Some(&Tok::Caret) {
         return Ok((1, pos));
@@ -354,7 +354,7 @@ fn unit_power(tail: &[Token], mut pos: usize) -> Bounded<(i32, usize)> {
 /// `5 m` and `10 m/s`: a value, a space, and letters that are symbols of units.
 fn letter_unit(tokens: &[Token], budget: &mut Budget) -> Option<(Box<Expr>, Unit)> {
     let is_symbol = |token: &Token| matches!(&token.tok, Tok::Letter(name) if matches!(name.as_str(), "m" | "g" | "s" | "h" | "L" | "N" | "J" | "W" | "V" | "K"));
-    // `12 ways`: a run of letters apart behind a number.
+    // `12 ways`: a run of letters apart after a number.
     if let [value @ .., Token { tok: Tok::Num(_), .. }, Token { tok: Tok::Word(run), is_spaced: true, .. }] =
         tokens
         && run.len() >= 3

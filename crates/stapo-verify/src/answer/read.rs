@@ -64,7 +64,7 @@ pub(super) fn answer(tokens: &[Token], nesting: usize, budget: &mut Budget) -> B
     single(tokens, &depths, nesting, budget)
 }
 
-/// A region that is said twice, as an inequality and behind a colon as an interval: `3<k\le4: (3,4]`.
+/// A region that is stated twice, as an inequality and after a colon as an interval: `3<k\le4: (3,4]`.
 fn restated(
     tokens: &[Token],
     depths: &[u32],
@@ -191,7 +191,7 @@ fn piecewise(rows: &[(&[Token], &[Token])], nesting: usize, budget: &mut Budget)
     Ok(Answer::Cases(cases))
 }
 
-/// The value behind a multiple-choice letter, if there is one.
+/// The value after a multiple-choice letter, if there is one.
 fn behind_letter(rest: &[Token], nesting: usize, budget: &mut Budget) -> Bounded<Option<Box<Answer>>> {
     if rest.is_empty() {
         return Ok(None);
@@ -278,7 +278,7 @@ fn items(tokens: &[Token], depths: &[u32], nesting: usize, budget: &mut Budget) 
     Ok(items)
 }
 
-/// The answer that brackets around all tokens make; `None` where the brackets only group a value.
+/// The answer that brackets around all tokens make; `None` if the brackets only group a value.
 fn bracketed(
     open: Bracket,
     inside: &[Token],
@@ -394,7 +394,7 @@ fn equation(parts: &[&[Token]], rels: &[Rel], nesting: usize, budget: &mut Budge
         let words = parts.iter().map(|part| spelled(part)).collect::<Vec<_>>().join("=");
         return Ok(Answer::Text { words, broken: None });
     }
-    // The side behind an approximation sign is a rounding of the side before it.
+    // The side after an approximation sign is a rounding of the side before it.
     let n_exact = rels.iter().position(|rel| *rel == Rel::Approx).unwrap_or(rels.len()) + 1;
     let is_name_only = n_exact == 1 && name_of(parts[0]).is_some();
     let parts = if is_name_only { parts } else { &parts[..n_exact] };

@@ -54,7 +54,7 @@ impl Region {
         Self { variable: self.variable.clone(), pieces: pieces.collect() }
     }
 
-    /// A half-line whose end has variables of its own, as an inequality: `x < y`.
+    /// A half-line whose end has other variables, as an inequality: `x < y`.
     pub(crate) fn as_inequality(&self) -> Option<(Expr, Rel, &Expr)> {
         let ([piece], Some(name)) = (self.pieces.as_slice(), &self.variable) else { return None };
         let (end, below, up_to) = match (is_infinite(&piece.low), is_infinite(&piece.high)) {

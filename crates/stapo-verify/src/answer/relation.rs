@@ -117,7 +117,7 @@ fn is_real(expr: &Expr) -> bool {
     !expr.variables().iter().any(|name| matches!(*name, "z" | "w"))
 }
 
-/// `|z| < 3` as an interval of real numbers, beside a reference that is a part of the real line.
+/// `|z| < 3` as an interval of real numbers, for a reference that is a part of the real line.
 pub(crate) fn real_region(answer: &Answer, budget: &mut Budget) -> Bounded<Option<Region>> {
     match answer {
         Answer::Inequality(Expr::Call(Func::Abs, args), rel, bound) if bound.variables().is_empty() => {
@@ -235,7 +235,7 @@ fn names_function(tok: &Tok) -> bool {
     matches!(name.as_bytes(), [b'f' | b'g' | b'h' | b'A'..=b'Z'])
 }
 
-/// `{-1}` behind a caret.
+/// `{-1}` after a caret.
 fn is_inverse(tokens: &[Token]) -> bool {
     matches!(
         tokens,
@@ -361,7 +361,7 @@ fn exclude_each_other(parts: &[Region], budget: &mut Budget) -> Bounded<bool> {
     Ok(true)
 }
 
-/// The points that lie in both regions, one piece for each two pieces that meet; `None` where two ends cannot be
+/// The points that lie in both regions, one piece for each two pieces that meet; `None` if two ends cannot be
 /// ordered or there are too many pieces.
 pub(super) fn common(a: &Region, b: &Region, budget: &mut Budget) -> Bounded<Option<Region>> {
     if a.pieces.len() * b.pieces.len() > MAX_ELEMENTS {

@@ -187,10 +187,10 @@ fn linear(expr: &Expr, index: &str, budget: &mut Budget) -> Bounded<Option<(RBig
     Ok(Some((at(&alone), at(&Vec::new()))))
 }
 
-/// `b` with a sum of all terms behind index `k` below `2^b`, where `size` is the size of the term at `k`. `None` where the
+/// `b` with a sum of all terms after index `k` below `2^b`, where `size` is the size of the term at `k`. `None` if the
 /// terms are not yet known to shrink.
 ///
-/// Behind `k` every factor changes by at most the ratio taken here, so the rest is at most `size · q / (1 - q)`.
+/// After `k` every factor changes by at most the ratio taken here, so the rest is at most `size · q / (1 - q)`.
 fn rest_bound(
     size: &Real,
     shrinking: &[Factor],

@@ -137,7 +137,7 @@ fn constant_ratio(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ord
     Ok(sign.filter(|sign| *sign != Ordering::Equal))
 }
 
-/// Whether the parts of two ratios stand in the same proportion.
+/// Whether the parts of two ratios are in the same proportion.
 pub(crate) fn same_ratio(a: &[Expr], b: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     if a.len() != b.len() {
         return Ok(false);

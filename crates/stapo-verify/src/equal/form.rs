@@ -254,8 +254,8 @@ pub(super) fn with_renamed_argument(answer: &Answer, wanted: &str) -> Option<Ans
     Some(Answer::Named { name: wanted.to_owned(), left: None, value })
 }
 
-/// The coordinates of a curve with the parameter of the other side, where each side has one of its own in two coordinates or
-/// more: `(1+s, 2-s)` beside `(1+t, 2-t)`.
+/// The coordinates of a curve with the parameter of the other side, where each side has another one in two coordinates or
+/// more: `(1+s, 2-s)` and `(1+t, 2-t)`.
 pub(super) fn with_curve_parameter(items: &[Answer], wanted: &[Answer]) -> Option<Vec<Answer>> {
     let parameter = |items: &[Answer]| {
         let mut names: Vec<String> = Vec::new();

@@ -15,7 +15,7 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
         return Ok(is_same);
     }
     let (a_unit, r_unit) = (unit_of(a), unit_of(r));
-    // `\pi\text{ rad}` beside 180° is the same angle.
+    // `\pi\text{ rad}` and 180° are the same angle.
     let is_radian = |unit: &Option<Unit>| unit.as_ref().is_some_and(|unit| unit.powers.is_empty());
     let is_degrees = |quantity: &Quantity| quantity.without_degrees().is_some();
     if (is_radian(&a_unit) && is_degrees(r)) || (is_degrees(a) && is_radian(&r_unit)) {
@@ -23,7 +23,7 @@ pub(crate) fn same_quantity(a: &Quantity, r: &Quantity, budget: &mut Budget) -> 
     }
     let is_percent_of_unit = (a_unit.is_some() && r_unit.is_none() && r.without_percent().is_some())
         || (r_unit.is_some() && a_unit.is_none() && a.without_percent().is_some());
-    // A single noun may stand behind the answer's number where the reference has none; a phrase or a group may not.
+    // A single noun may be after the answer's number where the reference has none; a phrase or a group may not.
     let has_phrase =
         r_unit.is_none() && a_unit.as_ref().is_some_and(|unit| unit.n_unknown > 1 || unit.is_group());
     if is_percent_of_unit || has_phrase {
@@ -59,7 +59,7 @@ fn same_measure(a: &Quantity, r: &Quantity, budget: &mut Budget) -> Bounded<Opti
     {
         return same_quantity(a, &r, budget).map(Some);
     }
-    // A plain K beside a bare number may be a thousand.
+    // A plain K compared with a bare number may be a thousand.
     if r.expr.variables().is_empty()
         && r.as_measure.is_none()
         && let Some(a) = measured(a).filter(|a| !a.unit.as_ref().is_some_and(Unit::is_kelvin))
@@ -83,7 +83,7 @@ fn scaled(expr: &Expr, scale: &RBig) -> Expr {
     Expr::Mul(vec![expr.clone(), Expr::Num { value: scale.clone(), is_decimal: false }])
 }
 
-/// Whether both units are unknown words and the reference `b` has all words of `a`: "values" beside "integer values".
+/// Whether both units are unknown words and the reference `b` has all words of `a`: "values" for "integer values".
 fn share_a_word(a: &Unit, b: &Unit) -> bool {
     let is_unknown = |unit: &Unit| unit.powers.keys().all(|word| units::lookup(word).is_none());
     is_unknown(a) && is_unknown(b) && a.powers.iter().all(|(word, power)| b.powers.get(word) == Some(power))

@@ -115,7 +115,7 @@ fn order_of_lows(a: &End, b: &End, budget: &mut Budget) -> Bounded<Option<Orderi
     Ok(order(&a.at, &b.at, budget)?.map(|found| found.then(b.is_closed.cmp(&a.is_closed))))
 }
 
-/// The order of two ends, infinite ones included; `None` where it cannot be told.
+/// The order of two ends, infinite ones included; `None` if it cannot be decided.
 pub(crate) fn order(a: &Expr, b: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     let rank = |expr: &Expr| match expr {
         Expr::Infinity => Some(1),

@@ -48,7 +48,7 @@ pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
         Expr::Series { parts, .. } => parts[1..].iter().any(|bound| !bound.variables().is_empty()),
         _ => false,
     };
-    // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only tell roundings of fractions apart.
+    // ⌊x⌋ and ⌈x⌉ agree at every whole x, so whole points only distinguish roundings of fractions.
     let rounds_whole = |node: &Expr| rounds(node) && node.children().iter().all(is_whole);
     let both_round = a.any(rounds) && b.any(rounds) && !a.any(rounds_whole) && !b.any(rounds_whole);
     let divides = |node: &Expr| matches!(node, Expr::Call(Func::Mod | Func::Gcd | Func::Lcm, _));
@@ -72,7 +72,7 @@ pub(crate) fn points(a: &Expr, b: &Expr) -> Vec<(SampleKind, u64)> {
     positive.chain(signed).chain((0..n_far).map(|k| (SampleKind::Far, k))).collect()
 }
 
-/// Whether a function changes its law at some place, so that points on one side do not tell: |x - 9| is 9 - x up to nine.
+/// Whether a function changes its law at some place, so that points on one side do not decide: |x - 9| is 9 - x up to nine.
 fn has_break(node: &Expr) -> bool {
     let varies = |x: &Expr| !x.variables().is_empty();
     match node {

@@ -113,7 +113,7 @@ pub(crate) fn agree_to_six_decimals(a: &RBig, b: &RBig) -> bool {
     gap * million < scale
 }
 
-/// The sign of a constant real expression, if the sign can be told.
+/// The sign of a constant real expression, if the sign can be decided.
 pub(crate) fn sign_of(expr: &Expr, budget: &mut Budget) -> Bounded<Option<Ordering>> {
     if let Some(ratio) = affordable_form(expr, budget)?.and_then(|form| form.as_ratio()) {
         return Ok(Some(ratio.cmp(&RBig::ZERO)));

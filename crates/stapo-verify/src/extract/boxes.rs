@@ -10,11 +10,11 @@ const MAX_BOXES: usize = 16;
 const MAX_GAP_BYTES: usize = 80;
 /// How much of the end of a response is searched for boxes that belong together.
 const MAX_TAIL_BYTES: usize = 4_000;
-/// Longest alternative behind a box.
+/// Longest alternative after a box.
 const MAX_ALTERNATIVE_BYTES: usize = 60;
 
-/// The boxes at the end of a response that stand side by side, as one list: `\boxed{1}` and `\boxed{2}`. Between them are
-/// only separators, names with an equals sign, or numbers of parts such as `(2)`; `None` where the last box stands alone.
+/// The boxes at the end of a response that are next to each other, as one list: `\boxed{1}` and `\boxed{2}`. Between them are
+/// only separators, names with an equals sign, or numbers of parts such as `(2)`; `None` if the last box is alone.
 pub(crate) fn joined_boxes(text: &str) -> Option<String> {
     // The box before ends right before the last one.
     let last = last_of(text, "\\boxed{")?;
@@ -75,7 +75,7 @@ fn is_list_gap(gap: &str) -> bool {
     n_lines == 0 || is_numbered
 }
 
-/// What stands behind the number of a part: `(2)`, `2)`, `（2）`.
+/// What is after the number of a part: `(2)`, `2)`, `（2）`.
 fn part_number(text: &str) -> Option<&str> {
     let inside = text.strip_prefix(['(', '（']).unwrap_or(text);
     let behind = inside.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -101,7 +101,7 @@ pub(super) fn is_box_denied(text: &str, inside: &str) -> bool {
     is_negation(&word.to_lowercase().replace('’', "'"))
 }
 
-/// What the sentence of a box, whose content is `inside`, names beside it as another answer: 8 in "either \boxed{6} or 8".
+/// What the sentence of a box, whose content is `inside`, names next to it as another answer: 8 in "either \boxed{6} or 8".
 pub(crate) fn alternative<'a>(text: &'a str, inside: &str) -> Option<&'a str> {
     let (before, behind) = around_box(text, inside)?;
     let behind = behind.trim_start_matches(['$', ' ', '*', ')', '\\', ']']);
@@ -141,7 +141,7 @@ fn last_word(text: &str) -> &str {
     text.rsplit(char::is_whitespace).next().unwrap_or("")
 }
 
-/// The text before a box and behind it, where `inside`, a part of `text`, is what the box holds.
+/// The text before a box and after it, where `inside`, a part of `text`, is what the box holds.
 fn around_box<'a>(text: &'a str, inside: &str) -> Option<(&'a str, &'a str)> {
     let start = (inside.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
     let before = text.get(..start)?;

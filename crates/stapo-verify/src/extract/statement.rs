@@ -6,7 +6,7 @@ use crate::units;
 
 /// Longest statement in words in which a number is looked for.
 const MAX_STATEMENT_BYTES: usize = 400;
-/// How much of the text before and behind a statement is looked at.
+/// How much of the text before and after a statement is looked at.
 const MAX_CONTEXT_BYTES: usize = 2_000;
 
 /// Words that call a statement untrue.
@@ -19,7 +19,7 @@ const DOUBTS: &str = "doubt doubts doubted doubtful unlikely unsure uncertain un
     pretending disprove disproves disproved refute refutes refuted reject rejects rejected deny denies denied disagree \
     disagrees dispute disputes wonder wonders hope hopes wish wishes kidding nobody";
 const NEGATIONS: &str = "not never cannot no none neither nor hardly scarcely barely seldom rarely few";
-/// What somebody else thinks or says is no statement of the one who answers.
+/// What another person thinks or says is not a statement of the respondent.
 const OPINIONS: &str = "think thinks thought thinking believe believes believed say says said claim claims claimed guess \
     guesses guessed argue argues argued insist insists insisted";
 
@@ -82,13 +82,13 @@ fn is_doubted(head: &str) -> bool {
         || (words.iter().any(|word| is_negation(word)) && words.iter().any(|word| is_in(OPINIONS, word)))
 }
 
-/// Whether the words name what somebody thinks who is not the one who answers.
+/// Whether the words name what another person than the respondent thinks.
 fn is_opinion(words: &[&str]) -> bool {
     let is_own = |word: &&str| matches!(*word, "i" | "we" | "i'd" | "we'd" | "i'll" | "my" | "our");
     words.iter().any(|word| is_in(OPINIONS, word)) && !words.iter().any(is_own)
 }
 
-/// The number of a statement in words, with the noun behind it. `None` where the statement holds anything else than words
+/// The number of a statement in words, with the noun after it. `None` if the statement holds anything else than words
 /// and one number, or a word that denies, doubts, bounds or changes the number.
 fn only_number(statement: &str) -> Option<&str> {
     if statement.len() > MAX_STATEMENT_BYTES {
@@ -136,29 +136,29 @@ fn bends(word: &str) -> bool {
 }
 
 /// Whether the words before a number make it an operand of another value, or a place in an order: "the square of 5",
-/// "the prime after 5", "base 5". A preposition counts that stands before the number with nothing but articles and words
+/// "the prime after 5", "base 5". A preposition counts that is before the number with nothing but articles and words
 /// such as "number" between them.
 fn is_operand(before: &str, noun: &str) -> bool {
     const FILLERS: &str = "the a an number numbers integer integers digit digits value prime primes just only exactly \
         precisely first next";
-    // Behind one of these nouns "of" names an amount: "a total of 5".
+    // After one of these nouns "of" names an amount: "a total of 5".
     const AMOUNTS: &str = "total value amount profit distance speed cost price length width height depth area volume \
         weight mass age score rate salary income capacity temperature radius diameter perimeter maximum minimum result";
-    // Behind one of these verbs "to" is an equals sign: "comes to 5".
+    // After one of these verbs "to" is an equals sign: "comes to 5".
     const RESULTS: &str = "equal come comes came amount amounts amounted evaluate evaluates simplify simplifies \
         simplified reduce reduces sum sums converge converges tend tends";
-    // Behind one of these verbs "out" is a part of the verb: "handed out 5 flyers".
+    // After one of these verbs "out" is a part of the verb: "handed out 5 flyers".
     const OUT_VERBS: &str = "hand hands handed give gives gave pass passes passed work works worked turn turns turned \
         find finds found pay pays paid send sends sent check checked read reads";
     const PREPOSITIONS: &str = "by following preceding from per against toward towards near like unlike via succeeding \
         surrounding dividing before past beyond within until till";
-    // Behind one of these verbs a bare number is what is left out: "we eliminated 5".
+    // After one of these verbs a bare number is what is left out: "we eliminated 5".
     const EXCLUSIONS: &str = "discard discards discarded eliminate eliminates eliminated ignore ignores ignored skip \
         skips skipped remove removes removed drop drops dropped";
     const FUNCTIONS: &str = "base root log logarithm ln lg sin sine cos cosine tan tangent exp sqrt square cube floor \
         ceiling reciprocal inverse opposite successor predecessor multiple multiples divisor divisors factor factors \
         follows follow precedes precede succeeds denominator numerator exponent";
-    // Behind one of these words "in", "at", "on" and "with" tell where a number stands.
+    // After one of these words "in", "at", "on" and "with" say where a number is.
     const PLACES: &str = "end ends ending start starts starting begin begins beginning fail fails differ differs disagree \
         disagrees conflict conflicts contradiction exponent denominator";
     let text = words_of(before);
@@ -198,7 +198,7 @@ pub(super) fn is_denied(before: &str) -> bool {
     if all_has("doubt doubtful unlikely") || (words.iter().any(|word| is_negation(word)) && thinks) {
         return true;
     }
-    // Behind "so" a conclusion begins, whatever was said before it.
+    // After "so" a conclusion begins, whatever was said before it.
     let is_conclusion = |i: &usize| {
         matches!(words[*i], "so" | "therefore" | "thus" | "hence")
             && words.get(i + 1) != Some(&"that")
@@ -264,7 +264,7 @@ fn sentence_start(text: &str) -> usize {
     text.rmatch_indices(['.', '!', '?', '。', '\n']).find(ends).map_or(0, |(at, sign)| at + sign.len())
 }
 
-/// Whether the sentence behind an answer takes it back: "That is incorrect.", "Contradiction.", "No."
+/// Whether the sentence after an answer takes it back: "That is incorrect.", "Contradiction.", "No."
 pub(super) fn is_retracted(behind: &str) -> bool {
     const INTERJECTIONS: &str = "but however wait hmm oh sorry actually and yet well though unfortunately clearly \
         obviously alas hold on ok okay no";
@@ -300,7 +300,7 @@ pub(super) fn is_retracted(behind: &str) -> bool {
     false
 }
 
-/// Whether the words behind a formula change its value, add a second one or take it back: "times the number of",
+/// Whether the words after a formula change its value, add a second one or take it back: "times the number of",
 /// "and $6$", ", which is false".
 pub(super) fn goes_on(behind: &str) -> bool {
     let text = words_of(beginning(behind));

@@ -77,7 +77,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    /// Whether two backslashes stand before the name of a known macro: `\\\\frac12`. Inside an environment they end a row.
+    /// Whether two backslashes are before the name of a known macro: `\\\\frac12`. Inside an environment they end a row.
     fn is_doubled_here(&mut self) -> bool {
         if !self.at("\\\\") || (self.has_rows && !self.is_doubled) {
             return false;
@@ -148,7 +148,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Takes the mark of the positive numbers behind a set: `^+`, `_{+}`, and `^*`, which leaves out zero.
+    /// Takes the mark of the positive numbers after a set: `^+`, `_{+}`, and `^*`, which leaves out zero.
     fn takes_positive_sign(&mut self) -> bool {
         let is_natural = self.chars[..self.pos].iter().rev().find(|c| c.is_alphabetic()) == Some(&'N');
         let found = ["^+", "^{+}", "_+", "_{+}", "_{>0}", "^*", "^{*}", r"^\ast", r"^{\ast}"]

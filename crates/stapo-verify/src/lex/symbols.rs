@@ -223,7 +223,7 @@ pub(crate) fn macro_named(name: &str) -> Macro {
     Macro::Token(tok)
 }
 
-/// How much of a macro's name is the macro where the white space behind it was lost: `\quadx` is `\quad x`.
+/// How much of a macro's name is the macro where the white space after it was lost: `\quadx` is `\quad x`.
 pub(crate) fn unglued(name: &str) -> usize {
     let glued = ["qquad", "quad", "cdot", "times", "pi", "pm"].into_iter().find(|known| {
         let rest = name.strip_prefix(known).unwrap_or("");
@@ -335,7 +335,7 @@ fn sign_macro(name: &str) -> Option<Tok> {
     })
 }
 
-/// Macros that are variables or names: the Greek letters, other letters, and operators that stand before a name.
+/// Macros that are variables or names: the Greek letters, other letters, and operators that are before a name.
 fn is_letter(name: &str) -> bool {
     const LETTERS: [&str; 52] = [
         "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda",

@@ -6,7 +6,7 @@ use crate::lex::numeral::Numeral;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Tok {
     Num(Numeral),
-    /// One variable: a letter, a Greek letter, or a macro without a meaning of its own.
+    /// One variable: a letter, a Greek letter, or a macro without a special meaning.
     Letter(String),
     /// A run of letters: a word of the language, a unit, or a product of variables.
     Word(String),
@@ -46,7 +46,7 @@ pub(crate) enum Tok {
     Frac,
     Binom,
     Choose,
-    /// `\over`: the group before it over the group behind it.
+    /// `\over`: the group before it over the group after it.
     Over,
     Sqrt,
     /// The radical sign and its degree. Unlike `\sqrt`, the sign applies to a whole number: √12.
@@ -171,10 +171,10 @@ pub(crate) enum Bracket {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Token {
     pub(crate) tok: Tok,
-    /// White space or a spacing macro stands before the token.
+    /// White space or a spacing macro is before the token.
     pub(crate) is_spaced: bool,
-    /// A wide space such as `\quad` stands before the token.
+    /// A wide space such as `\quad` is before the token.
     pub(crate) is_apart: bool,
-    /// The token stands inside `\text{}` or a similar macro.
+    /// The token is inside `\text{}` or a similar macro.
     pub(crate) is_text: bool,
 }

@@ -74,7 +74,7 @@ impl Lexer<'_> {
     /// A word in letters other than a to z.
     pub(super) fn foreign_word(&mut self) {
         let start = self.pos - 1;
-        // Chinese words stand beside letters without a space: `x<1或x>2`.
+        // Chinese words follow letters without a space: `x<1或x>2`.
         let is_chinese = |c: &char| ('\u{4e00}'..='\u{9fff}').contains(c);
         let starts_chinese = is_chinese(&self.chars[start]);
         while self.chars.get(self.pos).is_some_and(|c| c.is_alphabetic() && is_chinese(c) == starts_chinese) {
@@ -102,7 +102,7 @@ fn upright(run: &str) -> Option<Tok> {
     }
 }
 
-/// The name of an upright `d` until the variable behind it is known.
+/// The name of an upright `d` until the variable after it is known.
 const UPRIGHT_D: &str = "\\mathrm{d}";
 
 /// Joins the `d` of a differential with its variable, so that the `d` of `dy/dx` does not cancel. A plain `d` belongs to

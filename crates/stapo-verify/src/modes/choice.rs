@@ -29,7 +29,7 @@ pub(super) fn grade(answer: &str, reference: &str) -> Graded {
 
 /// The letters that a text names: `B`, `(b)`, `B. twelve`, `option B`, `A and C`, `AC`.
 fn letters(text: &str) -> Option<BTreeSet<char>> {
-    // Turning the text into words drops the punctuation behind a letter, so a marked letter is looked for first.
+    // Turning the text into words drops the punctuation after a letter, so a marked letter is looked for first.
     let shown: String = text.chars().filter(|c| !matches!(c, '$' | '*' | '{' | '}')).map(narrow).collect();
     let shown = formatting_removed(&shown);
     let shown = shown.trim().trim_end_matches('.').trim();
@@ -105,7 +105,7 @@ fn marked_letter(text: &str) -> Option<char> {
     ((is_alone || is_marked) && !names_more).then_some(letter)
 }
 
-/// Whether a text goes on with options of their own, or ends with a letter: `5 B. 6`, "The answer could be B".
+/// Whether a text continues with options, or ends with a letter: `5 B. 6`, "The answer could be B".
 fn names_option(text: &str) -> bool {
     let is_capital = |word: &str| matches!(word.as_bytes(), [b'A'..=b'J']);
     let mut words = text.split_whitespace().skip(1).peekable();

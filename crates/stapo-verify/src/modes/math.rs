@@ -33,7 +33,7 @@ pub(super) fn grade(answer: &str, reference: Reference, rules: Rules) -> Graded 
 
 struct Decision {
     is_right: bool,
-    /// False where the right value is not in the form that is asked for.
+    /// False if the right value is not in the form that is asked for.
     is_worked_out: bool,
     answer: Answer,
     reference: Answer,

@@ -130,16 +130,16 @@ impl Complex {
         let mut base = if n < 0 { Self::int(1, bits)?.div(self, bits)? } else { self.clone() };
         let mut left = n.unsigned_abs();
         let mut result = Self::int(1, bits)?;
-        while left > 0 {
+        loop {
             if left & 1 == 1 {
                 result = result.mul(&base, bits)?;
             }
             left >>= 1;
-            if left > 0 {
-                base = base.mul(&base, bits)?;
+            if left == 0 {
+                return Ok(result);
             }
+            base = base.mul(&base, bits)?;
         }
-        Ok(result)
     }
 
     /// Principal value of `self ^ power`.

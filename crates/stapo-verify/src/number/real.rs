@@ -214,7 +214,7 @@ impl Real {
         match gap.sign() {
             Some(Ordering::Less) => Ok(nearest - IBig::ONE),
             Some(_) => Ok(nearest),
-            // The value cannot be told apart from an integer, so it counts as that integer.
+            // The value cannot be distinguished from an integer, so it counts as that integer.
             None if self.err < -100 => Ok(nearest),
             None => Err(Stop::Undefined("a rounding too close to call")),
         }

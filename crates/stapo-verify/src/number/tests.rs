@@ -105,3 +105,11 @@ fn decimals_are_printed_as_people_write_them() {
         assert_eq!(real(n, d).to_decimal(12).unwrap(), shown);
     }
 }
+
+/// Exponents to 2^50 and errors to twice that are taken.
+#[test]
+fn magnitudes_end_at_their_limit() {
+    let is_taken = |fraction_bits, err| Real::from_fixed(1.into(), fraction_bits, err, LOW_BITS).is_ok();
+    assert!(is_taken(1 << 50, -(1 << 51)));
+    assert!(!is_taken((1 << 50) + 1, 0) && !is_taken(0, -(1 << 51) - 1));
+}

@@ -21,7 +21,7 @@ pub(super) struct Antiderivative<'a> {
     vanishes: bool,
 }
 
-/// The integral of `integrand` from `low` to `high`; `None` where this module knows no antiderivative that holds between
+/// The integral of `integrand` from `low` to `high`; `None` if this module knows no antiderivative that holds between
 /// the bounds.
 pub(super) fn integrated(
     integrand: &Expr,
@@ -262,7 +262,7 @@ impl Antiderivative<'_> {
     }
 }
 
-/// The factors of a product, also under `1/…` and behind a minus.
+/// The factors of a product, also under `1/…` and after a minus.
 fn factors(expr: &Expr) -> Vec<Expr> {
     match expr {
         Expr::Mul(list) => list.iter().flat_map(factors).collect(),

@@ -14,7 +14,7 @@ impl Parser<'_> {
             if self.take(&Tok::Caret) {
                 power = Some(self.deeper(Self::exponent)?);
             } else if self.take(&Tok::Under) {
-                // A whole number, not one digit as behind `\frac`: `\log_10 x` means base ten.
+                // A whole number, not one digit as after `\frac`: `\log_10 x` means base ten.
                 base = Some(self.operand()?);
             } else {
                 break;

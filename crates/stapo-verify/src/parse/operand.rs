@@ -102,7 +102,7 @@ impl Parser<'_> {
         Ok(Expr::Num { value: numeral.in_base(base)?, is_decimal: false })
     }
 
-    /// The digits of `(1011)_2`, behind the opening bracket.
+    /// The digits of `(1011)_2`, after the opening bracket.
     fn digits_ahead(&self) -> Option<Numeral> {
         match (self.peek(), self.peek_at(1), self.peek_at(2)) {
             (Some(Tok::Num(numeral)), Some(Tok::Close(Bracket::Round)), Some(Tok::Under)) => {
@@ -193,7 +193,7 @@ impl Parser<'_> {
             && matches!(self.peek_at(1), Some(Tok::Under | Tok::Caret))
     }
 
-    /// `_{10}C_3` and `^{10}P_3`, behind the first sign: choices of 3 out of 10, without and with their order.
+    /// `_{10}C_3` and `^{10}P_3`, after the first sign: choices of 3 out of 10, without and with their order.
     fn prescripted(&mut self) -> Bounded<Expr> {
         let n = self.operand()?;
         let letter = match self.peek() {
@@ -208,7 +208,7 @@ impl Parser<'_> {
         Ok(if letter == "C" { Expr::Call(Func::Binomial, vec![n, k]) } else { arrangements(n, k) })
     }
 
-    /// The argument list `(x)` behind the name of a function, as text: one number or variable, or anything behind f, g,
+    /// The argument list `(x)` after the name of a function, as text: one number or variable, or anything after f, g,
     /// h.
     fn call_ahead(&mut self, name: &str) -> Option<String> {
         if self.peek() != Some(&Tok::Open(Bracket::Round)) {
@@ -239,7 +239,7 @@ impl Parser<'_> {
                 _ => Expr::Var(letter.to_string()),
             });
         }
-        // An exponent behind the run applies to the last letter only.
+        // An exponent after the run applies to the last letter only.
         if self.peek() == Some(&Tok::Caret)
             && let Some(last) = factors.pop()
         {

@@ -114,7 +114,7 @@ fn with_index(term: &Expr, name: &str, value: &Expr) -> Bounded<Expr> {
     if is_unclear { unreadable("a sum over a sequence") } else { Ok(result) }
 }
 
-/// `variable` with `index` in place of `name` in its subscripts and arguments; `None` where the name is part of a longer
+/// `variable` with `index` instead of `name` in its subscripts and arguments; `None` if the name is part of a longer
 /// run of letters, as in `a_{nk}`.
 fn with_renamed_index(variable: &str, name: &str, index: &str) -> Option<String> {
     let (head, rest) = variable.split_at(variable.find(['_', '('])?);

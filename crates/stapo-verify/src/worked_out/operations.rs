@@ -231,7 +231,7 @@ fn is_irrational(expr: &Expr) -> bool {
 }
 
 /// Whether the expression is a number as it is printed: digits, a fraction in lowest terms, a power of ten and what
-/// stands before it, with a sign, percent and degrees.
+/// is before it, with a sign, percent and degrees.
 pub(super) fn is_number(expr: &Expr) -> bool {
     match expr {
         Expr::Num { .. } | Expr::Infinity => true,
@@ -379,7 +379,7 @@ fn content(sum: &Expr, budget: &mut Budget) -> Bounded<UBig> {
     Ok(content)
 }
 
-/// Whether two roots of one degree stand side by side, both of numbers or both of variables.
+/// Whether two roots of one degree are next to each other, both of numbers or both of variables.
 fn has_roots_to_multiply(factors: &[&Expr]) -> bool {
     let roots: Vec<(&Expr, bool)> = factors
         .iter()
@@ -391,7 +391,7 @@ fn has_roots_to_multiply(factors: &[&Expr]) -> bool {
     roots.iter().enumerate().any(|(i, root)| roots[..i].contains(root))
 }
 
-/// Whether two terms of a sum can be added. A square and a number, as in `2(x-1)^2+3`, are a form of their own.
+/// Whether two terms of a sum can be added. A square and a number, as in `2(x-1)^2+3`, are a separate form.
 fn has_like_terms(terms: &[Expr], budget: &mut Budget) -> Bounded<bool> {
     let is_power_of_sum = |term: &Expr| {
         let factors = Factors::new(term).over;

@@ -47,7 +47,7 @@ fn is_factored(answer: &Answer) -> Option<bool> {
     }
 }
 
-/// What stands between the signs that set off a formula.
+/// What is between the signs that set off a formula.
 fn formulas(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -74,13 +74,13 @@ fn is_plain_matrix(text: &str) -> bool {
         && !text.starts_with("\\begin{vmatrix}")
 }
 
-/// Whether the last side of the answer is written in the base of the reference: `555_{10}` is not, beside `4210_5`.
+/// Whether the last side of the answer is written in the base of the reference: `555_{10}` is not for `4210_5`.
 pub(crate) fn is_in_same_base(answer: &str, reference: &str) -> bool {
     let last_side = answer.rsplit('=').next().unwrap_or(answer);
     bases(last_side) == bases(reference)
 }
 
-/// The bases other than ten that stand behind digits, each once: of `245_8`, `(1011)_2`, `1011_{\text{two}}`.
+/// The bases other than ten that are after digits, each once: of `245_8`, `(1011)_2`, `1011_{\text{two}}`.
 fn bases(text: &str) -> BTreeSet<u32> {
     let is_behind_digits = |at: usize| {
         let before = text[..at].trim_end();

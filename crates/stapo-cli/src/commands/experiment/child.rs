@@ -1,4 +1,4 @@
-//! One run of an experiment as a process of its own, so that a crash of one run leaves the others alone.
+//! One run of an experiment as a separate process, so that a crash of one run leaves the others alone.
 
 use super::minutes::TimeLimit;
 use super::show::Progress;
@@ -92,7 +92,7 @@ impl Job<'_> {
         }
     }
 
-    /// What the arm's folder holds. A folder that cannot go on is moved aside, never removed.
+    /// What the arm's folder holds. A folder that cannot continue is moved aside, never removed.
     fn state(&self, out: &Path) -> Result<ArmState> {
         if !out.exists() {
             return Ok(ArmState::New);
@@ -100,7 +100,7 @@ impl Job<'_> {
         let opened = Checkpoint::newest(out);
         let has_steps = std::fs::metadata(out.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
         let checkpoint = match opened {
-            // An interrupted start has neither a checkpoint nor a step, and goes on from its plan.
+            // An interrupted start has neither a checkpoint nor a step, and continues from its plan.
             Ok((None, refused)) if refused.is_empty() && !has_steps && out.join("plan.toml").is_file() => {
                 None
             }
@@ -173,7 +173,7 @@ fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
     let events = read_events(run).unwrap_or_default();
     let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
     let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);
-    // A run of a program that recorded no events tells by its steps alone.
+    // A program that recorded no events shows its state by its steps alone.
     let is_patient = !matches!(ended, Some(Some(StopReason::NoImprovement | StopReason::NothingLearned)));
     if is_patient && !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
         return false;

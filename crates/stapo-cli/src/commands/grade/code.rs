@@ -18,10 +18,10 @@ pub struct ProgramArgs {
     /// Where the program is in a response.
     #[arg(long, value_enum, default_value = "block", requires = "code")]
     style: StyleArg,
-    /// The most processor time of a program in seconds; wall time may be ten times as long.
+    /// The most processor time of a program in seconds; wall-clock time may be ten times as long.
     #[arg(long, default_value_t = 3.0, requires = "code")]
     cpu_seconds: f64,
-    /// Run programs with limits only, where this machine has no way to keep them apart.
+    /// Runs programs without isolation, with limits only, if this machine cannot isolate them.
     #[arg(long, requires = "code")]
     unsafe_code: bool,
 }

@@ -1,6 +1,6 @@
 //! The values of a config that fit what was found.
 
-use super::found::Found;
+use super::found::{Found, Lengths};
 use anyhow::{Result, bail};
 use stapo_rl::device::{DeviceName, cuda};
 use stapo_rl::plan::config::{Recompute, SizedDefaults};
@@ -12,7 +12,7 @@ use stapo_rl::{Config, Plan};
 pub struct Choices {
     pub device: DeviceName,
     pub max_prompt_tokens: usize,
-    /// True where a few prompts are so long that the others would pay for them.
+    /// True if a few prompts are so long that the others would pay for them.
     pub drops_long_prompts: bool,
     pub max_response_tokens: usize,
     pub problems_per_step: usize,
@@ -27,7 +27,7 @@ pub struct Choices {
     pub evaluation_problems: usize,
     /// Bytes that the run needs.
     pub memory_needed: u64,
-    /// Bytes that the device has; `None` where this machine does not tell.
+    /// Bytes that the device has; `None` if this machine does not report them.
     pub memory_here: Option<u64>,
 }
 
@@ -44,7 +44,8 @@ impl Choices {
         write: impl Fn(&Found, &Self) -> String,
     ) -> Result<Self> {
         let is_gpu = device != DeviceName::Cpu;
-        let (max_prompt_tokens, drops_long_prompts) = prompt_limit(found);
+        let (max_prompt_tokens, drops_long_prompts) =
+            prompt_limit(&found.lengths, found.config.max_positions);
         let room = found.config.max_positions.saturating_sub(max_prompt_tokens);
         if room < MIN_RESPONSE_TOKENS {
             bail!(
@@ -111,10 +112,9 @@ impl Choices {
 }
 
 /// The limit on prompts, and whether longer ones are left out.
-fn prompt_limit(found: &Found) -> (usize, bool) {
-    let lengths = &found.lengths;
+fn prompt_limit(lengths: &Lengths, max_positions: usize) -> (usize, bool) {
     let limit = |n: usize| n.next_multiple_of(16);
-    let half = (found.config.max_positions / 2).max(1);
+    let half = (max_positions / 2).max(1);
     if lengths.max > OUTLIER * lengths.p99 || limit(lengths.max) > half && limit(lengths.p99) <= half {
         return (limit(lengths.p99), true);
     }
@@ -150,5 +150,21 @@ fn available(device: DeviceName) -> Option<u64> {
     match device {
         DeviceName::Cpu => HostMemory::find().map(|memory| memory.available),
         DeviceName::Cuda { ordinal } => cuda::probe().gpus.get(ordinal).map(|gpu| gpu.memory_bytes as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_prompts_are_left_out_where_few_of_them_would_cost_all_others() {
+        let limit = |p99, max, positions| prompt_limit(&Lengths { median: 1, p99, max }, positions);
+        assert_eq!(limit(100, 400, 4096), (400, false));
+        assert_eq!(limit(100, 401, 4096), (112, true));
+        // More than half of the positions, where nearly all prompts need at most half.
+        assert_eq!(limit(512, 513, 1024), (512, true));
+        assert_eq!(limit(500, 512, 1024), (512, false));
+        assert_eq!(limit(513, 600, 1024), (608, false));
     }
 }

@@ -41,7 +41,7 @@ pub struct Found {
 pub struct Rows {
     pub problem_field: String,
     pub answer_field: String,
-    /// `None` where ids are numbers of rows.
+    /// `None` if ids are numbers of rows.
     pub id_field: Option<String>,
     pub census: FileCensus,
     /// Problems that remain.
@@ -206,7 +206,7 @@ impl Asked {
             // The built-in model reads no words.
             ("{{ problem }}".to_string(), CodeStyle::Whole)
         } else {
-            // A base model goes on in a block that the prompt opens.
+            // A base model continues in a block that the prompt opens.
             (format!("{instruction}\n```python\n"), CodeStyle::Whole)
         };
         if first.contains_key("split") {
@@ -225,7 +225,7 @@ impl Asked {
     }
 }
 
-/// The default, which asks for a box in words; for a tokenizer that knows no words, the built-in model's, what that model goes on from.
+/// The default, which asks for a box in words; for a tokenizer that knows no words, the built-in model's, what that model continues from.
 fn template(data: &Path, prompts: &PromptModel) -> Result<String> {
     let default = RowsSpec::new(data).template().to_string();
     let words = default.replace("{{ problem }}", "");

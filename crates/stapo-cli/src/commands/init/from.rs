@@ -19,7 +19,7 @@ struct Entry {
     origin: String,
 }
 
-/// What stands in place of the file's model and data, and the device.
+/// What replaces the file's model and data, and the device.
 pub struct Changes<'a> {
     pub model: Option<&'a str>,
     pub data: Option<&'a Path>,

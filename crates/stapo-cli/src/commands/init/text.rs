@@ -85,7 +85,7 @@ fn task(found: &Found, choices: &Choices) -> String {
     });
     lines.push(format!("template = {}", quoted(&found.template)));
     if found.chat {
-        lines.push("# The system message of conversations that have none.".to_string());
+        lines.push("# The system message of conversations without one.".to_string());
         lines.push("# system = \"You are a helpful assistant.\"".to_string());
     }
     lines.push(format!("# The judge: {}.", found.mode.reason()));

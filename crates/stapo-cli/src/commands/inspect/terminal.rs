@@ -117,7 +117,7 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
     painted(&text, color, fate == Fate::Silenced)
 }
 
-/// What the tests of a response's program showed. The program itself stands among the tokens.
+/// What the tests of a response's program showed. The program itself is among the tokens.
 fn program(run: &ProgramRun) -> String {
     let mut out =
         format!("  program: {}, {} s of processor time\n", run.end.label(), number(run.cpu_seconds));

@@ -13,11 +13,11 @@ pub struct ResponseInput {
     /// Line number, from 1.
     pub number: usize,
     pub group: String,
-    /// Empty where the line gives its advantage.
+    /// Empty if the line gives its advantage.
     pub rewards: Vec<f64>,
     /// As the line gives it.
     pub advantage: Option<Advantages>,
-    /// True for a token that is in the loss; absent where every token is.
+    /// True for a token that is in the loss; absent if every token is.
     pub loss_mask: Option<Vec<bool>>,
     pub columns: Columns,
 }
@@ -138,7 +138,7 @@ fn parse(number: usize, text: &str) -> Result<ResponseInput> {
         Some(Numbers::One(number)) => vec![number],
         Some(Numbers::Several(numbers)) => numbers,
         None if advantage.is_some() => Vec::new(),
-        None => bail!("missing key `reward`\nhint: a line without a reward gives its advantage"),
+        None => bail!("missing key `reward`\nhint: a line without a reward needs an advantage"),
     };
     let loss_mask = fields.loss_mask.map(|bits| loss_mask(&bits, n_tokens)).transpose()?;
     let columns = Columns {

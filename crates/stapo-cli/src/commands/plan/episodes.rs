@@ -1,4 +1,4 @@
-//! What a plan takes the episodes of an environment to be like.
+//! What a plan assumes about the episodes of an environment.
 
 use super::Args;
 use anyhow::{Result, bail};
@@ -38,7 +38,7 @@ pub fn means(args: &Args, plan: &Plan) -> Result<Option<EpisodeMeans>> {
     }))
 }
 
-/// The means with what a measurement found in place of what nobody gave.
+/// The means with measured values instead of those that were not given.
 pub fn known(args: &Args, means: EpisodeMeans, measured: Option<&Measurement>) -> EpisodeMeans {
     let Some(measured) = measured else { return means };
     let turns = if args.mean_turns.is_some() { means.turns } else { measured.turns_mean.max(1.0) };

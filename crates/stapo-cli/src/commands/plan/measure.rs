@@ -14,7 +14,7 @@ use stapo_rl::train::Trainer;
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
-/// How often the clock is drawn anew.
+/// How often the clock is redrawn.
 const TICK: Duration = Duration::from_millis(250);
 
 pub fn run(args: &Args, shape: &RunShape, estimate: &Planned) -> Result<Measurement> {
@@ -54,7 +54,7 @@ fn keep_on_signals(args: &Args, estimate: &Planned, clock: &Clock) -> Result<()>
     Ok(())
 }
 
-/// What is being measured and for how long: a line that is drawn anew on a terminal, and a line for each step elsewhere.
+/// What is being measured and for how long: a line that is redrawn on a terminal, and a line for each step elsewhere.
 struct Clock {
     bar: ProgressBar,
     began: Instant,

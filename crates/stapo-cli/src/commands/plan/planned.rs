@@ -12,7 +12,7 @@ use stapo_rl::plan::host::HostMemory;
 use stapo_rl::plan::memory::{self, MemoryPart, MemoryPlan};
 use std::path::Path;
 
-/// The parts of the limits that stand for mean lengths nobody gave.
+/// The parts of the limits that replace mean lengths that were not given.
 pub const PROMPT_SHARE: usize = 4;
 pub const RESPONSE_SHARE: usize = 3;
 
@@ -23,11 +23,11 @@ pub struct Planned<'a> {
     pub machine: &'a Machine,
     pub memory: MemoryPlan,
     pub disk: DiskPlan,
-    /// Free on the disk where runs are written; `None` for another machine, and where the system does not tell.
+    /// Free on the disk where runs are written; `None` for another machine, and if the system does not report it.
     pub disk_free: Option<u64>,
     /// Memory of the machine, where known.
     pub memory_bytes: Option<u64>,
-    /// What to change where the run does not fit; `None` where it fits, or where nothing helps.
+    /// What to change where the run does not fit; `None` if it fits, or where nothing helps.
     pub remedy: Option<Remedy>,
     pub prediction: Prediction,
     pub measured: Option<Measurement>,
@@ -74,7 +74,7 @@ impl MemoryPhase {
 }
 
 impl Planned<'_> {
-    /// Whether a phase uses a part; a judge whose weights the host keeps has a turn of its own.
+    /// Whether a phase uses a part; a judge whose weights the host keeps has a separate turn.
     pub fn uses(&self, phase: MemoryPhase, part: &MemoryPart) -> bool {
         phase.uses(part) && !self.memory.judging.contains(part)
     }
@@ -93,7 +93,7 @@ impl Planned<'_> {
     }
 
     /// Of the work that the ranks could do in the time of a step, the share that one GPU would do in a step. Above 1 where
-    /// one GPU lacks memory for as many sequences at once.
+    /// one GPU lacks memory for that many sequences at once.
     pub fn efficiency(&self) -> Option<f64> {
         let n_ranks = self.prediction.ranks?.world.n_ranks as f64;
         Some(self.on_one?.step_seconds / self.prediction.phases.total() / n_ranks)
@@ -121,7 +121,7 @@ pub struct ModelShapes {
 }
 
 impl ModelShapes {
-    /// The shapes of the plan's models, with `model` in place of the one in training where given.
+    /// The shapes of the plan's models, with `model` instead of the one in training where given.
     pub fn find(plan: &Plan, model: Option<&str>, assumed: &mut Vec<String>) -> Result<Self> {
         let config = &plan.config;
         let trained = model.map_or_else(|| config.model.clone(), ModelSource::named);
@@ -317,7 +317,7 @@ pub fn assume_ranks(assumed: &mut Vec<String>, ranks: &RankedStep) {
             rate.origin.source()
         ));
     }
-    assumed.push("problems that nobody knows the lengths of, dealt out in turns".to_string());
+    assumed.push("problems of unknown lengths, dealt out in turn".to_string());
 }
 
 /// Says what the settings of the plan leave open.

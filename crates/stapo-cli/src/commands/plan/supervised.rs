@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Bytes of a token where no tokenizer has counted them.
 const TOKEN_BYTES: f64 = 4.0;
-/// Tokens of a row that nobody has counted.
+/// Tokens of a row that were not counted.
 const ROW_TOKENS: f64 = 512.0;
 
 /// The text of a config of a supervised run, or of the plan of one; `None` for any other.
@@ -88,7 +88,7 @@ fn sum(parts: &[MemoryPart]) -> u64 {
     parts.iter().map(|part| part.bytes).sum()
 }
 
-/// The config over the defaults of its command, which its keys tell.
+/// The config over the defaults of its command, which its keys reveal.
 fn read(args: &Args, text: &str, set: &[String]) -> Result<PretrainConfig> {
     let file = run_folder::file_name(args.config.as_deref());
     let placed = |error: PlanError, raw: Option<&RawConfig>| run_folder::placed(error, &file, raw);
@@ -134,7 +134,7 @@ fn rows(args: &Args, config: &PretrainConfig, assumed: &mut Vec<String>) -> Resu
     let Some((n_rows, n_bytes, held_out_share)) = counted else {
         if config.epochs.is_some() {
             bail!(
-                "config.epochs: given, and nobody has counted the rows of the data\nhint: --set steps=N plans a number of steps"
+                "config.epochs: given, but the rows of the data are not counted\nhint: --set steps=N plans a number of steps"
             );
         }
         let tokens_mean = args.mean_row.map_or(ROW_TOKENS, |tokens| tokens as f64);

@@ -240,7 +240,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Prints a named line; what does not fit the columns goes on below, without the name.
+/// Prints a named line; what does not fit the columns continues below, without the name.
 pub(super) fn line(name: &str, text: &str) {
     for (idx, part) in wrapped(text, COLUMNS - NAME_COLUMNS).iter().enumerate() {
         let name = if idx == 0 { name } else { "" };

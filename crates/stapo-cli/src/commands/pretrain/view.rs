@@ -77,7 +77,7 @@ impl WatchPretrain for PretrainView {
     fn stepped(&mut self, metrics: &PretrainMetrics) {
         self.n_seen += 1;
         if self.json {
-            // A failed write does not end the run; a full disk is told at its end, a reader that left is not.
+            // A failed write does not end the run; a full disk is reported at its end, a reader that left is not.
             let written = stdout().write_all(metrics.to_line().as_bytes());
             let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
             self.output_error = self.output_error.take().or(failed);

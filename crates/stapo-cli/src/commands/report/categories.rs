@@ -8,7 +8,7 @@ use stapo_core::objective::MaskKind;
 use stapo_core::record::TokenRecord;
 use std::collections::BTreeMap;
 
-/// What kind of token something is, by its text and what stands around it.
+/// What kind of token something is, by its text and what is around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Category {
     TyposAndSyntax,
@@ -132,10 +132,10 @@ fn most_frequent<'a>(tokens: &[&'a TokenRecord]) -> Vec<(&'a str, usize)> {
 
 /// Tokens drawn at most.
 const MAX_BARS: usize = 12;
-/// Characters of a token's text beside its bar.
+/// Characters of a token's text next to its bar.
 const MAX_LABEL: usize = 16;
 
-/// The most frequent tokens as bars; `None` where there are none.
+/// The most frequent tokens as bars; `None` if there is none.
 pub fn bars(name: &str, title: &str, what: &str, tokens: &[&TokenRecord]) -> Option<Figure> {
     let counts = most_frequent(tokens);
     if counts.is_empty() {

@@ -1,5 +1,5 @@
-//! "What these runs support": claims with their evidence, what they rest on, and what would refute them; and the free
-//! parameters behind the numbers.
+//! "What these runs support": claims with their evidence, their assumptions and what would refute them; and the free
+//! parameters of the numbers.
 
 use super::survival::Pair;
 use crate::shared::chart::number;
@@ -47,7 +47,7 @@ struct Claim {
 const PAPER: &str = "paper";
 const OURS: &str = "this program";
 
-/// One row for each claim; `pairs` are the method beside each other one.
+/// One row for each claim; `pairs` compare the method with each other one.
 pub fn table(study: &Study, pairs: &[Pair]) -> Result<Table> {
     let summary = study.summary()?;
     let claims = [
@@ -151,7 +151,7 @@ fn accuracy(study: &Study, summary: &ExperimentSummary) -> Claim {
         by: PAPER,
         reading: reading_of(&read),
         evidence,
-        assumes: "seeds are the unit of chance; one model, one task, the settings of this experiment; the last evaluation stands for the run",
+        assumes: "seeds are the unit of chance; one model, one task, the settings of this experiment; the last evaluation represents the run",
         refuted_by: "more seeds whose interval of the difference lies below 0 for some arm",
     }
 }
@@ -176,7 +176,7 @@ fn stability(study: &Study, summary: &ExperimentSummary) -> Claim {
     }
 }
 
-/// Read by the method beside each other one, in each sense of collapse.
+/// Read by the method against each other one, in each sense of collapse.
 fn collapse(study: &Study, pairs: &[Pair]) -> Claim {
     let n_runs = study.runs().count();
     let steps = study.runs().map(|(_, run)| run.metrics.len()).max().unwrap_or(0);
@@ -281,7 +281,7 @@ fn gradient_order(study: &Study) -> Claim {
         } else {
             format!("mean norms over steps: {evidence}")
         },
-        assumes: "the norm at the logits stands for the norm of the weights' gradient; steps are the unit of chance",
+        assumes: "the norm at the logits represents the norm of the weights' gradient; steps are the unit of chance",
         refuted_by: "another quadrant whose interval lies above",
     }
 }
@@ -348,7 +348,7 @@ fn repeatable(study: &Study) -> Claim {
     }
 }
 
-/// The parameters behind the numbers: given by the paper, chosen by this experiment, or fitted to data.
+/// The parameters of the numbers: given by the paper, chosen by this experiment, or fitted to data.
 pub fn parameters(study: &Study) -> Table {
     let (_, run) = study.shown();
     let (plan, config) = (&run.plan, &run.plan.config);

@@ -160,7 +160,7 @@ fn headline_section(study: &Study) -> Result<ReportSection> {
     Ok(ReportSection { id: "headline", title: "Headline", blocks })
 }
 
-/// The arms beside each other: results, differences of their plans, paired tests, costs.
+/// The arms compared: results, differences of their plans, paired tests, costs.
 fn compared(study: &Study, blocks: &mut Vec<ContentBlock>) -> Result<()> {
     let summary = study.summary()?;
     blocks.push(ContentBlock::Table("", summary::arms_table(study, &summary)));
@@ -418,7 +418,7 @@ fn inputs(run: &RunData) -> Table {
     table
 }
 
-/// Starts, changes, warnings and stops of all runs, and how each run stands.
+/// Starts, changes, warnings and stops of all runs, and the state of each run.
 fn events(study: &Study) -> Table {
     let mut table = Table::new("events", &["event", "what", "#step", "run", "time, UTC"]);
     for (_, run) in study.runs() {

@@ -166,7 +166,7 @@ fn lines_of(study: &Study, bounds: &Bounds, value: impl Fn(&Metrics) -> Option<f
     study.arms.iter().map(line).filter(|curve| !curve.points.is_empty()).collect()
 }
 
-/// The note of a figure: for several seeds it names what the means are over, and what is drawn beside them.
+/// The note of a figure: for several seeds it names what the means are over, and what is drawn with them.
 fn noted(study: &Study, what: &str) -> String {
     match study.n_seeds() {
         0 | 1 => what.to_string(),

@@ -10,7 +10,7 @@ use stapo_core::objective::{is_improbable, logp_below};
 use stapo_core::record::{EntropyChange, ResponseRecord};
 use stapo_core::stats::{Resampling, bootstrap, mean_estimate, quantile};
 
-/// Probable tokens drawn at most; more dots would overlap too much to be told apart.
+/// Probable tokens drawn at most; more dots would overlap too much to be distinguished.
 const MAX_DOTS: usize = 2500;
 
 /// A recorded token.
@@ -149,7 +149,7 @@ fn dot(token: &Seen, hottest: f64) -> Dot {
     }
 }
 
-/// Mean gradient norm by quadrant and arm, beside the paper's numbers.
+/// Mean gradient norm by quadrant and arm, next to the paper's numbers.
 pub fn gradient_norms(study: &Study) -> std::result::Result<Figure, String> {
     let mut series: Vec<(String, Ink)> = Vec::new();
     let mut columns: Vec<Vec<Option<Bar>>> = Vec::new();

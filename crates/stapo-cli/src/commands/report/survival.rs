@@ -39,7 +39,7 @@ fn methods(study: &Study) -> Vec<Method<'_>> {
     methods
 }
 
-/// The test of whether these methods differ in their time until collapse, each setting a stratum of its own; `None` for one
+/// The test of whether these methods differ in their time until collapse, each setting a separate stratum; `None` for one
 /// method alone.
 fn test(methods: &[&Method<'_>], collapse: Collapse) -> Option<LogRank> {
     let mut settings: Vec<&str> = Vec::new();
@@ -58,7 +58,7 @@ fn test(methods: &[&Method<'_>], collapse: Collapse) -> Option<LogRank> {
     log_rank(&subjects, &Resampling { n_resamples: 9999, ..Resampling::default() }).ok()
 }
 
-/// The study's method beside another one.
+/// The study's method against another one.
 pub struct Pair<'a> {
     pub other: &'a str,
     pub collapse: Collapse,
@@ -70,7 +70,7 @@ pub struct Pair<'a> {
     pub p_adjusted: f64,
 }
 
-/// The study's method beside every other one, in every sense of collapse; empty for a study without a method.
+/// The study's method against every other one, in every sense of collapse; empty for a study without a method.
 pub fn pairs(study: &Study) -> Vec<Pair<'_>> {
     let methods = methods(study);
     let Some(own) = methods.iter().find(|method| Some(method.name) == study.method_name()) else {
@@ -109,7 +109,7 @@ fn shown(test: &LogRank) -> String {
     )
 }
 
-/// Survival curves in each sense of collapse. A sense in which no run collapsed has a sentence in place of its figure.
+/// Survival curves in each sense of collapse. A sense in which no run collapsed has a sentence instead of its figure.
 pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
     let mut figures = Vec::new();
     let mut missing = Vec::new();
@@ -127,7 +127,7 @@ pub fn figures(study: &Study) -> (Vec<Figure>, Vec<String>) {
     (figures, missing)
 }
 
-/// The most curves whose intervals can be told apart where they overlap.
+/// The most curves whose intervals can be distinguished where they overlap.
 const MAX_BANDS: usize = 4;
 
 fn figure(study: &Study, collapse: Collapse) -> Figure {
@@ -221,7 +221,7 @@ pub fn table(study: &Study) -> Table {
     table
 }
 
-/// One row for the method beside each other one, in each sense of collapse.
+/// One row for the method against each other one, in each sense of collapse.
 pub fn pairs_table(pairs: &[Pair]) -> Table {
     let titles = [
         "the method against",

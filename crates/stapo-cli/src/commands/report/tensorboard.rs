@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// One folder per run, so that TensorBoard shows each as a run of its own.
+/// One folder per run, so that TensorBoard shows each as a separate run.
 pub fn write(folder: &Path, study: &Study) -> Result<()> {
     for (arm, run) in study.runs() {
         let run_folder = folder.join(format!("{}-seed{}", slug(&arm.name), run.seed));

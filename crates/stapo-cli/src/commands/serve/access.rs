@@ -16,11 +16,11 @@ pub enum Token {
 /// The rules of one server.
 #[derive(Debug)]
 pub struct Access {
-    /// Absent where the user dropped it: then every user of the machine can read the runs.
+    /// Absent if the user dropped it: then every user of the machine can read the runs.
     token: Option<String>,
     /// A token for one use, for the command line of a browser, which other users of the machine can read.
     once: Mutex<Option<String>>,
-    /// Cookies are shared by all ports of a host, so that of each server has a name of its own.
+    /// Cookies are shared by all ports of a host, so that of each server has a separate name.
     cookie: String,
     is_loopback: bool,
     /// The name of the machine, by which others may reach it.
@@ -130,7 +130,7 @@ fn new_token() -> Result<String> {
     Ok(stapo_rl::run::disk::hex(&bytes))
 }
 
-/// Compares without an early exit: the time tells nothing about how much of the token was right, nor about its length.
+/// Compares without an early exit: the time reveals neither how much of the token was right nor its length.
 fn is_same(given: &str, token: &str) -> bool {
     let (given, token) = (Sha256::digest(given), Sha256::digest(token));
     let difference = given.iter().zip(token.iter()).fold(0, |sum, (a, b)| sum | (a ^ b));

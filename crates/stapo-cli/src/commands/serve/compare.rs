@@ -1,4 +1,4 @@
-//! Runs over one another: arms with their seeds, means, and the statistics of `stapo report`.
+//! Several runs compared: arms with their seeds, means, and the statistics of `stapo report`.
 
 use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};

@@ -209,7 +209,7 @@ impl Index {
         }
     }
 
-    /// Takes the evaluations below the folder, and those of `evals` beside it, where `stapo eval` writes by default.
+    /// Takes the evaluations below the folder, and those of `evals` next to it, where `stapo eval` writes by default.
     fn read_evaluations(&mut self, mut found: Vec<PathBuf>) {
         let root = std::path::absolute(&self.root).ok();
         let default_folder = root.and_then(|root| Some(root.parent()?.join("evals")));
@@ -241,7 +241,7 @@ fn evaluated_run(folder: &Path) -> Option<PathBuf> {
     Some(parts.collect()).filter(|path: &PathBuf| path.components().next().is_some())
 }
 
-/// The experiment of a folder; `None` where its file cannot be read.
+/// The experiment of a folder; `None` if its file cannot be read.
 fn experiment(folder: &Path) -> Option<Experiment> {
     let mut text = String::new();
     let file = open_plain(&folder.join("experiment.json")).ok()?;
@@ -283,7 +283,7 @@ impl Known {
         }
     }
 
-    /// Sets what people wrote about the run; true where it changed.
+    /// Sets what people wrote about the run; true if it changed.
     fn take_note(&mut self, root: &Path, notes: &BTreeMap<PathBuf, (FileStamp, Notes)>) -> bool {
         let known = notes_on(root, &self.found)
             .and_then(|(folder, name)| notes.get(&folder)?.1.runs.get(&name).cloned());
@@ -293,7 +293,7 @@ impl Known {
         is_changed
     }
 
-    /// Sets the evaluations that name this run; true where they changed.
+    /// Sets the evaluations that name this run; true if they changed.
     fn take_evaluations(&mut self, evaluations: &BTreeMap<PathBuf, Option<PathBuf>>) -> bool {
         let folder = std::path::absolute(&self.found.folder).unwrap_or_default();
         let names_this = |named: &PathBuf| folder.ends_with(named);
@@ -309,7 +309,7 @@ impl Known {
         self.row.status.kind == StatusKind::Running || self.row.written + ACTIVE_SECONDS > now
     }
 
-    /// Sets the arm and the seed of a run of an experiment; true where they changed.
+    /// Sets the arm and the seed of a run of an experiment; true if they changed.
     fn take_arm(&mut self, experiments: &BTreeMap<String, (FileStamp, Option<Experiment>)>) -> bool {
         let mut arm_of_run = (self.found.experiment.clone(), None, self.row.seed);
         if let Some(id) = &self.found.experiment
@@ -326,7 +326,7 @@ impl Known {
         is_changed
     }
 
-    /// Sets the status and the time left; true where they changed.
+    /// Sets the status and the time left; true if they changed.
     fn take_status(&mut self, host: &str) -> bool {
         let status = self.status(host);
         let left = if status.kind == StatusKind::Running { self.seconds_left() } else { None };
@@ -335,7 +335,7 @@ impl Known {
         is_changed
     }
 
-    /// Reads what changed; false where nothing did.
+    /// Reads what changed; false if nothing did.
     fn look(&mut self) -> bool {
         let folder = self.found.folder.clone();
         let stamps = ["metrics.jsonl", "events.jsonl", "plan.toml"].map(|file| stamp(&folder.join(file)));

@@ -23,7 +23,7 @@ pub struct Tail {
 /// What a reading found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NewLines {
-    /// The file was replaced or shortened: the lines begin anew.
+    /// The file was replaced or shortened: the lines begin again.
     pub is_new: bool,
     /// Whole lines without their line breaks; a last line without its end waits for the next reading.
     pub n_lines: usize,
@@ -34,7 +34,7 @@ impl Tail {
         Self { path: path.to_owned(), offset: 0, before: Vec::new() }
     }
 
-    /// Hands every new whole line to `take`. Where the file begins anew, `forget` is called before the first line.
+    /// Hands every new whole line to `take`. Where the file begins again, `forget` is called before the first line.
     pub fn read<S>(
         &mut self,
         state: &mut S,

@@ -38,7 +38,7 @@ struct Board {
 pub struct OpenRun {
     tail: Tail,
     pub columns: Columns,
-    /// Rises when the file begins anew, so that a page knows to ask for everything.
+    /// Rises when the file begins again, so that a page knows to ask for everything.
     pub generation: u64,
     used: Instant,
 }
@@ -68,7 +68,7 @@ impl Site {
         lock(&self.index)
     }
 
-    /// Looks at runs and tells the listeners what changed.
+    /// Looks at runs and sends the listeners what changed.
     pub fn refresh(&self, look: Look) {
         let mut index = self.index();
         let Changes { rows, gone } = index.refresh(look);
@@ -88,7 +88,7 @@ impl Site {
         self.changed.notify_all();
     }
 
-    /// Looks at the folder for as long as the process lives, while somebody listens.
+    /// Looks at the folder for as long as the process lives, while a page listens.
     pub fn watch(&self) {
         let mut next_whole = Instant::now();
         loop {
@@ -146,7 +146,7 @@ impl Site {
         Some(run)
     }
 
-    /// Drops the runs that nobody has asked for longest until the rest fits; never the newest one.
+    /// Drops the least recently requested runs until the rest fits; never the newest one.
     fn forget_unused(&self) {
         let mut open = lock(&self.columns);
         let mut sizes: Vec<(Instant, usize, String)> = open
@@ -189,7 +189,7 @@ fn news(board: &Board, since: u64) -> News {
     }
 }
 
-/// A page that is told what changes.
+/// A page that receives changes.
 pub struct Listener<'a>(&'a Site);
 
 impl Drop for Listener<'_> {

@@ -1,4 +1,4 @@
-//! How a run stands: from its lock on the machine that writes it, from its events and the age of its last line elsewhere.
+//! The state of a run: from its lock on the machine that writes it, from its events and the age of its last line elsewhere.
 
 use serde::Serialize;
 use stapo_core::record::{Event, EventKind, StopReason};

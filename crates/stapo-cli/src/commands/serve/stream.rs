@@ -1,4 +1,4 @@
-//! Server-sent events: a page is told which runs changed, and asks for what it shows of them.
+//! Server-sent events: the server tells a page which runs changed, and the page asks for what it shows of them.
 
 use super::http::{Request, head};
 use super::site::Site;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the live view is drawn anew.
+/// How often the live view is redrawn.
 const TICK: Duration = Duration::from_millis(250);
 /// The longest silence where no terminal shows the live view.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -101,7 +101,7 @@ impl Heartbeat {
     }
 }
 
-/// The current phase on a line of its own.
+/// The current phase on a separate line.
 fn line(moment: &Moment) -> String {
     match moment.step {
         0 => format!("before step 1 {}", work_text(moment)),

@@ -291,7 +291,7 @@ impl Watch for Screen {
         self.take(metrics);
         match &self.mode {
             ScreenMode::Json => {
-                // A failed write does not end the run; a full disk is told at its end, a reader that left is not.
+                // A failed write does not end the run; a full disk is reported at its end, a reader that left is not.
                 let written = stdout().write_all(metrics.to_line().as_bytes());
                 let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
                 self.output_error = self.output_error.take().or(failed);
@@ -331,7 +331,7 @@ impl Watch for Screen {
 }
 
 impl Drop for Screen {
-    /// Leaves no bar behind when an error ends the run.
+    /// Leaves no bar when an error ends the run.
     fn drop(&mut self) {
         if let ScreenMode::Live(bar) = &self.mode {
             bar.finish_and_clear();

@@ -58,7 +58,7 @@ fn trainer(
     Ok(trainer)
 }
 
-/// Replays `n_steps` steps; true where inputs, states and records are as recorded.
+/// Replays `n_steps` steps; true if inputs, states and records are as recorded.
 pub(super) fn replay(
     run: &Path,
     n_steps: u64,

@@ -14,7 +14,7 @@ pub struct Bar {
     pub hover: String,
 }
 
-/// Bars beside one label, one per series; the place of an absent bar stays empty.
+/// Bars next to one label, one per series; the place of an absent bar stays empty.
 #[derive(Debug, Clone)]
 pub struct BarGroup {
     pub label: String,

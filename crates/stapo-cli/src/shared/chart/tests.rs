@@ -107,7 +107,18 @@ fn a_png_has_the_ink_of_its_series_and_a_white_edge() {
     };
     write_png(&path, &[&figure, &figure]).unwrap();
     let pixmap = tiny_skia::Pixmap::load_png(&path).unwrap();
-    assert_eq!(pixmap.width(), 2 * (2 * 420 + 2 * 16 + 36));
+    // A legend of one line, the frame of 190 and its axis; titles, and notes of two lines above.
+    assert_eq!((pixmap.width(), pixmap.height()), (2 * (2 * 420 + 2 * 16 + 36), 708));
+    // Ink left and right of a white gap between the figures.
+    for row in pixmap.pixels().chunks(pixmap.width() as usize) {
+        assert!(row[2 * (16 + 420) + 4..2 * (16 + 420 + 36) - 4].iter().all(|p| p.red() == 255));
+    }
+    let ink = |columns: std::ops::Range<usize>| {
+        let rows = pixmap.pixels().chunks(pixmap.width() as usize);
+        rows.flat_map(|row| &row[columns.clone()]).filter(|p| p.red() < 255).count() as f64
+    };
+    let (left, right) = (ink(32..872), ink(944..1784));
+    assert!(left > 10_000.0 && (right / left - 1.0).abs() < 0.01, "{left} {right}");
     let has =
         |r: u8, g: u8, b: u8| pixmap.pixels().iter().any(|p| (p.red(), p.green(), p.blue()) == (r, g, b));
     assert!(has(0x00, 0x72, 0xb2) && has(0xd5, 0x5e, 0x00) && has(0x1a, 0x1d, 0x21));
@@ -120,6 +131,113 @@ fn the_font_has_every_sign_that_axes_use() {
         assert!(png::text_width(&c.to_string(), 12.0) > 0.0, "{c}");
         assert!(png::has_glyph(c), "{c}");
     }
+}
+
+/// Every kind of figure, with marks at its edges.
+fn figures() -> [Scene; 5] {
+    let bar = |value: f64, interval| Some(Bar { value, interval, hover: format!("{value} of it") });
+    let group = |label: &str, bars| BarGroup { label: label.into(), bars };
+    let bars = Bars {
+        series: vec![("a".into(), Ink::Series(0)), ("b".into(), Ink::Series(1))],
+        groups: vec![
+            group("first", vec![bar(3.0, Some((2.5, 4.5))), bar(-1.0, None)]),
+            group("the second group", vec![None, bar(0.0, None), bar(2.0, Some((0.5, 1.5)))]),
+        ],
+    };
+    let band = Band {
+        label: "range".into(),
+        series: 2,
+        points: vec![(1.0, 2.0, 8.0), (2.0, 3.0, 9.0), (4.0, 1.0, 25.0)],
+        opacity: 0.2,
+    };
+    let mut many = curves();
+    many.lines.push(Curve::over_seeds(
+        "a name that is so long that the legend needs another line",
+        7,
+        vec![vec![(1.0, 4.0), (3.0, 7.0)], vec![(1.0, 6.0), (2.0, 1.0), (3.0, 8.0)]],
+        &PERCENT,
+    ));
+    many.bands.push(band);
+    let dot = |x: f64, y: f64, ink| Dot { x, y, ink, radius: 3.0, hover: format!("{x}, {y}") };
+    let cross = |dot: Dot, label: &str| Cross {
+        dot,
+        x_interval: Some((0.2, 30.0)),
+        y_interval: Some((-5.0, 0.5)),
+        label: label.into(),
+    };
+    let guides = vec![
+        Guide::Upright { x: 0.1, label: "left".into() },
+        Guide::Upright { x: 20.0, label: "right".into() },
+        Guide::Level { y: 0.25, label: "level".into() },
+        Guide::Slope { from: (0.1, 0.0), to: (10.0, 1.0), label: "slope".into() },
+    ];
+    let scatter = Scatter {
+        x_label: "x".into(),
+        y_label: "y".into(),
+        x: Scale::log_or_zero([0.0, 0.1, 25.0]).unwrap(),
+        y: Scale::exactly(-1.0, 1.0),
+        dots: vec![dot(0.0, 0.5, Ink::Heat(0.0)), dot(0.1, -0.5, Ink::Heat(0.3)), dot(25.0, 1.0, Ink::Text)],
+        crosses: Vec::new(),
+        guides,
+        heat: Some(("heat".into(), 0.0, 2.5)),
+    };
+    let crossed = Scatter {
+        crosses: vec![cross(dot(1.0, 0.0, Ink::Series(0)), "one"), cross(dot(2.0, 0.1, Ink::Series(7)), "")],
+        heat: None,
+        ..scatter.clone()
+    };
+    [bars.draw(), many.draw(), many.draw_staircase(), scatter.draw(), crossed.draw()]
+}
+
+/// The committed figures are what was looked at; with STAPO_WRITE_GOLDENS=1 the test writes them again.
+#[test]
+fn every_mark_of_a_figure_stands_in_its_place() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/charts.svg");
+    let drawn = figures().map(|scene| to_svg(&scene, "figure").replace("><", ">\n<") + "\n").concat();
+    if std::env::var_os("STAPO_WRITE_GOLDENS").is_some() {
+        std::fs::write(path, &drawn).unwrap();
+    }
+    let golden = std::fs::read_to_string(path).unwrap();
+    for (n, (found, expected)) in drawn.lines().zip(golden.lines()).enumerate() {
+        assert_eq!(found, expected, "line {} of charts.svg", n + 1);
+    }
+    assert_eq!(drawn.lines().count(), golden.lines().count());
+}
+
+#[test]
+fn axes_at_their_limits() {
+    let linear = |low, high| Scale::Linear { low, high };
+    // Exactly 0.6 of the highest value is far from 0; below it, the axis begins at 0.
+    assert_eq!(Scale::around([6.0, 10.0]), linear(6.0, 10.0));
+    assert_eq!(Scale::around([5.9, 10.0]), linear(0.0, 10.0));
+    assert_eq!(Scale::around([-10.0, -6.0]), linear(-10.0, -6.0));
+    assert_eq!(Scale::around([-10.0, -5.9]), linear(-10.0, 0.0));
+    assert_eq!(Scale::around([f64::NAN, 4.0, f64::INFINITY]), linear(0.0, 4.0));
+    assert_eq!(Scale::exactly(2.0, 2.0), linear(1.5, 2.5));
+    assert_eq!(Scale::whole(2.0, 2.0), Scale::Whole { low: 1.5, high: 2.5 });
+    assert_eq!(Scale::whole(1.0, 2.0), Scale::Whole { low: 1.0, high: 2.0 });
+    assert_eq!(Scale::log_around([1.0, 100.0]), Some(Scale::Log { low: 1.0, high: 100.0 }));
+    assert_eq!(Scale::log_around([5.0]), Some(Scale::Log { low: 1.0, high: 10.0 }));
+    let log = Scale::Log { low: 1.0, high: 100.0 };
+    assert_eq!([0.5, 1.0, 10.0, 100.0, 1e3].map(|x| log.fraction(x)), [0.0, 0.0, 0.5, 1.0, 1.0]);
+    assert_eq!(
+        [-1.0, 0.0, 5.0, 10.0, 11.0].map(|x| linear(0.0, 10.0).fraction(x)),
+        [0.0, 0.0, 0.5, 1.0, 1.0]
+    );
+    let zero = Scale::LogOrZero { low: 1.0, high: 100.0 };
+    assert!((zero.fraction(10.0) - 0.56).abs() < 1e-12 && (zero.fraction(1.0) - 0.12).abs() < 1e-12);
+    // Of seven powers and more every second one is labelled, from the highest down.
+    assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e5 }, 5).len(), 6);
+    assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e7 }, 5), ["1e7", "100000", "1000", "10"]);
+    assert_eq!(labels(&linear(0.0, 2e6), 4), ["0", "500000", "1e6", "1.5e6", "2e6"]);
+    assert_eq!(
+        [1e-3, 9.99e-4, 999_999.0, 1e6, -12.3456].map(number),
+        ["0.001", "9.99e-4", "999999", "1e6", "-12.3"]
+    );
+    assert_eq!((significant(1234.5, 5), number(f64::INFINITY)), ("1234.5".into(), "inf".into()));
+    let dashes = [0, 5, 6, 12, 18, 40].map(Dash::for_series);
+    assert_eq!(dashes, [Dash::Solid, Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed, Dash::Mixed]);
+    assert_eq!([0.125, 0.3].map(heat_rgb), [(50, 102, 140), (41, 141, 138)]);
 }
 
 #[test]

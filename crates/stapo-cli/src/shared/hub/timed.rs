@@ -4,7 +4,7 @@ use std::io::{Error, ErrorKind, Read, Result};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Reads `inner` on a thread of its own; an error where no byte arrives within `timeout`. The thread of a reader that
+/// Reads `inner` on a separate thread; an error where no byte arrives within `timeout`. The thread of a reader that
 /// was given up ends with its connection or with the program.
 pub struct TimedReader {
     chunks: Receiver<Result<Vec<u8>>>,

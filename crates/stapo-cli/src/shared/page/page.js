@@ -80,7 +80,7 @@ const stapo = (() => {
     });
   };
 
-  // The text stands beside a point of a chart, and above or below anything else, so that it never covers its subject.
+  // The text is next to a point of a chart, and above or below anything else, so that it never covers its subject.
   const between = (low, value, high) => Math.max(low, Math.min(value, high));
   const moveTip = (around, event, isBeside) => {
     const { width, height } = tip.getBoundingClientRect();

@@ -14,7 +14,7 @@ pub fn are_seeds(a: &str, b: &str) -> bool {
     changes(a, b).iter().all(|change| SEED_KEYS.contains(&change.name.as_str()))
 }
 
-/// The differences from plan `a` to plan `b`; a plan that is no TOML differs in nothing that can be told.
+/// The differences from plan `a` to plan `b`; a plan that is no TOML has no differences that can be named.
 fn changes(a: &str, b: &str) -> Vec<Change> {
     plan_differences(a, a, b).unwrap_or_default()
 }
@@ -102,7 +102,7 @@ fn element_of(key: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// One row per key in which the arms of a study differ; `None` where they differ in nothing.
+/// One row per key in which the arms of a study differ; `None` if they differ in nothing.
 pub fn table(study: &Study) -> Option<Table> {
     let plans: Vec<&str> = study.arms.iter().map(|arm| arm.runs[0].plan_text.as_str()).collect();
     let names = study.arms.iter().map(|arm| arm.name.as_str());

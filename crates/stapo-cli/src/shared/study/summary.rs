@@ -106,7 +106,7 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
     Some(table)
 }
 
-/// What each arm spent until it had the accuracy at which one arm ended. `None` where the experiment compares no costs.
+/// What each arm spent until it had the accuracy at which one arm ended. `None` if the experiment compares no costs.
 pub fn cost_table(summary: &ExperimentSummary) -> Option<Table> {
     let first = summary.arms.iter().find_map(|arm| arm.cost.as_ref())?;
     let target = format!("to {:.1} %", 100.0 * first.target_accuracy);

@@ -8,7 +8,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
   const MAX_TOKENS = 30000;
   const state = { by: "fate", only: "all", find: "", sort, whatIf: false, budget: MAX_TOKENS };
 
-  // The responses of each mini-batch, which has thresholds of its own.
+  // The responses of each mini-batch, which has separate thresholds.
   const minibatches = new Map();
   for (const r of responses) minibatches.set(r.update, [...(minibatches.get(r.update) || []), r]);
 
@@ -272,7 +272,7 @@ stapo.viewer = (root, recorded, sort = "silenced") => {
 
   at("scope").textContent = [
     "What if recomputes S2T from the recorded responses of step " + recorded.step,
-    minibatches.size > 1 ? ", each of the " + minibatches.size + " mini-batches with a quantile τh of its own: " : ": ",
+    minibatches.size > 1 ? ", each of the " + minibatches.size + " mini-batches with a separate quantile τh: " : ": ",
     nRecorded + (recorded.n_step_tokens ? " of the step's " + recorded.n_step_tokens : "") + " tokens. ",
     recorded.n_step_tokens === nRecorded
       ? "Every token of the step is recorded, so the settings of the run give the counts of training. "

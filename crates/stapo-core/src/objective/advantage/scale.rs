@@ -8,7 +8,7 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)))
 }
 
-/// `R - mean`; 0 where the rewards have no spread. The rounded mean of equal rewards can differ from the rewards.
+/// `R - mean`; 0 if the rewards have no spread. The rounded mean of equal rewards can differ from the rewards.
 pub(super) fn centred(rewards: &[f64]) -> Vec<f64> {
     if !has_spread(rewards.iter().copied()) {
         return vec![0.0; rewards.len()];
@@ -34,7 +34,7 @@ pub(super) fn group_z_score(rewards: &[f64], ddof: u8, epsilon: f64) -> Result<V
     Ok(centred.into_iter().map(|d| d / (std + epsilon)).collect())
 }
 
-/// The deviation of all rewards of a batch; 0 where the rewards have no spread.
+/// The deviation of all rewards of a batch; 0 if the rewards have no spread.
 pub(super) fn batch_std(rewards: &[f64], ddof: u8) -> Result<f64, ObjectiveError> {
     deviation(&centred(rewards), ddof, rewards)
 }

@@ -24,7 +24,7 @@ struct Case {
     /// One per token, where the implementation's advantages are golden too.
     advantage: Option<Vec<Vec<f64>>>,
     loss: f64,
-    /// False where the gradients are the same and the values are not: `stopgrad(weight) * logp`.
+    /// False if the gradients are the same and the values are not: `stopgrad(weight) * logp`.
     #[serde(default = "yes")]
     same_loss: bool,
     d_logp: Vec<Vec<f64>>,

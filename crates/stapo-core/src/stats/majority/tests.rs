@@ -88,3 +88,10 @@ fn questions_without_samples_and_impossible_k_are_refused() {
     assert_eq!(maj_at_k(&questions, 4), Err(StatsError::K { question: 1, k: 4, n_samples: 3 }));
     assert_eq!(maj_at_k(&questions, 0), Err(StatsError::K { question: 0, k: 0, n_samples: 4 }));
 }
+
+/// By hand: 4 terms × 4 × 2 with one vote, 6 × 3 × 2 with two, 7 × 2 × 1 with three.
+#[test]
+fn the_cost_of_the_exact_sum_is_counted() {
+    assert_eq!(exact_cost(&votes(&[(3, 3), (2, 0)], 1), 4), 82.0);
+    assert_eq!(exact_cost(&votes(&[(3, 3), (2, 1)], 1), 4), 164.0);
+}

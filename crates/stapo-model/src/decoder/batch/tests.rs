@@ -21,7 +21,7 @@ fn policy() -> Policy<f32> {
     policy
 }
 
-/// A batch in which the two turns stand between other sequences.
+/// A batch in which the two turns are between other sequences.
 fn packed(push_turns: impl Fn(&mut PackedBatch)) -> PackedBatch {
     let mut batch = PackedBatch::new();
     batch.push_response(&[7, 7, 2, 0, 1], 2);

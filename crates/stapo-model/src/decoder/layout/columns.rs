@@ -22,7 +22,7 @@ pub(super) struct LayerColumns {
     pub activated: usize,
     /// Of the products that are normed before they are added to the residual stream.
     pub result: usize,
-    /// Behind the gradients of the outputs of queries, keys and values, and of gate and up.
+    /// After the gradients of the outputs of queries, keys and values, and of gate and up.
     pub behind_d_qkv: usize,
     pub behind_d_gate_up: usize,
 }

@@ -10,7 +10,7 @@ use stapo_ops::fused::matmul_lora;
 use stapo_ops::swiglu::Gate;
 use stapo_ops::{Device, Float, View, ViewMut, Write, lora};
 
-/// What a product reads beside the weight.
+/// What a product reads besides the weight.
 pub(super) enum Operands<'a, T: Float> {
     /// x alone: the linear layer has no adapters, or the pass leaves them out.
     Plain(View<'a, T>),
@@ -36,7 +36,7 @@ impl<T: Float> Linear<Parameter<T>> {
         matmul_lora::Product { input, weight: self.unpacked(device), bias: self.bias(), adapter }
     }
 
-    /// `x A^T` once more where it lies behind x, which was recomputed.
+    /// `x A^T` once more where it lies after x, which was recomputed.
     pub fn project_again(&self, device: &Device, n_rows: usize, input: Input<'_, T>) {
         if let Operands::Adapted(mut input @ lora::Input::Joined(_), adapter) = self.operands(input) {
             lora::project(device, n_rows, &adapter, &mut input);
@@ -120,7 +120,7 @@ impl<T: Float> Linear<Parameter<T>> {
     }
 }
 
-/// Where the op that makes the gradient of SwiGLU adds that of the first factor; `None` where it does not make it.
+/// Where the op that makes the gradient of SwiGLU adds that of the first factor; `None` if it does not make it.
 pub(super) fn first_factor_gradient<'a, T: Float>(
     device: &Device,
     gate: Gate,
@@ -161,7 +161,7 @@ impl<T: Float> Adapter<Parameter<T>> {
     }
 
     /// Adds to the gradients of the factors, or of the second alone. `d_output` has d_y for x, and the gradient of `x A^T` is
-    /// written to its hidden; `hidden` is `x A^T`, `None` where it lies behind x.
+    /// written to its hidden; `hidden` is `x A^T`, `None` where it lies after x.
     fn backward(
         &self,
         device: &Device,

@@ -1,4 +1,4 @@
-//! Which sums a rank holds, and what it needs beside them.
+//! Which sums a rank holds, and what it needs besides them.
 
 use super::stages::{Blocks, Piece, Stage, Stages};
 use crate::config::ModelConfig;

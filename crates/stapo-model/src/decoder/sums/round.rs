@@ -9,7 +9,7 @@ use crate::ranks::RankError;
 use stapo_ops::{Mark, View, ViewMut, Write, reduce, residual};
 
 /// Takes the gradient of this rank's micro-batch of a round. As soon as a layer's gradient is complete it goes to its
-/// owners, who add it in the order of the micro-batches, while backward goes on.
+/// owners, who add it in the order of the micro-batches, while backward continues.
 pub struct Round<'a> {
     sums: &'a mut GradientSums,
     /// Ranks of numbers from this on have no micro-batch.

@@ -16,7 +16,7 @@ pub enum Stage {
 /// Elements that one exchange moves at most, between all ranks together.
 pub const EXCHANGED_AT_ONCE: usize = 1 << 26;
 
-/// Layers with fewer elements are exchanged several together: an exchange has a price of its own. Less in tests, whose
+/// Layers with fewer elements are exchanged several together: each exchange has a fixed cost. Less in tests, whose
 /// models are small.
 const FEWEST_AT_ONCE: usize = if cfg!(test) { 1 << 18 } else { 1 << 23 };
 

@@ -189,7 +189,7 @@ fn sums_of_any_number_of_ranks_are_the_micro_batches_added_in_order() {
     }
 }
 
-/// On the CPU products of layers go on from one micro-batch to the next, so that only head and embedding are compared.
+/// On the CPU products of layers continue from one micro-batch to the next, so that only head and embedding are compared.
 #[test]
 fn head_and_embedding_of_one_process_that_adds_as_it_goes_have_the_same_sums() {
     for tied in [true, false] {

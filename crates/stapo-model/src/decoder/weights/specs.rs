@@ -21,7 +21,7 @@ impl DecoderWeights<ParameterSpec> {
             layers: (0..).zip(&config.layers).map(|(index, layer)| tensors.layer(layer, index)).collect(),
             final_norm: tensors.take("model.norm.weight"),
             head: match config.score {
-                // The head of a reward model is trained beside adapters, since nothing in the model's files is like it.
+                // The head of a reward model is trained with adapters, since nothing in the model's files is like it.
                 Some(_) => Some(ParameterSpec { role: Role::Trained, ..tensors.take(SCORE) }),
                 None => (!config.tied_embeddings).then(|| tensors.take("lm_head.weight")),
             },

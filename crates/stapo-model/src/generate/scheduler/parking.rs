@@ -1,6 +1,6 @@
 //! Sequences between two turns. A sequence whose turn has ended is parked with its blocks; the next turn then computes
 //! keys and values of the new tokens alone. Blocks of parked sequences are given up where a running sequence needs them,
-//! and computed again, with the same bits, when the sequence goes on.
+//! and computed again, with the same bits, when the sequence continues.
 
 use super::{Request, RequestGroup, Scheduler, Sequence, Ticket};
 
@@ -15,7 +15,7 @@ impl Scheduler {
         self.parked.get(&(ticket, sample)).map(|sequence| sequence.tokens.as_slice())
     }
 
-    /// Lets a parked sequence go on after given tokens with a turn of at most `max_tokens`. The sequence comes before
+    /// Lets a parked sequence continue after given tokens with a turn of at most `max_tokens`. The sequence comes before
     /// samples of its request that have not begun, so that begun responses end first and free their memory.
     pub fn extend(&mut self, ticket: Ticket, sample: u32, given: &[u32], max_tokens: usize) {
         let mut sequence = self.parked.remove(&(ticket, sample)).expect("extend of a parked sequence");
@@ -25,7 +25,7 @@ impl Scheduler {
         group.waiting.push_front(sequence);
     }
 
-    /// Lets a sequence go on as `leader`, one of another engine, does, for at most `max_tokens`: on the keys and values of
+    /// Lets a sequence continue as `leader`, one of another engine, does, for at most `max_tokens`: on the keys and values of
     /// the tokens that both have in common from the last time.
     pub fn follow(&mut self, leader: &Sequence, request: &Request, max_tokens: usize) {
         let Sequence { ticket, sample, tokens, n_prompt, .. } = leader;

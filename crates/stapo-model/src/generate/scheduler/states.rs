@@ -46,7 +46,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives an admitted sequence its state: a copy of the prompt's where the sequence goes on behind the prompt.
+    /// Gives an admitted sequence its state: a copy of the prompt's where the sequence continues after the prompt.
     pub(super) fn give_state(&mut self, sequence: &mut Sequence, of_prompt: Option<StateSlot>) {
         if sequence.state.is_none() {
             sequence.state = self.pool.take_state();
@@ -58,7 +58,7 @@ impl Scheduler {
 }
 
 impl RequestGroup {
-    /// Whether a waiting sequence can go on behind the prompt that was computed for its group. With states it can only go on at the
+    /// Whether a waiting sequence can continue after the prompt that was computed for its group. With states it can only continue at the
     /// prompt's very end.
     pub(super) fn shares_prefix(&self, sequence: &Sequence) -> bool {
         match &self.prefix {

@@ -29,7 +29,7 @@ impl Windows {
         Self { of_sets, n_before: READ_BEFORE_WINDOW, n_rewound: REWOUND_POSITIONS }
     }
 
-    /// The first block of each set of layers that attention reads for the row behind `n_cached` positions.
+    /// The first block of each set of layers that attention reads for the row after `n_cached` positions.
     fn first_blocks(&self, n_cached: usize, block_tokens: usize) -> impl Iterator<Item = usize> {
         let first = move |window: &Option<usize>| {
             window.map_or(0, |window| (n_cached + 1).saturating_sub(window + self.n_before))
@@ -80,7 +80,7 @@ impl Scheduler {
             let mean = (self.n_finished_tokens + assumed) / (self.n_finished + ASSUMED_RESPONSES);
             let left = mean.saturating_sub(sequence.n_drawn).max(mean / 2);
             let growth = (left / RESERVED_GROWTH).div_ceil(self.capacity.block_tokens).max(1);
-            // Behind a window a block is given back for each that is taken.
+            // After a window a block is given back for each that is taken.
             let in_set = |(set, window): (usize, &Option<usize>)| {
                 let Some(window) = *window else { return growth };
                 let held = sequence.tables.get(set).map_or(0, BlockTable::n_held);

@@ -92,7 +92,7 @@ fn sequences_with_many_rows_and_keys_come_last_in_their_order() {
         scheduler.submit(Ticket(ticket as u64), request, |_| 9);
     }
     // The rows of each step and its prompts: 84 rows are too few for the kernel of prefill, 511 keys too. The chunk of 616 rows
-    // that follows them is behind the rows of all other sequences.
+    // that follows them is after the rows of all other sequences.
     let expected = [
         (
             &[5, 511, 84, 600][..],

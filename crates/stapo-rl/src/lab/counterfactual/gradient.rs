@@ -21,12 +21,12 @@ pub struct GradientEffect {
     pub n_silenced: usize,
     /// The squared norm of the silenced tokens' part over that of the whole gradient, in which they are kept.
     pub silenced_share: f64,
-    /// The cosine of the angle between the silenced tokens' part and the rest; absent where one of them is 0.
+    /// The cosine of the angle between the silenced tokens' part and the rest; absent if one of them is 0.
     pub cosine_with_kept: Option<f64>,
     /// Right responses to held-out problems, sampled by the same policy.
     pub n_answers: usize,
     /// First-order change of their mean log-prob by a plain step of the learning rate along each part, nats per response:
-    /// positive where the part makes right answers likelier. Absent where no held-out response was right.
+    /// positive where the part makes right answers likelier. Absent if no held-out response was right.
     pub answers_by_silenced: Option<f64>,
     pub answers_by_kept: Option<f64>,
     /// The cosine of the angle between the step along each part and the steepest rise of that log-prob.

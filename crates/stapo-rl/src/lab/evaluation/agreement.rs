@@ -1,4 +1,4 @@
-//! A second verifier beside the rule of a benchmark: where the two agree, and where they do not.
+//! A second verifier in addition to the rule of a benchmark: where the two agree, and where they do not.
 
 use crate::error::{Error, Result};
 use crate::reward::{CommandSpec, Judged, RuleSpec, VerifierSpec, is_program};
@@ -12,7 +12,7 @@ use std::path::Path;
 /// The key of a record under which the second verifier's judgement stands.
 const SECOND: &str = "second";
 
-/// What the second verifier said of a sample.
+/// The judgement of the second verifier on a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SecondVerdict {
     pub verdict: Verdict,
@@ -51,7 +51,7 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Counts the samples that two verifiers judged; `None` where there are none.
+    /// Counts the samples that two verifiers judged; `None` if there is none.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a EvalRecord>) -> Option<Self> {
         let mut found = Self::default();
         for (record, second) in records.into_iter().filter_map(|own| Some((own, second_verdict(own)?))) {

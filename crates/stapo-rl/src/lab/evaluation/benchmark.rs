@@ -48,7 +48,7 @@ const OTHER_SAMPLES: usize = 4;
 pub struct QuestionStyle<'a> {
     /// Replaces the benchmark's template.
     pub template: Option<&'a str>,
-    /// The system message of conversations that have none.
+    /// The system message of conversations without one.
     pub system: Option<&'a str>,
     /// Whether prompts are rendered with the model's chat template. A benchmark of programs then asks for a fenced block,
     /// and else begins a program that the model continues.

@@ -27,7 +27,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// True where the adjusted p value is below 5 %.
+    /// True if the adjusted p value is below 5 %.
     pub fn is_detectable(&self) -> bool {
         self.p_adjusted < 0.05
     }

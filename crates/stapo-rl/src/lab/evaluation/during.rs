@@ -25,7 +25,7 @@ pub(crate) fn changed_questions(benchmarks: &[Benchmark], history: &[Metrics]) -
 /// One evaluation of a policy during training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluated {
-    /// Share of right answers on held-out problems of the task; `None` where it has none.
+    /// Share of right answers on held-out problems of the task; `None` if it has none.
     pub held_out: Option<f64>,
     /// By the name of the benchmark.
     pub benchmarks: BTreeMap<String, BenchmarkScore>,

@@ -35,7 +35,7 @@ pub struct EvalPlan {
     pub limit: Option<usize>,
     pub max_tokens: usize,
     pub template: Option<String>,
-    /// The system message of conversations that have none.
+    /// The system message of conversations without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     pub chat: bool,
@@ -48,10 +48,10 @@ pub struct EvalPlan {
     /// The run whose settings of prompts and responses apply where the command line gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompting_of: Option<String>,
-    /// A second verifier beside the rules of the benchmarks, as named on the command line.
+    /// A second verifier in addition to the rules of the benchmarks, as named on the command line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<String>,
-    /// What answers the policy's turns; a response is one turn where absent.
+    /// What answers the policy's turns. Without an environment a response is one turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentSpec>,
     /// The limits of episodes, where there is an environment.

@@ -26,7 +26,7 @@ pub struct EvalRow {
     /// maj@k over all samples of a question; absent for programs, of which no two that are right need be equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maj: Option<Estimate>,
-    /// How many programs ended in which way; absent where answers are not programs.
+    /// How many programs ended in which way; absent if answers are not programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub programs: Option<BTreeMap<ProgramEnd, usize>>,
     pub truncated_share: f64,
@@ -116,7 +116,7 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
     })
 }
 
-/// The programs of samples by how they ended; `None` where answers are not programs.
+/// The programs of samples by how they ended; `None` if answers are not programs.
 fn program_ends(records: &[&EvalRecord]) -> Option<BTreeMap<ProgramEnd, usize>> {
     let mut ends = BTreeMap::new();
     for program in records.iter().filter_map(|record| record.program.as_ref()) {

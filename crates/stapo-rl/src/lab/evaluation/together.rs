@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// What ranks tell each other in an evaluation.
+/// What ranks send each other in an evaluation.
 enum Message {
     /// To rank 0: a judged sample.
     Finished(Box<EvalRecord>),
@@ -71,7 +71,7 @@ type Told = std::result::Result<Message, RankError>;
 impl Evaluation<'_> {
     /// As [`Evaluation::run`], shared out to all ranks: rank 0 takes the samples of all, the others take nothing. `asked`
     /// gives the number of the signal that asked this process to stop. Returns the signal that ended the evaluation on
-    /// any rank, on rank 0; `None` where all is done.
+    /// any rank, on rank 0; `None` if all is done.
     pub fn run_on(
         &self,
         ranks: &dyn Transport,
@@ -156,7 +156,7 @@ fn listen(ranks: &dyn Transport, rank: usize, tell: &Sender<Told>) {
 struct Lead<'a, F> {
     ranks: &'a dyn Transport,
     take: &'a mut F,
-    /// Other ranks that have not yet said that they are done.
+    /// Other ranks that have not yet reported that they are done.
     n_at_work: usize,
     /// What ends the evaluation before all is done.
     signal: Option<i32>,

@@ -30,7 +30,7 @@ struct CostPoint {
     seconds: f64,
 }
 
-/// What each arm spent, and what it had spent when it had the last accuracy of the arm `reach`. `None` where that arm has
+/// What each arm spent, and what it had spent when it had the last accuracy of the arm `reach`. `None` if that arm has
 /// no run, or where some run has no evaluation or was written without counts of responses.
 pub(super) fn costs(arms: &[ArmRuns<'_>], reach: &str) -> Option<Vec<Cost>> {
     let curves: Vec<Vec<CostPoint>> = arms.iter().map(mean_curve).collect::<Option<_>>()?;
@@ -83,7 +83,7 @@ fn curve(metrics: &[Metrics]) -> Option<Vec<CostPoint>> {
     held_out(metrics).into_iter().map(point).collect()
 }
 
-/// Where a curve first has `target` in the coordinate `of`, interpolated; `None` where it never has.
+/// Where a curve first has `target` in the coordinate `of`, interpolated; `None` if it never has.
 fn first_at(curve: &[CostPoint], target: f64, of: impl Fn(&CostPoint) -> f64) -> Option<CostPoint> {
     let idx = curve.iter().position(|point| of(point) >= target)?;
     let after = curve[idx];

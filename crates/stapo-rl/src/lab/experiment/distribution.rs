@@ -20,7 +20,7 @@ pub struct RunResponses {
     pub tau_p: f64,
 }
 
-/// Run B beside run A. The unit of chance is a step that both runs have; steps of one run follow from each other, so
+/// Run B compared with run A. The unit of chance is a step that both runs have; steps of one run follow from each other, so
 /// intervals are narrower than those over seeds would be.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComparedRuns {
@@ -35,7 +35,7 @@ pub struct ComparedRuns {
     /// Distinct final answers of a group, B minus A; absent below two recorded steps.
     pub distinct_answers: Option<PairedComparison>,
     pub distinct_means: Option<(f64, f64)>,
-    /// What divides the tokens of both runs into quadrants; absent where no step of either had an entropy threshold.
+    /// What divides the tokens of both runs into quadrants; absent if no step of either had an entropy threshold.
     pub thresholds: Option<Thresholds>,
     pub quadrants: Vec<QuadrantShare>,
 }
@@ -215,7 +215,7 @@ fn divergence(pairs: &[(&Groups, &Groups)], n: usize, seed: u64) -> Result<Optio
 }
 
 /// One pair of thresholds for both runs, since their masks may have others: the larger `tau_p` of the plans, and the mean of
-/// the entropy thresholds that steps of either run had. `None` where no step had one.
+/// the entropy thresholds that steps of either run had. `None` if no step had one.
 fn thresholds(a: &RunResponses, b: &RunResponses) -> Option<Thresholds> {
     let found: Vec<f64> = a.metrics.iter().chain(&b.metrics).filter_map(|metrics| metrics.tau_h).collect();
     let tau_h = found.iter().sum::<f64>() / found.len() as f64;
@@ -233,7 +233,7 @@ fn quadrants(pairs: &[(&Groups, &Groups)], thresholds: Thresholds) -> Vec<Quadra
     Quadrant::ALL.into_iter().map(of_quadrant).collect()
 }
 
-/// The share of a quadrant among the tokens of one third of the steps; `None` where it has no step.
+/// The share of a quadrant among the tokens of one third of the steps; `None` if it has no step.
 fn share(steps: &[&Groups], quadrant: Quadrant, thresholds: Thresholds, third: usize) -> Option<f64> {
     let steps = &steps[third * steps.len() / 3..(third + 1) * steps.len() / 3];
     let responses = steps.iter().flat_map(|groups| groups.values()).flatten();

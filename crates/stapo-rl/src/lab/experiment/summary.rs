@@ -89,7 +89,7 @@ pub struct ArmSummary {
     pub stability_against: Option<PairedComparison>,
     /// The permutation p value of `against`, adjusted over arms (Holm).
     pub p_adjusted: Option<f64>,
-    /// What the arm spent; absent where the experiment compares no costs.
+    /// What the arm spent; absent if the experiment compares no costs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
 }

@@ -33,6 +33,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("dgg", 20),
         ("falsify", 10),
         ("gsm8k", 10),
+        ("gsm8k-1.5b", 9),
         ("gsm8k-human", 6),
         ("gsm8k-short", 10),
         ("lora", 20),

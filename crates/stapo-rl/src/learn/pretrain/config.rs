@@ -24,27 +24,27 @@ use toml::Table;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PretrainConfig {
-    /// The name of the run, which its folder has.
+    /// The name of the run, which is part of its folder's name.
     pub name: String,
     /// The seed of all randomness.
     pub seed: u64,
     /// Optimizer steps.
     pub steps: u64,
-    /// Passes over the file, in place of `steps`. A run that starts turns them into steps.
+    /// Passes over the file, instead of `steps`. A run that starts turns them into steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
     /// The device: `cpu`, `cuda` or `cuda:N`.
     pub device: String,
     /// The model that is trained.
     pub model: Start,
-    /// Adapters that are trained in place of the model's weights.
+    /// Adapters that are trained instead of the model's weights.
     #[serde(rename = "model.lora", skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
     /// The texts.
     pub data: TextsSpec,
     /// Which tokens have a loss.
     pub loss_on: LossOn,
-    /// What is learned from chosen and rejected responses, for `stapo prefer`; absent where texts are learned.
+    /// What is learned from chosen and rejected responses, for `stapo prefer`; absent if texts are learned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSpec>,
     /// How a reward model is trained from chosen and rejected responses, for `stapo rm`; absent for other runs.
@@ -101,7 +101,7 @@ pub enum LossOn {
 pub struct PretrainUpdate {
     /// Tokens of one optimizer step, at least: an optimizer step takes whole examples until this number is reached.
     pub batch_tokens: usize,
-    /// Rows of one optimizer step, in place of `batch_tokens`.
+    /// Rows of one optimizer step, instead of `batch_tokens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_rows: Option<usize>,
     /// Tokens of one forward and backward pass.
@@ -141,7 +141,7 @@ pub struct PretrainRecord {
     pub checkpoint_every_steps: u64,
     /// How many of the latest checkpoints are kept.
     pub keep_checkpoints: usize,
-    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot go on from them.
+    /// Which of the kept checkpoints have the optimizer's state, without which a run cannot continue from them.
     pub optimizer: KeptOptimizer,
 }
 
@@ -381,7 +381,7 @@ impl PretrainConfig {
         self.data.count_rows(self.row_kind())
     }
 
-    /// The task on which progress is measured; `None` where the texts are not from a task, and for a reward model, which answers
+    /// The task on which progress is measured; `None` if the texts are not from a task, and for a reward model, which answers
     /// no problem.
     pub fn evaluation_task(&self) -> Result<Option<TaskSpec>, PlanError> {
         if self.reward_model.is_some() {

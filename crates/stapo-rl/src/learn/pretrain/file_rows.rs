@@ -208,7 +208,7 @@ pub(super) enum RowKind {
     Learned,
     /// Responses that are compared or judged.
     Judged,
-    /// The same, with a margin where rows have one.
+    /// The same, with a margin if rows have one.
     Ranked,
 }
 

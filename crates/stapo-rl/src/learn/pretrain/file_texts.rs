@@ -49,7 +49,7 @@ pub struct FileTexts {
     #[serde(default)]
     #[schemars(with = "FreeTable")]
     pub chat_arguments: Table,
-    /// The system message of conversations that have none.
+    /// The system message of conversations without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// What happens to rows with more tokens than a micro-batch or the model takes.
@@ -88,7 +88,7 @@ fn is_zero(share: &f64) -> bool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LongRows {
-    /// The run is refused before its first step, with their number and the longest named.
+    /// The run is refused before its first step, and the error names their number and the longest.
     #[default]
     Refuse,
     /// Such rows are left out and counted.

@@ -10,7 +10,7 @@ use stapo_core::preference::Side;
 /// The fields of a file.
 #[derive(Debug)]
 pub(super) struct JudgedLayout {
-    /// Absent where every response is a whole conversation.
+    /// Absent if every response is a whole conversation.
     prompt: Option<FieldPath>,
     responses: Responses,
     /// By how much the better response is better.

@@ -1,4 +1,4 @@
-//! Learning from responses that are compared or judged: the derivatives of a preference objective in place of those of
+//! Learning from responses that are compared or judged: the derivatives of a preference objective instead of those of
 //! next-token training.
 
 use super::config::PretrainConfig;
@@ -33,7 +33,7 @@ pub(super) enum Reference {
 struct JudgedRow {
     sequences: Vec<TextSequence>,
     other: Option<TextSequence>,
-    /// Log-probs of the reference for each sequence and then `other`; empty where the loss reads none.
+    /// Log-probs of the reference for each sequence and then `other`; empty if the loss reads none.
     reference: Vec<Vec<f64>>,
 }
 
@@ -67,7 +67,7 @@ impl JudgedRow {
 
 impl Pretrainer {
     /// Prepares the reference: computes its log-probs for all rows before the first step and writes them to the run folder,
-    /// or reads them where the run goes on.
+    /// or reads them where the run continues.
     pub(super) fn open_reference(&mut self, config: &PretrainConfig, folder: &Path) -> Result<()> {
         let Some(spec) = config.preference.as_ref().filter(|spec| spec.loss.reads_reference()) else {
             return Ok(());
@@ -219,7 +219,7 @@ impl Pretrainer {
         Ok((baseline, spec.calibrate(&comparisons, baseline, step).map_err(refuse)?))
     }
 
-    /// KTO's baseline from the responses of other rows; 0 where rows have none.
+    /// KTO's baseline from the responses of other rows; 0 if rows have none.
     fn baseline(&mut self, limit: usize, rows: &[JudgedRow]) -> Result<f64> {
         let others: Vec<&TextSequence> = rows.iter().filter_map(|row| row.other.as_ref()).collect();
         let scored = scores(&mut self.pass, &self.learner.model, Scorer::Policy, limit, &others)?;

@@ -1,4 +1,4 @@
-//! Training a reward model: the derivatives of pairs of scores in place of those of log-probs.
+//! Training a reward model: the derivatives of pairs of scores instead of those of log-probs.
 
 use super::config::PretrainConfig;
 use super::preference::{judged_file, row_sequences};

@@ -76,7 +76,7 @@ impl TextEncoder<'_> {
 
     /// The sequences of many rows: one for a pair or a text. A conversation is one sequence, in which every answer is
     /// learned; where the template renders earlier turns otherwise once later ones follow, as templates that drop
-    /// earlier thinking do, each answer has a sequence of its own, rendered as the model will meet it.
+    /// earlier thinking do, each answer is a separate sequence, rendered as the model will meet it.
     pub fn sequences(&self, rows: &[&TextRow]) -> Result<Vec<Vec<TextSequence>>> {
         let wanted: Vec<Rendering> = rows.iter().flat_map(|row| renderings(row)).collect();
         let rendered = match (self.template, wanted.is_empty()) {

@@ -1,4 +1,4 @@
-//! Names that keys had in earlier programs, and kinds that can be told from the other keys.
+//! Names that keys had in earlier programs, and kinds that follow from the other keys.
 
 use crate::tasks::file_kind;
 use stapo_core::settings::{Override, SettingsError};

@@ -193,7 +193,7 @@ impl Texts {
         }
     }
 
-    /// The sequences of the rows that are not learned from; none where the texts are not one file with such rows.
+    /// The sequences of the rows that are not learned from; none if the texts are not one file with such rows.
     pub(super) fn held_out(&self, model: &LoadedModel) -> Result<Vec<TextSequence>> {
         let Texts::File(file) = self else { return Ok(Vec::new()) };
         let rows: Vec<&TextRow> = file.held_out().iter().collect();

@@ -13,7 +13,7 @@ pub struct Member<'a> {
     pub group: &'a Group,
     pub scored: &'a Scored,
     pub constants: &'a ResponseConstants,
-    /// True where the behavior policy is the policy before this update.
+    /// True if the behavior policy is the policy before this update.
     pub is_on_policy: bool,
     pub behavior_logp: Vec<f64>,
     pub behavior_entropy: Vec<f64>,

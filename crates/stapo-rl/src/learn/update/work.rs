@@ -39,7 +39,7 @@ pub fn work(packing: Packing, members: &[Member], chosen: &[usize], tokens: Toke
 
 /// Micro-batches that the ranks compute at one time, one each.
 pub struct Round {
-    /// The index of this rank's micro-batch; `None` where the last round has fewer micro-batches than there are ranks.
+    /// The index of this rank's micro-batch; `None` if the last round has fewer micro-batches than there are ranks.
     pub microbatch_idx: Option<usize>,
     pub n_microbatches: usize,
 }

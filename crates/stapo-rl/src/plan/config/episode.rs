@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct EpisodeConfig {
     /// Turns of the policy, at most.
     pub max_turns: usize,
-    /// The longest turn, in tokens; `rollout.max_response_tokens` where absent.
+    /// The longest turn, in tokens; `rollout.max_response_tokens` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_turn_tokens: Option<usize>,
     /// The longest observation, in tokens. A longer one is cut in its middle.
@@ -43,7 +43,7 @@ pub enum Credit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerSource {
-    /// From the records of these steps and the journal of the unfinished one; the environment is asked what they do not hold.
+    /// From the records of these steps and the journal of the unfinished one; the environment answers what they lack.
     #[default]
     Records,
     /// From the environment.

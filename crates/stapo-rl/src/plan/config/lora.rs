@@ -1,4 +1,4 @@
-//! `[model.lora]`: adapters that are trained in place of the model's weights.
+//! `[model.lora]`: adapters that are trained instead of the model's weights.
 
 use super::PlanError;
 use super::refusal::{positive, require};
@@ -30,7 +30,7 @@ pub struct LoraConfig {
     /// A folder in PEFT's format whose adapter the run starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<PathBuf>,
-    /// How a GPU holds the frozen weights. No bit of a run depends on it.
+    /// How a GPU stores the frozen weights. Results do not depend on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseStorage>,
 }

@@ -50,7 +50,7 @@ pub(super) fn merged(raw: &RawConfig) -> Result<Merged, PlanError> {
     Ok(Merged { task, preset, objective, rest: table })
 }
 
-/// The defaults, with the names of a task and a preset in place of their values, which depend on other keys.
+/// The defaults, with the names of a task and a preset instead of their values, which depend on other keys.
 fn defaults() -> Table {
     let named =
         |key: &str, name: &str| Table::from_iter([(key.to_string(), Value::String(name.to_string()))]);

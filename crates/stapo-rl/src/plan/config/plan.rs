@@ -97,7 +97,7 @@ impl Plan {
         n_keys.div_ceil((prompt + rollout.group_size * response).max(1)).clamp(1, MAX_KEYS_PER_TOKEN)
     }
 
-    /// True where ratios divide by the log-probs of another engine from the first update on.
+    /// True if ratios divide by the log-probs of another engine from the first update on.
     pub fn has_behavior_of_sampler(&self) -> bool {
         matches!(
             self.config.rollout.source,
@@ -115,12 +115,12 @@ impl Plan {
         self.config.environment.is_some() && self.episode().resume == AnswerSource::Records
     }
 
-    /// The model that judges responses; `None` where no reward has one.
+    /// The model that judges responses; `None` if no reward has one.
     pub fn judge(&self) -> Option<&JudgeSpec> {
         self.rewards.iter().find_map(|reward| reward.verifier.judge())
     }
 
-    /// The model of a judge or a reward model on the device of the run: what it is, and the model; `None` where no reward has one.
+    /// The model of a judge or a reward model on the device of the run: what it is, and the model; `None` if no reward has one.
     pub fn verifying_model(&self) -> Option<(&'static str, ModelSource)> {
         let (role, name) = self.rewards.iter().find_map(|reward| {
             let device = reward.verifier.device().and_then(|name| name.parse().ok());

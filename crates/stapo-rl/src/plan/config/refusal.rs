@@ -29,7 +29,7 @@ impl PlanError {
     }
 }
 
-/// Refuses `value` of `key` where it is not good. `expected` goes on after the value: `expected ..`, or a verb.
+/// Refuses `value` of `key` where it is not good. `expected` continues after the value: `expected ..`, or a verb.
 pub(crate) fn require(
     is_good: bool,
     key: &'static str,

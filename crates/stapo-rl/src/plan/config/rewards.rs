@@ -16,7 +16,7 @@ pub struct RewardSpec {
     /// The factor on the reward in the sum of all rewards.
     #[serde(default = "one")]
     pub weight: f64,
-    /// How responses are judged; the task's default verifier where absent.
+    /// How responses are judged; by default with the task's verifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verifier: Option<VerifierSpec>,
     /// The reward of a right response.

@@ -13,13 +13,13 @@ pub struct Schedule {
     /// The warm-up in optimizer steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// The warm-up as a share of the total, in place of `warmup_steps`.
+    /// The warm-up as a share of the total, instead of `warmup_steps`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup_share: Option<f64>,
-    /// The optimizer steps at which the curve ends; all of the plan where absent.
+    /// The optimizer steps at which the curve ends; by default those of the whole plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
-    /// The factor at the total, for a curve that falls; 0 where absent.
+    /// The factor at the total, for a curve that falls; 0 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_factor: Option<f64>,
 }

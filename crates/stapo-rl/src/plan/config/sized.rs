@@ -131,6 +131,20 @@ mod tests {
     }
 
     #[test]
+    fn sizes_of_models_and_their_positions_set_the_defaults() {
+        let rates = |name: &str| {
+            let model = ModelConfig::known(name).unwrap();
+            [false, true].map(|has_adapters| {
+                SizedDefaults::for_model(&model, DeviceName::Cpu, has_adapters).learning_rate
+            })
+        };
+        assert_eq!(rates("qwen3-0.6b"), [1e-6, 1e-5]);
+        let short = ModelConfig { max_positions: 1000, ..ModelConfig::known("qwen3-0.6b").unwrap() };
+        let sized = SizedDefaults::for_model(&short, "cuda".parse().unwrap(), false);
+        assert_eq!((sized.max_prompt_tokens, sized.max_response_tokens), (500, 500));
+    }
+
+    #[test]
     fn given_keys_stay_and_leave_room() {
         let set =
             ["update.learning_rate=3e-6", "rollout={max_prompt_tokens=64}", "update.microbatch_tokens=1024"];

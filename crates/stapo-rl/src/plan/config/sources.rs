@@ -125,7 +125,7 @@ pub enum Behavior {
 pub enum TeacherSource {
     /// The policy itself with the reference solution in its prompt (DASD).
     Solution {
-        /// A Jinja template over `prompt`, `solution`, `reference` and `id`; the task's own where absent.
+        /// A Jinja template over `prompt`, `solution`, `reference` and `id`; that of the task by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         template: Option<String>,
     },
@@ -157,7 +157,7 @@ impl From<ModelSource> for TeacherSource {
 }
 
 impl TeacherSource {
-    /// The frozen model; `None` where the teacher is the policy itself.
+    /// The frozen model; `None` if the teacher is the policy itself.
     pub fn model(&self) -> Option<ModelSource> {
         match self {
             TeacherSource::Solution { .. } => None,

@@ -9,7 +9,7 @@ use stapo_model::generate::Filter;
 pub const MAX_TOP_K: usize = 128;
 
 impl RolloutConfig {
-    /// Which tokens may be drawn, and the most that are kept; 0 where sampling is not truncated.
+    /// Which tokens may be drawn, and the most that are kept; 0 if sampling is not truncated.
     pub fn truncation(&self) -> (Filter, usize) {
         let Self { top_k, top_p, min_p, .. } = *self;
         let filter = Filter { top_k, top_p: top_p.unwrap_or(1.0), min_p: min_p.unwrap_or(0.0) };

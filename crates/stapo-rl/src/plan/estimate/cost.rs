@@ -32,7 +32,7 @@ pub struct DecodeRows {
 #[derive(Debug, Clone, Copy)]
 pub struct Costs<'a> {
     pub model: &'a ModelConfig,
-    /// Numbers in the adapters that are trained in place of the model's weights.
+    /// Numbers in the adapters that are trained instead of the model's weights.
     pub n_adapter: Option<u64>,
     /// The layers that stay quantised below adapters.
     pub quantised: Option<QuantisedBase>,
@@ -52,7 +52,7 @@ const BACKWARD_ATTENTION: f64 = 2.5;
 /// Chains of the down product on a GPU; each is written and read as f32.
 const SPLIT_K: f64 = 4.0;
 
-/// Linear layers of a layer, each unpacked by a kernel of its own.
+/// Linear layers of a layer, each unpacked by a separate kernel.
 const UNPACKED_PER_LAYER: f64 = 4.0;
 /// Seconds for which unpacking a linear layer leaves a GPU idle: the product after it cannot start early.
 const UNPACKING_START: f64 = 1e-6;
@@ -248,7 +248,7 @@ impl Costs<'_> {
     }
 
     /// One token for each sequence. Products take the longer of reading all weights and multiplying; a GPU hides the
-    /// host's scheduling behind its own work.
+    /// host's scheduling behind its work.
     pub fn decode_step(&self, rows: DecodeRows) -> f64 {
         let rates = &self.machine.shares;
         let bandwidth = self.machine.bandwidth.per_second;

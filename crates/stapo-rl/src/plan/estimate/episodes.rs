@@ -16,11 +16,11 @@ pub struct EpisodeMeans {
     pub at_once: usize,
 }
 
-/// The part of an answer's limit of time that stands for its mean where nobody gives one.
+/// The part of an answer's limit of time that replaces its mean if none is given.
 pub const ANSWER_SHARE: f64 = 10.0;
 
 impl EpisodeMeans {
-    /// Of a plan with an environment, where nobody knows better: half of the turns, observations half as long as they may be,
+    /// Of a plan with an environment, by default: half of the turns, observations half as long as they may be,
     /// and a tenth of the limit of time.
     pub fn assumed(plan: &Plan) -> Option<Self> {
         let environment = plan.config.environment.as_ref()?;
@@ -38,7 +38,7 @@ impl EpisodeMeans {
         ((self.turns - 1.0) * self.observation).clamp(0.0, lengths.response_mean / 2.0)
     }
 
-    /// Seconds in which nothing is sampled because all sequences wait, beside `sampling` seconds of one rank that plays
+    /// Seconds in which nothing is sampled because all sequences wait, besides `sampling` seconds of one rank that plays
     /// `n_episodes`. The longest episode waits for each of its answers; where answers are slower than sampling, all wait.
     pub fn waiting(&self, n_episodes: f64, sampling: f64) -> f64 {
         let answering = n_episodes * self.turns * self.answer_seconds / self.at_once.max(1) as f64;

@@ -14,7 +14,7 @@ pub struct Change {
 /// Changes with which a run fits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
-    /// Empty where the run fits as it is.
+    /// Empty if the run fits as it is.
     pub changes: Vec<Change>,
     pub peak_bytes: u64,
 }
@@ -38,7 +38,7 @@ struct Floor {
 }
 
 /// The changes with which a run needs at most `limit` bytes by `peak_bytes`: first those that cost time, the last of them a
-/// base that stays quantised where `least_base` says that it can, then 8-bit states, which change results. `None` where no
+/// base that stays quantised where `least_base` says that it can, then 8-bit states, which change results. `None` if no
 /// such change suffices.
 pub fn remedy(
     plan: &Plan,
@@ -117,7 +117,7 @@ impl Settings {
         plan
     }
 
-    /// The next settings that need less; `None` where none is left.
+    /// The next settings that need less; `None` if none is left.
     fn smaller(self, floor: &Floor) -> Option<Self> {
         let recompute = match self.recompute {
             RecomputeChoice::Nothing => Some(RecomputeChoice::Inputs),
@@ -186,7 +186,7 @@ mod tests {
         Plan::resolve(Config::from_toml(text, []).unwrap()).unwrap()
     }
 
-    /// Bytes that fall with every setting, so that a limit tells how far settings were lowered.
+    /// Bytes that fall with every setting, so that a limit shows how far settings were lowered.
     fn peak_bytes(plan: &Plan) -> u64 {
         let update = &plan.config.update;
         let recompute = match update.recompute {

@@ -13,7 +13,7 @@ pub struct Lengths {
     pub spread: f64,
 }
 
-/// The spread where nobody gives one. Responses to mathematical problems are spread by 0.4 to 0.8.
+/// The default spread. Responses to mathematical problems are spread by 0.4 to 0.8.
 pub const SPREAD: f64 = 0.5;
 
 /// Quantiles that stand for all responses where no response is simulated by itself.

@@ -51,7 +51,7 @@ pub struct Machine {
     pub name: &'static str,
     pub description: &'static str,
     pub processor: Processor,
-    /// Memory that a run can take; `None` for main memory, which the machine at hand tells.
+    /// Memory that a run can take; `None` for main memory, which this machine reports.
     pub memory_bytes: Option<u64>,
     /// Operations of large matrix products.
     pub products: Rate,

@@ -102,7 +102,7 @@ impl Measurement {
         Lengths { prompt_mean: self.prompt_mean, response_mean, response_limit, spread }
     }
 
-    /// Whether the measured mean tells the mean of a run with responses up to `limit`.
+    /// Whether the measured mean predicts the mean of a run with responses up to `limit`.
     pub fn knows_lengths(&self, limit: usize) -> bool {
         self.response_limit >= limit || self.truncated_share == 0.0
     }
@@ -238,5 +238,10 @@ mod tests {
         assert!(measured.knows_lengths(512));
         let cut = Measurement { response_limit: 64, truncated_share: 0.2, ..measured };
         assert!(!cut.knows_lengths(512) && cut.knows_lengths(64));
+        // Where more than half of the measured responses were cut, half of the run's limit is assumed.
+        let mean = |response_limit, truncated_share| {
+            Measurement { response_limit, truncated_share, ..measured }.lengths(&plan, 0.5).response_mean
+        };
+        assert_eq!([mean(64, 0.5), mean(64, 0.51), mean(512, 1.0)], [200.0, 256.0, 200.0]);
     }
 }

@@ -23,7 +23,7 @@ pub struct RankedStep {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Exchange {
     /// Gradients of micro-batches to their owners, and their addition in the order of the micro-batches, which one rank
-    /// needs too but does within its products. Both run beside backward.
+    /// needs too but does within its products. Both run during backward.
     pub gradients: f64,
     pub fold: f64,
     /// What backward does not hide of the two.
@@ -52,7 +52,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// All of one rank's rounds, whose number nobody asks for.
+    /// All of one rank's rounds, whose number is not needed.
     pub const ONE_RANK: Rounds = Rounds { count: 0.0, share: 1.0 };
 }
 

@@ -5,7 +5,7 @@
 pub enum Origin {
     /// By a benchmark of this program, with the place where the figure stands.
     Measured(&'static str),
-    /// The maker's figure, lowered to the share that the H200 reaches of its own.
+    /// The maker's figure, lowered to the share that the H200 reaches of its maker's figure.
     Published(&'static str),
     /// Nobody measured it here: a figure that is usual for such machines.
     Assumed(&'static str),

@@ -373,7 +373,7 @@ impl RunShape<'_> {
         n_evaluations as f64 * seconds / config.steps as f64
     }
 
-    /// A checkpoint is copied to the host of rank 0, and hashed and written beside the steps that follow; the last one is waited
+    /// A checkpoint is copied to the host of rank 0, and hashed and written during the steps that follow; the last one is waited
     /// for.
     fn checkpoint(&self) -> f64 {
         let config = &self.plan.config;

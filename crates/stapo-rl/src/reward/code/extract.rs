@@ -5,7 +5,7 @@ use crate::reward::spec::CodeStyle;
 /// Tags of blocks that hold Python.
 const TAGS: [&str; 4] = ["", "python", "py", "python3"];
 
-/// The program in a response; `None` where there is none. `prompt` begins the program of a response that continues it.
+/// The program in a response; `None` if there is none. `prompt` begins the program of a response that continues it.
 pub fn extract(response: &str, style: CodeStyle, prompt: &str) -> Option<String> {
     match style {
         CodeStyle::Block => last_block(response),

@@ -7,7 +7,7 @@ use stapo_sandbox::{Call, Checks};
 #[derive(Debug, Clone, PartialEq)]
 pub struct CodeTests {
     pub checks: Checks,
-    /// The row's `prompt`, which begins the program of a response that continues it; empty where the row has none.
+    /// The row's `prompt`, which begins the program of a response that continues it; empty if the row has none.
     pub prompt: String,
 }
 

@@ -1,4 +1,4 @@
-//! A judge as a verifier, beside the grader's rule.
+//! A judge as a verifier, in addition to the grader's rule.
 
 use super::{AskJudge, JudgeAnswer, JudgeQuestion, JudgeSpec};
 use crate::reward::judged::Judged;

@@ -71,7 +71,7 @@ impl Found {
         }
         let folder = folder.display();
         let problem = format!(
-            "folder {folder}: more than {MAX_FILES} files that Python could import, or more than 64 MB of them, lie beside the verifier"
+            "folder {folder}: more than {MAX_FILES} files that Python could import, or more than 64 MB of them, are next to the verifier"
         );
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, problem))
     }

@@ -12,7 +12,7 @@ pub(crate) type RowOf<'a> = dyn Fn(&str) -> Option<&'a Map<String, Value>> + 'a;
 struct VerifierRequest<'a> {
     sample: u64,
     id: &'a str,
-    /// The turns before the prompt; left out where there are none.
+    /// The turns before the prompt; left out if there are none.
     #[serde(skip_serializing_if = "<[Turn]>::is_empty")]
     earlier_turns: &'a [Turn],
     prompt: &'a str,

@@ -1,4 +1,4 @@
-//! A Python function as verifier: what the trainer tells the interpreter, and how it reads the answers.
+//! A Python function as verifier: what the trainer sends to the interpreter, and how it reads the answers.
 //!
 //! The interpreter runs a driver that the trainer sends as the first line, so that nothing is written to disk. The driver
 //! loads the user's file, answers once that the function is there, and from then on answers each request line with one

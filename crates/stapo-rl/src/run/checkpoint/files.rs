@@ -87,7 +87,7 @@ impl StateFiles {
         Ok(Self::One { file, sha256 })
     }
 
-    /// The file of the weights; none where the state is the model that the run started from.
+    /// The file of the weights; none if the state is the model that the run started from.
     pub fn weights(&self) -> Option<&[u8]> {
         match self {
             Self::Start => None,

@@ -9,7 +9,7 @@ use stapo_core::record::{FileHash, Identity};
 use std::fs;
 use std::path::Path;
 
-/// `checkpoint.json`. Schema 1 has only the first three keys and a seal of its own.
+/// `checkpoint.json`. Schema 1 has only the first three keys and another seal.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Sealed {
     pub schema: u32,
@@ -83,7 +83,7 @@ impl Sealed {
         self.files.iter().find(|file| file.name == name)
     }
 
-    /// The hash of the state by the checkpoint and by its step's line of metrics; none where neither was recorded.
+    /// The hash of the state by the checkpoint and by its step's line of metrics; none if neither was recorded.
     pub fn recorded_states(&self) -> Vec<String> {
         let line = self.metrics.as_ref().and_then(|line| serde_json::from_str::<Value>(line).ok());
         let in_metrics = line.and_then(|line| line["state_sha256"].as_str().map(str::to_owned));

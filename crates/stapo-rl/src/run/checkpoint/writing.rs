@@ -157,7 +157,7 @@ struct HashedState {
     moments: Digests,
 }
 
-/// Hashes both files, each by a thread of its own and the threads that share their leaves.
+/// Hashes both files, each by a separate thread and the threads that share their leaves.
 fn hash(weights: &[u8], moments: &[u8]) -> std::result::Result<HashedState, String> {
     let of_file = |name: &str, bytes: &[u8]| HashedFile::compute(bytes, parts_of(name), true);
     let (weights, moments) = rayon::join(|| of_file(WEIGHTS, weights), || of_file(MOMENTS, moments));
@@ -171,7 +171,7 @@ fn hash(weights: &[u8], moments: &[u8]) -> std::result::Result<HashedState, Stri
     Ok(HashedState { files, weights: weights.digests, moments: moments.digests })
 }
 
-/// Makes an empty folder, in place of what an interrupted checkpoint left there.
+/// Makes an empty folder, instead of what an interrupted checkpoint left there.
 fn make_anew(folder: &Path) -> Result<()> {
     if folder.exists() {
         remove_folder(folder)?;
@@ -179,7 +179,7 @@ fn make_anew(folder: &Path) -> Result<()> {
     create_folder_of_part(folder)
 }
 
-/// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run goes on
+/// Moves a written checkpoint to its name. What has that name was refused or is the same state, since a run continues
 /// from its newest good checkpoint.
 fn put_in_place(temporary: &Path, path: &Path) -> Result<()> {
     if path.exists() {

@@ -41,7 +41,7 @@ impl Operator {
         }
     }
 
-    /// The result; `None` where the result is not an integer or does not fit.
+    /// The result; `None` if the result is not an integer or does not fit.
     pub(in crate::tasks) fn apply(self, left: i64, right: i64) -> Option<i64> {
         match self {
             Self::Add => left.checked_add(right),
@@ -92,7 +92,7 @@ impl Expression {
         Self(tokens)
     }
 
-    /// Parses a text; `None` where the text is not an expression.
+    /// Parses a text; `None` if the text is not an expression.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut tokens = Vec::new();
         let mut rest = text;

@@ -120,7 +120,7 @@ pub(super) fn add_level(schema: &mut Schema) {
     }
 }
 
-/// A task's table with the values of its `level` in place of that key; keys that the table gives keep their values.
+/// A task's table with the values of its `level` instead of that key; keys that the table gives keep their values.
 /// `root` begins the path in messages.
 pub(in crate::tasks) fn spell_out_level(root: &str, mut table: Table) -> Result<Table, SettingsError> {
     let Some(level) = table.remove("level") else { return Ok(table) };

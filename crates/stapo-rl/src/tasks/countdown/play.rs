@@ -20,7 +20,7 @@ struct Move {
     right_idx: usize,
 }
 
-/// Joins all numbers by random operations; `None` where an operation gives a fraction or a negative number.
+/// Joins all numbers by random operations; `None` if an operation gives a fraction or a negative number.
 pub(super) fn join_at_random(numbers: &[i64], key: Key) -> Option<i64> {
     let mut values = numbers.to_vec();
     for step in 0.. {

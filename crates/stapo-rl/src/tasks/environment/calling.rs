@@ -31,7 +31,7 @@ impl Tools {
 
 pub(super) struct Calling<'a> {
     pub tools: &'a Tools,
-    /// What judges the answer; `None` where nobody does.
+    /// What judges the answer; `None` if nothing does.
     pub judge: Option<(&'a Task, Rewards)>,
 }
 

@@ -32,7 +32,7 @@ pub struct ToolsSpec {
     /// How the policy writes calls.
     #[serde(default)]
     pub format: CallFormat,
-    /// The role of messages with observations; that of the format where absent: `tool`, `ipython` for `llama3`, or `user`.
+    /// The role of messages with observations; by default that of the format: `tool`, `ipython` for `llama3`, or `user`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
 }
@@ -172,7 +172,7 @@ impl EnvironmentSpec {
         !matches!(self, Self::Tools(_))
     }
 
-    /// The longest time of an answer in seconds; 0 where answers take no time that counts.
+    /// The longest time of an answer in seconds; 0 if answers take no time that counts.
     pub(crate) fn answer_limit(&self) -> f64 {
         match self {
             Self::Tools(spec) => spec.tools.iter().map(ToolSpec::call_limit).fold(0.0, f64::max),
@@ -182,7 +182,7 @@ impl EnvironmentSpec {
         }
     }
 
-    /// The answers that its programs give at the same time; `None` where the machine decides.
+    /// The answers that its programs give at the same time; `None` if the machine decides.
     pub(crate) fn answers_at_once(&self) -> Option<usize> {
         match self {
             Self::Tools(spec) => spec.tools.iter().filter_map(ToolSpec::workers).min(),

@@ -169,7 +169,7 @@ fn a_prompt_that_the_template_refuses_or_the_tokenizer_loses_is_named() {
     rows[120] = "???".into();
     let plan = plan(folder.path(), &rows, &[]);
     let said = Trainer::new(&plan, &device(), Programs::Never).err().unwrap().to_string();
-    assert!(said.contains("problem \"rows-121\": the tokenizer makes no token"), "{said}");
+    assert!(said.contains("problem \"rows-121\": the tokenizer turns its prompt into no token"), "{said}");
     let picky = "{% for m in messages %}{% if m.content == '???' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}";
     let path = chat_model(folder.path(), picky).display().to_string();
     let model = PromptModel::open(&ModelSource::Path { path }).unwrap();

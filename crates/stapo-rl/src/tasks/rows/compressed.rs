@@ -47,7 +47,7 @@ fn limited<R: Read>(source: R, max_bytes: u64) -> Limited<R> {
     Limited { source, max_bytes, n_bytes: 0 }
 }
 
-/// A reader that fails behind `max_bytes`. A few kilobytes can decompress to terabytes.
+/// A reader that fails after `max_bytes`. A few kilobytes can decompress to terabytes.
 struct Limited<R> {
     source: R,
     max_bytes: u64,

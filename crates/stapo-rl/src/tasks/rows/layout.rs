@@ -33,9 +33,9 @@ pub(super) type Refusal = (String, String);
 pub(super) struct RowLayout {
     problem: FieldPath,
     answer: AnswerField,
-    /// `None` where the spec names no field of a solution.
+    /// `None` if the spec names no field of a solution.
     solution: Option<FieldPath>,
-    /// `None` where ids are numbers of rows.
+    /// `None` if ids are numbers of rows.
     id: Option<FieldPath>,
 }
 

@@ -60,7 +60,7 @@ fn matching(entry: &Path, pattern: &str) -> Result<Vec<PathBuf>, TaskError> {
         TaskError::File {
         path: entry.to_path_buf(),
         problem,
-        remedy: "* and ? stand for parts of a name, ** for any folders; the path is taken from the folder the program was started in".into(),
+        remedy: "* and ? match parts of a name, ** matches any folders; a path begins at the folder in which the program was started".into(),
     }
     };
     let found = glob::glob(pattern).map_err(|error| refuse(error.to_string()))?;

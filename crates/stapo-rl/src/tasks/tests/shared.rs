@@ -1,4 +1,4 @@
-//! Tests on the real data sets, for machines that have these beside the repository.
+//! Tests on the real data sets, for machines that have these next to the repository.
 
 use super::*;
 

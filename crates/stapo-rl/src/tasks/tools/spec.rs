@@ -59,7 +59,7 @@ pub struct PythonToolSpec {
     pub imports: Vec<String>,
     #[serde(flatten)]
     pub limits: Limits,
-    /// Runs programs with limits only, where this machine has no way to keep them apart.
+    /// Runs programs without isolation, with limits only, if this machine cannot isolate them.
     pub unsafe_code: bool,
 }
 
@@ -160,7 +160,7 @@ impl OwnCommandSpec {
 }
 
 impl ToolSpec {
-    /// The program that the tool starts outside of the sandbox; `None` where it starts none.
+    /// The program that the tool starts outside of the sandbox; `None` if it starts none.
     pub fn program(&self) -> Option<CommandSpec> {
         match self {
             Self::Calculator | Self::Search(_) | Self::Finish => None,
@@ -182,7 +182,7 @@ impl ToolSpec {
         }
     }
 
-    /// Processes that answer calls at the same time; `None` where the machine decides.
+    /// Processes that answer calls at the same time; `None` if the machine decides.
     pub(crate) fn workers(&self) -> Option<usize> {
         match self {
             Self::Calculator | Self::Search(_) | Self::Finish | Self::Python(_) => None,

@@ -58,7 +58,7 @@ stapo.app = (() => {
     for (const tab of document.querySelectorAll("#tabs a"))
       tab.toggleAttribute("aria-current", tab.dataset.view === view);
     document.title = (params.get("run") || "runs") + " – STAPO";
-    // What changes while a view is made is told to it afterwards.
+    // A view receives what changed while it was made afterwards.
     const missed = new Set();
     const mine = { update: (changed) => changed.forEach((id) => missed.add(id)) };
     current = mine;

@@ -84,7 +84,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  // Colours are variables of the page; a file of its own needs them as numbers.
+  // Colours are variables of the page; a separate file needs them as numbers.
   const resolved = (text) => {
     const probe = element("span");
     document.body.append(probe);
@@ -113,7 +113,7 @@
   const area = (xs, low, high) =>
     path([...xs.map((x, i) => [x, high[i]]), ...xs.map((x, i) => [x, low[i]]).reverse()]) + "Z";
 
-  // options: id, title, note, unit; onRange(from, to) is told of a zoom, with nothing for the whole axis.
+  // options: id, title, note, unit; onRange(from, to) is called after a zoom, with nothing for the whole axis.
   stapo.chart = (options) => {
     const figure = element("figure", "live");
     figure.id = options.id;
@@ -336,7 +336,7 @@
       plot.replaceChildren(drawing);
     };
 
-    // The text under the pointer: an area beside the nearest x, handed to the shared tip.
+    // The text under the pointer: an area next to the nearest x, handed to the shared tip.
     const describe = (event) => {
       if (!frame || frame.curves.length + frame.bands.length === 0) return;
       const box = plot.firstChild.getBoundingClientRect();
@@ -394,7 +394,7 @@
       if (!frame || event.target !== frame.hit || event.pointerType !== "touch") return;
       fingers.set(event.pointerId, partAt(event.clientX));
       takeGrip();
-      // What a finger moves is drawn anew under the finger, so the figure takes its events.
+      // What a finger moves is redrawn under the finger, so the figure takes its events.
       if (isMoving()) for (const id of fingers.keys()) plot.setPointerCapture(id);
       describe(event);
     });

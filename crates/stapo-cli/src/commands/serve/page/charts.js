@@ -118,7 +118,7 @@ stapo.runCharts = (() => {
       });
     return [...charts, ...others];
   };
-  // The name of a curve beside its siblings. A key that the catalogue does not know, such as a reward, names itself.
+  // The name of a curve among its siblings. A key that the catalogue does not know, such as a reward, names itself.
   const label = (key) =>
     metrics.get(key)?.short ||
     key

@@ -234,7 +234,7 @@
     return { bar, state, setRange, key };
   };
 
-  // The charts that stand in front, in their order, in every run. A browser that keeps nothing forgets them.
+  // The charts that come first, in their order, in every run. A browser that keeps nothing forgets them.
   const PINS = "stapo-charts";
   const readPins = () => {
     try {

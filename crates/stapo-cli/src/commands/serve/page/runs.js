@@ -198,7 +198,7 @@
       return found.sort((a, b) => sign * order(a, b) || a.id.localeCompare(b.id));
     };
 
-    // What differs between the runs that are shown stands beside each name.
+    // What differs between the runs that are shown is next to each name.
     const tag = async (found) => {
       const ids = found.map((row) => row.id);
       const asked = ids.join("\n");

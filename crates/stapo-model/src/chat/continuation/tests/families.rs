@@ -68,7 +68,7 @@ const QWEN: Style = Style {
     change: Change::None,
 };
 
-/// Qwen3 without thinking: earlier turns lose what stands before `</think>`.
+/// Qwen3 without thinking: earlier turns lose what is before `</think>`.
 const QWEN3: Style = Style {
     name: "qwen3",
     source: r#"{%- set ns = namespace(last=messages|length - 1) %}

@@ -27,7 +27,7 @@ fn an_override_may_name_a_key_of_an_absent_table() {
     let supervised = PretrainConfig::fine_tuning();
     let rows = ["data={kind=\"jsonl\",path=\"a\"}", "data.chat_arguments.x=1"];
     assert!(PretrainConfig::with_defaults(&supervised, &RawConfig::new("", rows).unwrap()).is_ok());
-    // Keys that the type does not have are refused beside those that it has.
+    // Keys that the type does not have are refused, unlike those that it has.
     assert!(complaint("", &["update.reus.max=4"]).contains("did you mean `reuse`?"));
     assert!(complaint("", &["rollout.lengths.mean=20"]).contains("the key `sigma` is missing"));
     assert!(complaint("", &["rollout.xyzzy.a=1"]).contains("lengths, source"));
