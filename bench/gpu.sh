@@ -115,6 +115,8 @@ if [ $quick -eq 0 ]; then
         run "family-$shape-decode-512" 150 "$bench" decode --large=$number
         number=$((number + 1))
     done
+    # Of Gemma's size.
+    run family-qwen3-4b-train 150 "$bench" train --large=8 --8bit=1 --steps=2
     run torch 200 python3 "$here/gpu/torch_train.py"
     run step-14b 360 "$bench" step --shape=3 --8bit=1
 fi
