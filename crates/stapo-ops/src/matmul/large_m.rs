@@ -9,6 +9,8 @@ use crate::swiglu::Gate;
 
 /// Rows of the weight in a tile, as in large_m.cu.
 const COLUMNS: usize = 192;
+/// Fewer rows, as decode has them, are a few rounds of tiles, and the last round's results are finished while nothing is multiplied.
+const LEAST_ROWS: usize = 1024;
 /// Blocks of a cluster, as in large_m.cu.
 const SHARING: usize = 2;
 
@@ -68,7 +70,8 @@ impl Tiling {
     }
 
     fn fills(self, d: Dims, n_clusters: usize) -> bool {
-        8 * d.tokens * d.outputs >= self.least_eighths * self.n_possible(d, n_clusters)
+        d.tokens >= LEAST_ROWS
+            && 8 * d.tokens * d.outputs >= self.least_eighths * self.n_possible(d, n_clusters)
     }
 }
 
