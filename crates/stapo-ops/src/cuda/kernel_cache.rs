@@ -77,7 +77,8 @@ pub(super) fn compile_ahead(targets: Vec<Target>) -> Vec<JoinHandle<()>> {
             left.push_back((target, Arc::clone(entry.insert(Compiled::default()))));
         }
     }
-    let n_threads = thread::available_parallelism().map_or(1, usize::from).min(left.len());
+    // Half of the cores: with a thread on each the first sources, which are needed first, come as late as the last.
+    let n_threads = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)).min(left.len());
     let left = Arc::new(Mutex::new(left));
     let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = move || {

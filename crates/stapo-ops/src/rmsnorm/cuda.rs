@@ -8,6 +8,8 @@ use crate::{Float, Write, pitch_of};
 
 /// The most threads of a row, each with eight columns; the threads of a wider row loop.
 const MAX_THREADS: usize = 1024;
+/// Rows from which on each has a warp: fewer leave multiprocessors without one.
+const MANY_ROWS: usize = 1024;
 /// Warps of a block that takes a row with each.
 const WARPS: usize = 8;
 /// The widest row whose gradient a block of threads holds in registers.
@@ -78,7 +80,7 @@ fn source(x: Slice) -> &'static Source {
 /// Whether rows are so many that each has a warp, and so wide as the warps' kernels take them.
 fn fits_warps(d: Dims) -> bool {
     let is_wide = d.width.is_multiple_of(256) && (256..=4096).contains(&d.width);
-    is_wide && d.tokens > small_m::MAX_ROWS
+    is_wide && d.tokens >= MANY_ROWS
 }
 
 fn forward_add_by_warps(

@@ -7,7 +7,7 @@ use crate::device::Backend;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::matmul::large_m::{self, Operands, Output};
 use crate::testing::{bits, weight};
-use crate::{Buffer, Device, Weight, matmul, swiglu};
+use crate::{Buffer, Device, Weight, matmul, rmsnorm, swiglu};
 
 fn cuda_of(device: &Device) -> &Cuda {
     let Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
@@ -80,6 +80,35 @@ fn deep_products_of_many_rows_on_cuda_give_the_bits_of_few() {
             let d = matmul::Dims { tokens, inputs, outputs };
             let y = run(device, Output::Deep, d, &x, &w);
             assert!(bits(&y) == bits(&expected[..tokens * outputs]), "{d:?}");
+        }
+    }
+}
+
+#[test]
+fn norms_of_many_rows_on_cuda_give_the_bits_of_few() {
+    let Some(device) = &gpu(Precision::Bf16) else { return };
+    for width in [256, 1536, 2048, 2560, 4096] {
+        let rows = 1100;
+        let (x, addend) =
+            (compute(device, &numbers(1, rows * width)), compute(device, &numbers(2, rows * width)));
+        let weight = compute(device, &numbers(3, width));
+        let norm = |range: std::ops::Range<usize>| {
+            let (n, elements) = (range.len(), range.start * width..range.end * width);
+            let [mut sum, mut normed] = [(); 2].map(|()| empty(device, n * width));
+            let mut inv_rms = device.zeros(n).unwrap();
+            let stream = x.range(elements.clone());
+            let residual = rmsnorm::Residual { stream, addend: addend.range(elements) };
+            let out = rmsnorm::Out { normed: normed.view_mut(), inv_rms: inv_rms.view_mut() };
+            let dims = rmsnorm::Dims { tokens: n, width, eps: 1e-6 };
+            rmsnorm::forward_add(device, dims, residual, weight.view(), sum.view_mut(), out);
+            [sum, normed, inv_rms].map(|buffer| bits(&buffer.view().to_vec()))
+        };
+        let all = norm(0..rows);
+        for start in (0..rows).step_by(100) {
+            let few = norm(start..start + 100);
+            for (few, (all, width)) in few.iter().zip(all.iter().zip([width, width, 1])) {
+                assert!(*few == all[start * width..(start + 100) * width], "{width} columns, row {start}");
+            }
         }
     }
 }

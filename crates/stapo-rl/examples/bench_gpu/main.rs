@@ -437,16 +437,16 @@ fn fill_adapters(policy: &mut Policy) {
     });
 }
 
-/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, Gemma 3 4B, OLMo 3 7B, Mistral 7B, Qwen3.5-9B or a hybrid of 2B, with as
-/// many layers as `--layers` says.
+/// The shape that `--large` asks for, of Qwen3-1.7B, 8B or 32B, Gemma 3 4B, OLMo 3 7B, Mistral 7B, Qwen3.5-9B, a hybrid of 2B or
+/// Qwen3-4B, with as many layers as `--layers` says.
 fn shape(options: &Options) -> Result<ModelConfig, Failure> {
     let names =
         ["qwen3-1.7b", "qwen3-8b", "qwen3-32b", "gemma-3-4b", "olmo-3-7b", "mistral-7b", "qwen3.5-9b"];
     let number = options.get("large", 0);
-    let config = if number == names.len() {
-        hybrid_2b()
-    } else {
-        ModelConfig::known(names.get(number).ok_or("--large: expected 0 to 7")?)
+    let config = match number {
+        7 => hybrid_2b(),
+        8 => ModelConfig::known("qwen3-4b"),
+        number => ModelConfig::known(names.get(number).ok_or("--large: expected 0 to 8")?),
     };
     let mut config = config.ok_or("a known shape")?;
     let layer = config.layers[0].clone();
