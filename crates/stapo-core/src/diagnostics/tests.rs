@@ -106,6 +106,9 @@ fn rewarding_an_improbable_token_raises_entropy_and_a_probable_one_lowers_it() {
     let h = 0.5;
     assert!(entropy_change_of_sample(1e-3, 0.001f64.ln(), h, 1.0) > 0.0);
     assert!(entropy_change_of_sample(1e-3, 0.9f64.ln(), h, 1.0) < 0.0);
+    // The mean advantage is that of the token alone, 0.25 * 2.
+    let expected = -1e-3 * 0.25 * (0.25f64.ln() + h) * (2.0 - 0.5);
+    assert!((entropy_change_of_sample(1e-3, 0.25f64.ln(), h, 2.0) - expected).abs() < 1e-15);
 }
 
 #[test]

@@ -174,14 +174,17 @@ mod tests {
     use stapo_model::ModelConfig;
     use stapo_model::decoder::Recompute;
 
-    fn plan() -> Plan {
-        let text = "rollout = { problems_per_step = 100, max_response_tokens = 512 }\nupdate = { problems_per_minibatch = 50 }";
-        Plan::resolve(Config::from_toml(text, []).unwrap()).unwrap()
+    fn plan(n_problems: usize) -> Plan {
+        let text = format!(
+            "rollout = {{ problems_per_step = {n_problems}, max_response_tokens = 512 }}\nupdate = {{ problems_per_minibatch = {} }}",
+            n_problems / 2
+        );
+        Plan::resolve(Config::from_toml(&text, []).unwrap()).unwrap()
     }
 
     #[test]
     fn sizes_grow_to_the_full_step() {
-        let rollout = plan().config.rollout;
+        let rollout = plan(100).config.rollout;
         assert_eq!(sizes(&rollout), [(2, 64), (2, 512), (8, 512), (32, 512), (100, 512)]);
         let tiny =
             crate::plan::config::RolloutConfig { problems_per_step: 1, max_response_tokens: 9, ..rollout };
@@ -190,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_small_measured_step_corrects_the_whole_run() {
-        let plan = plan();
+        let plan = plan(20);
         let model = ModelConfig::known("qwen3-0.6b").unwrap();
         let machine = Machine::by_name("cpu").unwrap();
         let lengths = Lengths { prompt_mean: 40.0, response_mean: 200.0, response_limit: 512, spread: 0.5 };

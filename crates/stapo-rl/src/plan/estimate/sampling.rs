@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_batch_too_large_to_simulate_is_simulated_in_part() {
         let lengths = Lengths { prompt_mean: 10.0, response_mean: 20.0, response_limit: 40, spread: 0.5 };
-        let small = on_ranks(&work(1 << 10, 1 << 3, lengths), 16);
+        let small = on_ranks(&work(1 << 6, 1 << 3, lengths), 16);
         let large = on_ranks(&work(1 << 20, 1 << 10, lengths), 16);
         let growth = large.mean_seconds / small.mean_seconds;
         assert!(growth.is_finite() && growth > 2e4, "{growth}");
