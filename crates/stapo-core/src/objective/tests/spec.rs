@@ -220,3 +220,27 @@ fn dapo_asks_for_dynamic_sampling_and_overlong_shaping() {
     assert_eq!([0, 16384, 18432, 20480].map(|n| overlong.penalty(n)), [0.0, 0.0, -0.5, -1.0]);
     assert!(!preset("entropy20").unwrap().rollout.dynamic_sampling);
 }
+
+/// One response of four tokens with three kept, and one that is silenced altogether.
+#[test]
+fn a_silenced_response_leaves_the_mean_or_stays_in_it() {
+    let kept = SequenceTally {
+        n_tokens: 4,
+        n_kept: 3,
+        loss: 6.0,
+        ratio_min: 0.5,
+        ratio_max: 2.0,
+        ..Default::default()
+    };
+    let silenced = SequenceTally { n_tokens: 2, n_silenced: 2, ..Default::default() };
+    for (silenced_responses, scale) in [(SilencedResponses::Leave, 1.0), (SilencedResponses::Stay, 0.5)] {
+        let spec = ObjectiveSpec {
+            aggregate: Aggregate::SequenceMeanOfTokenMean,
+            denominator: Denominator::KeptTokens { silenced_responses },
+            ..ObjectiveSpec::from_preset("grpo").unwrap()
+        };
+        let tally = spec.total(&[kept, silenced]);
+        assert_eq!((tally.scale, tally.loss, tally.n_sequences), (scale, 6.0 * scale, 2));
+        assert_eq!((tally.ratio_min, tally.ratio_max), (0.5, 2.0), "only kept tokens have ratios");
+    }
+}
