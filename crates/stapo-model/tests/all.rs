@@ -18,6 +18,7 @@ mod hostile_tokenizers;
 mod inside;
 mod quantised;
 mod real_model;
+mod resumed;
 mod reward_models;
 mod shared_prompts;
 mod speculation;

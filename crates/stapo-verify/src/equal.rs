@@ -244,11 +244,13 @@ fn same_named(answer: &Answer, reference: &Answer, budget: &mut Budget) -> Bound
 }
 
 /// Whether two antiderivatives with a free constant C differ by a constant: `\\sin^2x+C` and `-\\cos^2x+C`. A difference
-/// that is the same at x and at 2x+1, wherever it is evaluated, is a constant.
+/// that is the same at x and at 2x+1, wherever it is evaluated, is a constant. Rounded numbers are not antiderivatives: `\\lfloor
+/// x\\rfloor` and `\\lceil x\\rceil` differ by one nearly everywhere.
 fn same_antiderivative(a: &Expr, r: &Expr, budget: &mut Budget) -> Bounded<bool> {
     let (Some(a), Some(r)) = (without_constant(a), without_constant(r)) else { return Ok(false) };
     let difference = Expr::Add(vec![a, r.negated()]);
-    if difference.any(|node| matches!(node, Expr::Call(func, _) if func.is_discrete())) {
+    let has_steps = |func: &Func| func.is_discrete() || matches!(func, Func::Floor | Func::Ceil);
+    if difference.any(|node| matches!(node, Expr::Call(func, _) if has_steps(func))) {
         return Ok(false);
     }
     let [name] = difference.variables()[..] else { return Ok(false) };
