@@ -118,7 +118,7 @@ fn plans_have_their_numbers() {
         ["assumed", "machine", "here", "source", "origin", "notes", "name", "per_second", "is_measured"];
     let mut sections = Vec::new();
     for (name, args) in &cases {
-        let has_config = args.first().is_some_and(|first| first.contains(".toml"));
+        let has_config = args.first().is_some_and(|first| !first.starts_with("--"));
         let config: &[&str] = if has_config || args.contains(&"cpu") { &[] } else { &[small] };
         let machine: &[&str] = if args.contains(&"cpu") { &[] } else { &["--machine", "h100"] };
         let all = [&["plan"], config, args, machine].concat();
