@@ -101,11 +101,12 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// Variables of builds, tests and processes that the program starts itself.
-    const INTERNAL: [&str; 8] = [
+    const INTERNAL: [&str; 9] = [
         "STAPO_COMMIT",
         "STAPO_PROFILE",
         "STAPO_TARGET",
         "STAPO_WRITE_DOCS",
+        "STAPO_WRITE_GOLDENS",
         "STAPO_NO_ROOM",
         "STAPO_DISK_FAULT",
         "STAPO_DISK_TRACE",
