@@ -140,8 +140,9 @@ mod tests {
         let keys_and_values = 1_000_000 * config.kv_numbers_per_token();
         assert!(config.state_bytes(4) < keys_and_values);
         assert_eq!(config.sequence_bytes(1_000_000, 1, 4), 2 * 4 * keys_and_values);
-        // On a GPU in bf16 a state is f32, and a chunk of keys, values and decays is kept with it.
-        let state = 32 * (128 * 128 * 4 + 64 * (2 * 128 * 2 + 4)) + 3 * 8192 * 2;
+        // On a GPU in bf16 a state is f32. Kept with it are a chunk of keys and values, a block of 16 rows more, decays and the
+        // system of a block.
+        let state = 32 * (128 * 128 * 4 + (2 * 64 + 16) * 128 * 2 + (64 + 16 * 16) * 4) + 4 * 8192 * 2;
         assert_eq!(config.layers[0].state_bytes(2), state);
     }
 }
