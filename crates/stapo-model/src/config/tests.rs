@@ -302,3 +302,10 @@ fn impossible_values_are_refused_by_key() {
     check_refused(&json!({"eos_token_id": [2, "x"]}), &["eos_token_id"]);
     check_refused(&json!({"eos_token_id": 100}), &["100", "vocabulary"]);
 }
+
+#[test]
+fn a_reward_model_without_a_padding_token_pads_with_its_first_stop() {
+    let config = ModelConfig { stops: vec![7, 9], ..ModelConfig::known("qwen3-0.6b").unwrap() };
+    let padding = |given| config.clone().with_score(given).score.unwrap().padding;
+    assert_eq!((padding(None), padding(Some(3))), (Some(7), Some(3)));
+}

@@ -380,6 +380,12 @@ mod tests {
             "special_tokens": {"<s>": {"id": "<s>", "ids": vec![0; n_ids], "tokens": vec!["a"; n_tokens]}}})
     }
 
+    fn undefined(n_pieces: usize) -> Value {
+        let mut template = template(n_pieces, 1, 1);
+        template.as_object_mut().unwrap().remove("special_tokens");
+        template
+    }
+
     /// A value at its limit is taken, and the next one refused.
     #[test]
     fn limits_hold_exactly() {
@@ -404,6 +410,7 @@ mod tests {
             ("/post_processor", template(32, 1, 1), template(33, 1, 1), "more than 32 pieces"),
             ("/post_processor", template(1, 32, 32), template(1, 33, 33), "as many ids as tokens"),
             ("/post_processor", template(0, 2, 2), template(0, 2, 1), "as many ids as tokens"),
+            ("/post_processor", undefined(0), undefined(1), "without defining it"),
             ("/model/unk_token", json!("ab"), json!("c"), "is not in the vocabulary"),
             ("/model/unk_token", json!(null), json!(1), "is not in the vocabulary"),
             ("/model/dropout", json!(0.0), json!(0.1), "leaves out merges"),
