@@ -1,30 +1,12 @@
 """Times causal attention of cuDNN through PyTorch at the shapes of bench_gpu_ops: one JSON line for each."""
 
 import json
-import time
 
 import torch
+from timing import seconds
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 QUERY_HEADS, KV_HEADS, DIM = 16, 8, 128
-
-
-def seconds(call):
-    """Seconds that a call takes, in the best of several batches of calls after a pause, as bench_gpu_ops measures it."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    time.sleep(1)
-    times = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e4)
-    return min(times)
 
 
 def tensor(sequences, heads, length):

@@ -5,10 +5,10 @@ the norms around it, as the op of this project has; "recurrence" is the kernel a
 """
 
 import json
-import time
 
 import torch
 import torch.nn.functional as F
+from timing import seconds
 
 try:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -20,24 +20,6 @@ except ImportError:
     NAME = "transformers"
 
 DIM, KERNEL = 128, 4
-
-
-def seconds(call):
-    """Seconds that a call takes, in the best of three batches of ten calls after a pause. The first call compiles Triton's kernels."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    time.sleep(1)
-    times = []
-    for _ in range(3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e4)
-    return min(times)
 
 
 def both(call, inputs):
