@@ -405,7 +405,7 @@ impl<T: Float> Policy<T> {
     }
 }
 
-/// The parts of a model that have kernels of their own.
+/// The parts of a model that have separate kernels.
 fn kernel_uses(config: &ModelConfig, lora: Option<&LoraSpec>) -> Vec<KernelUse> {
     let of_layer = |layer: &LayerSpec| match &layer.mixer {
         Mixer::Attention(attention) => KernelUse::Attention { head_dim: attention.heads.dim },

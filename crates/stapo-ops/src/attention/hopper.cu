@@ -27,7 +27,7 @@ struct SwizzledTile {
 
 #define FOUR_SET(d, j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
 
-// d = a b^T as wgmma_shared below. That d has no value before is told to the compiler: otherwise it would keep registers for
+// d = a b^T as wgmma_shared below. The compiler must know that d has no value before: otherwise it would keep registers for
 // that value.
 __device__ __forceinline__ void wgmma_shared_set(float (&d)[8][4], u64 a, u64 b) {
     asm volatile(

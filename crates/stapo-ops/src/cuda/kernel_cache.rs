@@ -67,8 +67,8 @@ impl Target {
     }
 }
 
-/// Starts threads that compile what the folder does not have, first targets first. [`Target::load`] waits for them; a failure is told
-/// of there.
+/// Starts threads that compile what the folder does not have, first targets first. [`Target::load`] waits for them and reports
+/// a failure.
 pub(super) fn compile_ahead(targets: Vec<Target>) -> Vec<JoinHandle<()>> {
     let is_new = |target: &Target| !target.path().is_some_and(|path| path.exists());
     let mut left = VecDeque::new();

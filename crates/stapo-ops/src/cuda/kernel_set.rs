@@ -6,7 +6,7 @@ use super::kernels::{SOURCES, Scope, Source};
 /// The width of a head that most models have.
 pub(super) const LIKELY_HEAD_DIM: usize = 128;
 
-/// A part of a model that has kernels of its own.
+/// A part of a model that has separate kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KernelUse {
     /// Layers with attention, and what all models with such layers use.
@@ -55,7 +55,7 @@ impl KernelSet {
         self.in_order(SOURCES.iter().filter(is_common), 0)
     }
 
-    /// Those that a part of a model uses from its first step on, beside those that every model uses.
+    /// Those that a part of a model uses from its first step on, in addition to those that every model uses.
     pub fn used_by(&self, part: KernelUse) -> impl Iterator<Item = Target> {
         let is_used = move |source: &&&'static Source| self.is_used(source, part);
         self.in_order(SOURCES.iter().filter(is_used), part.head_dim())

@@ -1,7 +1,7 @@
 // Products of many rows (a large M) whose results are finished before they reach memory: y = x W^T, and with joined adapters what
 // these add, each element one chain over the depth in steps of 16, as in every other product, and so the same bits.
-// - gated: silu(g) u, or gelu(g) u, with g and u the two halves of x W^T. A kernel of its own would read both again.
-// - deep: the sum of several chains, each over a part of the depth (split-K). The sums stay in registers; as products of their own,
+// - gated: silu(g) u, or gelu(g) u, with g and u the two halves of x W^T. A separate kernel would read both again.
+// - deep: the sum of several chains, each over a part of the depth (split-K). The sums stay in registers; as separate products,
 //   chains would write f32 and a further kernel would read it.
 //
 // A block computes M rows and N columns at a time and goes on to other tiles; there are as many blocks as multiprocessors. One warp

@@ -139,7 +139,7 @@ fn n_clusters(cuda: &Cuda) -> usize {
     cuda.gpu.multiprocessors as usize / SHARING
 }
 
-/// Whether [`run`] may be called with the same arguments, and is faster than products of their own.
+/// Whether [`run`] may be called with the same arguments, and is faster than separate products.
 pub(crate) fn pays(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
     let n_clusters = n_clusters(cuda);
     output.tiling(of.d, n_clusters).fills(of.d, n_clusters) && fits(output, cuda, of, y)

@@ -408,7 +408,7 @@ impl Needs<'_> {
         rows.max(least)
     }
 
-    /// What an engine takes beside its keys and values, with up to `rows` rows in a step.
+    /// What an engine takes in addition to its keys and values, with up to `rows` rows in a step.
     fn engine_bytes(&self, rows: usize) -> u64 {
         let EngineSettings { max_rows, max_sequences, .. } = EngineSettings::default();
         let drawn = rows.min(max_sequences.max(max_rows));

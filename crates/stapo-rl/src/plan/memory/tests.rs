@@ -55,7 +55,7 @@ fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_lar
     assert_eq!(n_sequences("evaluation={problems=5,samples=1}"), 6);
 }
 
-/// A step of more rows takes more memory beside keys and values, which the plan counts.
+/// A step of more rows takes more memory in addition to keys and values; the plan counts it.
 #[test]
 fn a_gpu_with_more_memory_samples_in_larger_steps() {
     let planned = |settings: &[&str], free: Option<u64>| {
