@@ -108,7 +108,7 @@ def theirs(args):
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    rows = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(args.data).read_text().split("\n") if line.strip()]
     prompts = [
         {
             "prompt": [{"role": "user", "content": TEMPLATE.replace("{{ problem }}", row["problem"])}],
