@@ -64,14 +64,31 @@ KERNEL sum_of_parts_bf16(const float* parts, bf16* y, u64 n, int n_parts) {
     store8(y + at, 0, 8, true, sum);
 }
 
-// to[j] += the sum over rows of parts [rows, columns], in order.
+// to[j] += the sum over rows of parts [rows, columns], in order. One warp sums 32 columns, while all eight load the rows behind.
 KERNEL column_sums_add(const float* parts, float* to, int rows, int columns) {
-    int j = element();
-    if (j >= columns) return;
-    float sum = 0.0f;
+    constexpr int WARPS = 8, EACH = 16, ROWS = WARPS * EACH;
+    __shared__ float tiles[2][ROWS][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = blockIdx.x * 32 + lane;
+    float ahead[EACH], sum = 0.0f;
+    auto load = [&](int start) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            int r = start + i * WARPS + warp;
+            ahead[i] = r < rows && j < columns ? parts[(size_t)r * columns + j] : 0.0f;
+        }
+    };
+    load(0);
+    for (int start = 0, stage = 0; start < rows; start += ROWS, stage ^= 1) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) tiles[stage][i * WARPS + warp][lane] = ahead[i];
+        __syncthreads();
+        load(start + ROWS);
+        if (warp > 0) continue;
+        int n = min(ROWS, rows - start);
 #pragma unroll 16
-    for (int r = 0; r < rows; ++r) sum += parts[(size_t)r * columns + j];
-    to[j] += sum;
+        for (int r = 0; r < n; ++r) sum += tiles[stage][r][lane];
+    }
+    if (warp == 0 && j < columns) to[j] += sum;
 }
 
 // parts [gridDim.y, columns]: the sums of consecutive rows of x [rows, columns].

@@ -12,7 +12,7 @@ pub(crate) fn parts_for(cuda: &Cuda, rows: usize) -> usize {
 /// `to[j] +=` the sum over rows of parts `[rows, columns]`, in order.
 pub(crate) fn add_column_sums(cuda: &Cuda, parts: Slice, rows: usize, to: Slice) {
     let launch = cuda.kernel(&ELEMENTWISE, "column_sums_add").arg(parts).arg(to).arg(rows).arg(to.len);
-    launch.run([to.len.div_ceil(64), 1], 64, 0);
+    launch.run([to.len.div_ceil(32), 1], 256, 0);
 }
 
 /// The most blocks in the second dimension of a grid.
