@@ -28,8 +28,8 @@ struct DecodeShared {
     float scores[2][CHUNK];
     float near[BLOCK];
     float log_decay[CHUNK], c[CHUNK];
-    // The row's value and its output.
-    bf16 value[DIM], out[DIM];
+    // The row's value and its output, and the norm's weight.
+    bf16 value[DIM], out[DIM], norm[DIM];
     float beta;
 };
 
@@ -96,14 +96,13 @@ __device__ __forceinline__ void mix_row(DecodeShared& s, const DecodeArgs& a, in
     *(uint4*)(a.carried + kept * h.conv_width() + column) = x;
 }
 
-// The norm of the row's output, by one warp.
-__device__ __forceinline__ void norm_row(const DecodeShared& s, const DecodeArgs& a, int token, int head) {
-    const Heads& h = a.chunk.h;
+// The norm of the row's output, by one warp. gate: z, by lane.
+__device__ __forceinline__ void norm_row(const DecodeShared& s, const DecodeArgs& a, uint4 gate, int token, int head) {
     int at = threadIdx.x % HEAD_LANES * 8;
     float x[8], z[8], w[8];
     widen8(x, *(const uint4*)(s.out + at));
-    widen8(z, *(const uint4*)(a.chunk.raw + (size_t)token * h.input_width() + h.conv_width() + head * DIM + at));
-    widen8(w, *(const uint4*)(a.norm + at));
+    widen8(z, gate);
+    widen8(w, *(const uint4*)(s.norm + at));
     norm_columns(x, z, w, a.eps);
     if (threadIdx.x < HEAD_LANES) store8_anywhere(a.out + (size_t)token * a.pitch + head * DIM + at, x);
 }
@@ -151,47 +150,57 @@ __device__ __forceinline__ void weigh_row(DecodeShared& s, float* numbers, int t
     __syncthreads();
 }
 
-// The output, the corrected value and the side of sixteen columns from `column` on. state: S^T by sixteen keys.
-__device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* state, int column, int t) {
+// The outputs, the corrected values and the sides of a warp's 32 columns from `column` on. state: S^T by sixteen columns and sixteen keys.
+__device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4 (*state)[DIM / 16], int column, int t) {
     int lane = threadIdx.x % 32, block = t / BLOCK * BLOCK;
     // Column 0 is of the key, column 1 of the query: the first lane of four has both.
-    float row[4] = {};
+    float rows[2][4], solved[2][4];
     u32 left[4], right[4];
+    zero(rows);
+    zero(solved);
 #pragma unroll
     for (int keys = 0; keys < DIM / 16; ++keys) {
-        u32 read[4] = {state[keys].x, state[keys].y, state[keys].z, state[keys].w};
         load_by_rows(right, s.pair, STRIDE, 0, keys * 16);
-        mma(row, read, right);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            uint4 x = state[half][keys];
+            u32 read[4] = {x.x, x.y, x.z, x.w};
+            mma(rows[half], read, right);
+        }
     }
     float decay = expf(s.c[t]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float value = widen(s.value[column + lane / 4 + half * 8]);
-        row[2 * half] = s.beta * fmaf(-decay, row[2 * half], value);
-        row[2 * half + 1] *= decay;
+    for (int i = 0; i < 4; ++i) {
+        float* row = rows[i / 2] + i % 2 * 2;
+        row[0] = s.beta * fmaf(-decay, row[0], widen(s.value[column + i * 8 + lane / 4]));
+        row[1] *= decay;
     }
+    // Adds the products of sixteen rows of a tile, by columns, with what is in `right`.
+    auto add = [&](float (*to)[4], const bf16* tile, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load_transposed(left, tile, STRIDE, row, column + half * 16);
+            mma(to[half], left, right);
+        }
+    };
     for (int before = 0; before < block; before += BLOCK) {
-        load_transposed(left, s.d, STRIDE, before, column);
         load_by_rows(right, s.weights, SQUARE, 0, before);
-        mma(row, left, right);
+        add(rows, s.d, before);
     }
-    auto store = [&](bf16* to, const float* x) {
+    auto store = [&](bf16* to, const float (*x)[4], int of_query) {
         if (lane % 4 == 0) {
-            to[column + lane / 4] = round_to<bf16>(x[0]);
-            to[column + lane / 4 + 8] = round_to<bf16>(x[2]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[column + i * 8 + lane / 4] = round_to<bf16>(x[i / 2][i % 2 * 2 + of_query]);
         }
         __syncwarp();
     };
-    store(s.sides + (t - block) * STRIDE, row);
-    load_transposed(left, s.sides, STRIDE, 0, column);
+    store(s.sides + (t - block) * STRIDE, rows, 0);
     load_by_rows(right, s.weights + 2 * SQUARE, SQUARE, 0, 0);
-    float solved[4] = {};
-    mma(solved, left, right);
-    store(s.d + t * STRIDE, solved);
-    load_transposed(left, s.d, STRIDE, block, column);
+    add(solved, s.sides, 0);
+    store(s.d + t * STRIDE, solved, 0);
     load_by_rows(right, s.weights, SQUARE, 0, block);
-    mma(row, left, right);
-    store(s.out, row + 1);
+    add(rows, s.d, block);
+    store(s.out, rows, 1);
 }
 
 // Grid: (value heads, sequences); DIM threads. Sequences with several rows are those of tile.cu.
@@ -214,9 +223,12 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
     bf16* rows = kept_rows(a, slot, head);
     float* numbers = kept_numbers(a, slot, head);
     load_kept(s, rows, numbers, t);
+    if (args.conv && threadIdx.x < DIM / 8) *(uint4*)(s.norm + threadIdx.x * 8) = *(const uint4*)(args.norm + threadIdx.x * 8);
     // Earlier steps wrote what was read so far.
     wait_for_previous_kernel();
     load_gates(s, a, token, head, t);
+    const bf16* gates = a.raw + (size_t)token * a.h.input_width() + a.h.conv_width() + head * DIM;
+    uint4 gate = args.conv && warp == 0 ? *(const uint4*)(gates + threadIdx.x % HEAD_LANES * 8) : make_uint4(0, 0, 0, 0);
     if (args.conv)
         mix_row(s, args, token, sequence, head, t);
     else
@@ -227,12 +239,11 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
     score_row(s, t);
     __syncthreads();
     weigh_row(s, numbers, t);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) decode_columns(s, state[half], warp * 32 + half * 16, t);
+    decode_columns(s, state, warp * 32, t);
     __syncthreads();
     if (!args.conv && threadIdx.x < DIM / 8)
         *(uint4*)(a.out + (size_t)token * a.h.value_width() + head * DIM + threadIdx.x * 8) = *(const uint4*)(s.out + threadIdx.x * 8);
-    if (args.conv && warp == 0) norm_row(s, args, token, head);
+    if (args.conv && warp == 0) norm_row(s, args, gate, token, head);
     int lane = threadIdx.x % 32;
     if (t + 1 < CHUNK) {
         // Eight columns of a row for each lane: the key, the corrected value, the side.
