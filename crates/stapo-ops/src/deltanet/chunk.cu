@@ -45,7 +45,8 @@ struct ChunkArgs {
     // [slots, value heads, KEPT_ROWS, DIM] and [slots, value heads, KEPT_NUMBERS].
     bf16* kept_rows;
     float* kept_numbers;
-    // [chunks, value heads, 2, CHUNK, CHUNK]: -L with T on its diagonal, then the weights of D in the outputs.
+    // [chunks, value heads, 2, CHUNK, CHUNK]: -L with T on its diagonal, then the weights of D in the outputs. Blocks above the diagonal
+    // hold anything.
     bf16* squares;
     // [chunks, value heads]
     Gates64* gates;

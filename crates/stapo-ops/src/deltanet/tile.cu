@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_stage(Stage& s, const ChunkArgs& a, const C
     const bf16* squares = a.squares + (number * a.h.value + at.head) * 2 * CHUNK * CHUNK;
     for (int i = at.loader; i < 2 * CHUNK * CHUNK / 8; i += at.loaders) {
         int r = i % (CHUNK * CHUNK / 8) / (CHUNK / 8), column = i % (CHUNK / 8) * 8, square = i / (CHUNK * CHUNK / 8);
-        copy8(s.squares[square] + r * SQUARE + column, squares + i * 8, true);
+        if (column / BLOCK <= r / BLOCK) copy8(s.squares[square] + r * SQUARE + column, squares + i * 8, true);
     }
     const bf16* gates = (const bf16*)(a.gates + number * a.h.value + at.head);
     for (int i = at.loader; i < (int)(sizeof(Gates64) / 16); i += at.loaders) copy8((bf16*)&s.gates + i * 8, gates + i * 8, true);
