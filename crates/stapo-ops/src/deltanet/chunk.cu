@@ -275,15 +275,15 @@ __device__ __forceinline__ void advance(float (*s)[4], const u32 (*d)[4], const 
 
 // Sums of the log decays up to each row, by one warp. A scan: the sum of a row reads the rows in front of it and itself.
 __device__ __forceinline__ void cumulate(float* c) {
-    if (threadIdx.x >= 32) return;
-    float low = c[threadIdx.x], high = c[threadIdx.x + 32];
+    int lane = threadIdx.x % 32;
+    float low = c[lane], high = c[lane + 32];
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         float before_low = __shfl_up_sync(0xffffffffu, low, step), before_high = __shfl_up_sync(0xffffffffu, high, step);
-        if (threadIdx.x >= step) low += before_low, high += before_high;
+        if (lane >= step) low += before_low, high += before_high;
     }
-    c[threadIdx.x] = low;
-    c[threadIdx.x + 32] = __shfl_sync(0xffffffffu, low, 31) + high;
+    c[lane] = low;
+    c[lane + 32] = __shfl_sync(0xffffffffu, low, 31) + high;
 }
 
 // exp(c_i - c_j), 0 where j is hidden from i.

@@ -48,14 +48,25 @@ struct Convolution {
 
     __device__ __forceinline__ Convolution(const ConvRows& of, int row, int sequence, int column)
         : row(row), sequence(sequence), column(column) {
+        take_weights((const uint4*)(of.conv + (size_t)column * TAPS));
+        enter(of);
+    }
+
+    // Of one row, from its weights and the rows in front, the earliest first.
+    __device__ __forceinline__ Convolution(const uint4* loaded) {
+        take_weights(loaded);
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; ++i) before[i] = loaded[TAPS + i];
+    }
+
+    __device__ __forceinline__ void take_weights(const uint4* from) {
 #pragma unroll
         for (int half = 0; half < TAPS; ++half) {
             float two[8];
-            widen8(two, ((const uint4*)(of.conv + (size_t)column * TAPS))[half]);
+            widen8(two, from[half]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) weights[i % TAPS][2 * half + i / TAPS] = two[i];
         }
-        enter(of);
     }
 
     // Takes the rows in front of `row` from its sequence: those of the call, else those of earlier calls.

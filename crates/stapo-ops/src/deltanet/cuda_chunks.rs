@@ -40,7 +40,7 @@ fn stages_bytes(dim: usize) -> usize {
 fn decode_bytes(dim: usize) -> usize {
     let weights = 2 * (BLOCK + 2) * (CHUNK + 8);
     let numbers = BLOCK * BLOCK + 4 * CHUNK + BLOCK + 4;
-    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * numbers + 2 * 3 * dim
+    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * numbers + 2 * (3 + 3 * 7) * dim
 }
 
 /// `RowsShared` of tile_backward.cu.

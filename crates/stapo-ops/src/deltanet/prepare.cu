@@ -57,7 +57,7 @@ __device__ __forceinline__ void prepare_gates(Gates64& g, const ChunkArgs& a, co
         g.beta[r] = gates.beta;
     }
     __syncthreads();
-    cumulate(g.c);
+    if (r < 32) cumulate(g.c);
     __syncthreads();
     if (r < CHUNK) {
         g.decay[r] = expf(g.c[r]);
