@@ -252,12 +252,19 @@ PRODUCT(float, float)
 PRODUCT(bf16, bf16)
 PRODUCT(bf16, float)
 
-// Grid: pairs [n, 2] of blocks of a cache, each of n_chunks times 16 bytes; a pair's first block is copied over its
-// second.
-KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
+template <class Unit> __device__ __forceinline__ void copy_block(const void* from, void* to, u64 n_bytes) {
+    u64 first = (u64)blockIdx.y * blockDim.x + threadIdx.x;
+    for (u64 i = first; i < n_bytes / sizeof(Unit); i += gridDim.y * blockDim.x) ((Unit*)to)[i] = ((const Unit*)from)[i];
+}
+
+// Grid: (pairs [n, 2] of blocks of n_bytes, parts of a block); a pair's first block is copied over its second.
+KERNEL copy_blocks(const u32* pairs, char* blocks, u64 n_bytes, u32 n_blocks) {
     u32 from = pairs[2 * blockIdx.x], to = pairs[2 * blockIdx.x + 1];
     if (from >= n_blocks || to >= n_blocks) __trap();
-    for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
+    if (n_bytes % sizeof(uint4) == 0)
+        copy_block<uint4>(blocks + from * n_bytes, blocks + to * n_bytes, n_bytes);
+    else
+        copy_block<u16>(blocks + from * n_bytes, blocks + to * n_bytes, n_bytes);
 }
 
 // to [groups x padded_rows, padded] = from [groups x rows, columns], rows of a group and columns filled up with zeros; `to`

@@ -40,7 +40,7 @@ struct KeptNumbers {
     float log_decay, inverse[BLOCK * BLOCK / DIM];
 
     __device__ __forceinline__ KeptNumbers(const float* numbers, int t) {
-        log_decay = (int)threadIdx.x < min(t, CHUNK) ? numbers[threadIdx.x] : 0.0f;
+        log_decay = (int)threadIdx.x < t ? numbers[threadIdx.x] : 0.0f;
 #pragma unroll
         for (int i = 0; i < BLOCK * BLOCK / DIM; ++i) inverse[i] = numbers[CHUNK + i * DIM + threadIdx.x];
     }
