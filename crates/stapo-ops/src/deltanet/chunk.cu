@@ -50,10 +50,12 @@ struct ChunkArgs {
     bf16* squares;
     // [chunks, value heads]
     Gates64* gates;
-    // [chunks, value heads, DIM * DIM / 2]: the state in front of each chunk as a left operand with keys as rows; may be 0.
+    // For backward, else 0: [chunks, value heads, DIM * DIM / 2], the state in front of each chunk as a left operand with keys as rows, and
+    // [T, value_width], the corrected values.
     u32* borders;
-    // [T, value_width] each: the corrected values, for backward, and the outputs. Either may be 0.
-    bf16 *corrected, *out;
+    bf16* corrected;
+    // [T, value_width]: the outputs; 0 for backward.
+    bf16* out;
     Heads h;
     // Blocks of threads that share the columns of a value head, where chunks are taken in order.
     int slices;

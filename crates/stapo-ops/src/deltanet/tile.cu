@@ -86,14 +86,14 @@ __device__ __forceinline__ void store_columns(const bf16* tile, bf16* to, size_t
     __syncwarp();
 }
 
-// of_keys = S^T k^T and of_queries = S^T q^T for all rows. `border` takes the state as a left operand with keys as rows.
-__device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], float (*of_keys)[4], float (*of_queries)[4],
-                                           uint4* border, bool has_queries) {
+// of_keys = S^T k^T for all rows. With OUTPUTS of_queries = S^T q^T, else `border` takes the state as a left operand with keys as rows.
+template <bool OUTPUTS>
+__device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], float (*of_keys)[4], float (*of_queries)[4], uint4* border) {
 #pragma unroll
     for (int keys = 0; keys < DIM / 16; ++keys) {
         u32 left[4];
         state_operand(left, state + 2 * keys);
-        if (border)
+        if (!OUTPUTS)
             border[keys * (DIM / 16) * 32] =
                 make_uint4(transpose8(left[0]), transpose8(left[2]), transpose8(left[1]), transpose8(left[3]));
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], fl
             u32 right[4];
             load_by_rows(right, s.k, STRIDE, b * BLOCK, keys * 16);
             mma_pair(of_keys + 2 * b, left, right);
-            if (!has_queries) continue;
+            if (!OUTPUTS) continue;
             load_by_rows(right, s.q, STRIDE, b * BLOCK, keys * 16);
             mma_pair(of_queries + 2 * b, left, right);
         }
@@ -165,7 +165,8 @@ __device__ __forceinline__ void solve(Stage& s, u32 (*d)[4], float (*rows)[4], i
     }
 }
 
-// One chunk, and the state behind it if it is full.
+// One chunk, and the state behind it if it is full. With OUTPUTS it gives outputs, else what backward needs.
+template <bool OUTPUTS>
 __device__ __forceinline__ void run_chunk(Stage& s, const ChunkArgs& a, const Columns& at, const Chunk& c, size_t number, bf16* kept,
                                           float (*state)[4]) {
     float rows[CHUNK / 8][4], outputs[CHUNK / 8][4];
@@ -173,14 +174,14 @@ __device__ __forceinline__ void run_chunk(Stage& s, const ChunkArgs& a, const Co
     zero(rows);
     zero(outputs);
     uint4* border = (uint4*)(a.borders + (number * a.h.value + at.head) * DIM * DIM / 2) + at.warp / 16 * 32 + threadIdx.x % 32;
-    read_state(s, state, rows, outputs, a.borders ? border : 0, a.out);
+    read_state<OUTPUTS>(s, state, rows, outputs, border);
     solve(s, d, rows, at.warp, c, kept ? kept + 2 * CHUNK * DIM : 0);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) store_transposed(d[b], s.values, STRIDE, b * BLOCK, at.warp);
     long long values = c.row * a.h.value_width() + at.head * DIM;
-    if (a.corrected) store_columns(s.values, a.corrected + values, a.h.value_width(), c, at.warp);
+    if (!OUTPUTS) store_columns(s.values, a.corrected + values, a.h.value_width(), c, at.warp);
     if (kept && c.n < CHUNK) store_columns(s.values, kept + CHUNK * DIM, DIM, c, at.warp);
-    if (a.out) {
+    if (OUTPUTS) {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
 #pragma unroll
@@ -233,7 +234,8 @@ KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
         __syncthreads();
         load(index + STAGES - 1);
         Chunk c = of_call.chunk(index);
-        if (at.computes()) run_chunk(stages[index % STAGES], a, at, c, number + index, kept, state);
+        if (at.computes() && a.out) run_chunk<true>(stages[index % STAGES], a, at, c, number + index, kept, state);
+        if (at.computes() && !a.out) run_chunk<false>(stages[index % STAGES], a, at, c, number + index, kept, state);
         is_changed |= c.n == CHUNK;
     }
     // Nobody reads the state of a sequence in its first chunk: it is 0.

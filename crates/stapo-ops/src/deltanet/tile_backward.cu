@@ -93,7 +93,7 @@ __device__ __forceinline__ void chunk_backward(Stage& s, const BackwardArgs& a, 
     u32 d_out[BLOCKS][4], y[BLOCKS][4];
     zero(rows);
     uint4* border = (uint4*)(a.d_borders + (number * h.value + at.head) * DIM * DIM / 2) + at.warp / 16 * 32 + threadIdx.x % 32;
-    read_state(s, d_state, rows, rows, border, false);
+    read_state<false>(s, d_state, rows, rows, border);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) load_transposed(d_out[b], s.values, STRIDE, b * BLOCK, at.warp);
     values_backward(s, rows, d_out);
