@@ -1,10 +1,13 @@
-"""Times gated DeltaNet through PyTorch at the shapes of `bench_gpu_ops deltanet`: one JSON line for each.
+"""Times gated DeltaNet through PyTorch at the shapes of `bench_gpu_ops deltanet`: two JSON lines for each.
 
 The recurrence is flash-linear-attention's where it can be imported, else the torch form of transformers. "mixer" has the convolution and
-the norms around it, as the op of this project has; "recurrence" is the kernel alone.
+the norms around it, as the op of this project has; "recurrence" is the kernel alone. Triton tries up to CONFIGS (default 4) of the
+library's configurations of each kernel, spread over its list, and compiles them at the same time: all of them would take minutes.
 """
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,33 @@ except ImportError:
     NAME = "transformers"
 
 DIM, KERNEL = 128, 4
+CONFIGS = int(os.environ.get("CONFIGS", 4))
+
+
+def compile_together(tuner, configs, options):
+    """Compiles the configurations of a kernel in threads, where this triton can; else they are compiled one by one as they are tried."""
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+
+        with ThreadPoolExecutor() as pool, AsyncCompileMode(pool):
+            for config in configs:
+                tuner.fn.run(*tuner.nargs.values(), **(options | {"warmup": True}), **config.all_kwargs())
+    except Exception as failure:
+        print(json.dumps({"compiled one by one": repr(failure)[:200]}), flush=True)
+
+
+def try_fewer_configs():
+    from triton.runtime.autotuner import Autotuner
+
+    all_configs = Autotuner.prune_configs
+
+    def some_configs(self, options):
+        configs = all_configs(self, options)
+        configs = configs[:: -(-len(configs) // CONFIGS)]
+        compile_together(self, configs, options)
+        return configs
+
+    Autotuner.prune_configs = some_configs
 
 
 def both(call, inputs):
@@ -53,21 +83,25 @@ def mixer(qkv, z, b, a, conv, a_log, dt_bias, norm, key, value):
 
 
 def main():
+    if NAME == "flash-linear-attention":
+        try_fewer_configs()
     for key, value in [(16, 16), (16, 32)]:
         for sequences, length in [(4, 2048), (1, 16384)]:
             rows = (sequences, length)
+            line = {"task": "deltanet", "by": NAME, "heads": [key, value], "sequences": sequences, "length": length}
+
+            def show(part, call, inputs):
+                forward, backward = both(call, inputs)
+                print(json.dumps(line | {"part": part, "forward_us": forward * 1e6, "backward_us": backward * 1e6}), flush=True)
+
             q, k = (tensor(*rows, key, DIM) for _ in range(2))
             v, beta = tensor(*rows, value, DIM), torch.rand(*rows, value, device="cuda", dtype=torch.bfloat16)
             g = -torch.rand(*rows, value, device="cuda")
-            alone = both(lambda: recurrence(q, k, v, g, beta), (q, k, v))
+            show("recurrence", lambda: recurrence(q, k, v, g, beta), (q, k, v))
             width = (2 * key + value) * DIM
             inputs = [tensor(*rows, width), tensor(*rows, value * DIM), tensor(*rows, value), tensor(*rows, value)]
             weights = [tensor(width, 1, KERNEL), tensor(value), tensor(value), tensor(DIM)]
-            whole = both(lambda: mixer(*inputs, *weights, key, value), inputs + weights)
-            line = {"task": "deltanet", "by": NAME, "heads": [key, value], "sequences": sequences, "length": length}
-            for name, (forward, backward) in [("mixer", whole), ("recurrence", alone)]:
-                line |= {f"{name}_forward_us": forward * 1e6, f"{name}_backward_us": backward * 1e6}
-            print(json.dumps(line), flush=True)
+            show("mixer", lambda: mixer(*inputs, *weights, key, value), inputs + weights)
 
 
 main()

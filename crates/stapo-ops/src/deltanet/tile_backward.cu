@@ -93,7 +93,7 @@ __device__ __forceinline__ void chunk_backward(Stage& s, const BackwardArgs& a, 
     u32 d_out[BLOCKS][4], y[BLOCKS][4];
     zero(rows);
     uint4* border = (uint4*)(a.d_borders + (number * h.value + at.head) * DIM * DIM / 2) + at.warp / 16 * 32 + threadIdx.x % 32;
-    read_state(s, d_state, rows, rows, border, false);
+    read_state<false>(s, d_state, rows, rows, border);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) load_transposed(d_out[b], s.values, STRIDE, b * BLOCK, at.warp);
     values_backward(s, rows, d_out);
@@ -125,16 +125,19 @@ KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
     float d_state[DIM / 8][4];
     zero(d_state);
     auto load = [&](int index) {
-        Chunk c = of_call.chunk(index);
-        OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
-        load_stage(stages[index % 2], f, at, c, 0, number + index, rows);
+        if (index >= 0) {
+            Chunk c = of_call.chunk(index);
+            OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
+            load_stage(stages[index % STAGES], f, at, c, 0, number + index, rows, true);
+        }
+        cp_async_commit();
     };
-    load(n - 1);
+    for (int index = n - 1; index > n - STAGES; --index) load(index);
     for (int index = n - 1; index >= 0; --index) {
-        cp_async_wait<0>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
-        if (index > 0) load(index - 1);
-        if (at.computes()) chunk_backward(stages[index % 2], a, at, of_call.chunk(index), number + index, d_state);
+        load(index - STAGES + 1);
+        if (at.computes()) chunk_backward(stages[index % STAGES], a, at, of_call.chunk(index), number + index, d_state);
     }
 }
 
@@ -393,6 +396,8 @@ __device__ __forceinline__ void decays_backward(RowsShared& s, const BackwardArg
     if (c.has(lane + 32)) to[2 * (lane + 32) * a.forward.h.value] = high + total;
 }
 
+__device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+
 // Grid: (chunks, value heads); blocks behind the last chunk do nothing.
 KERNEL __launch_bounds__(ROWS_THREADS, 2) deltanet_rows_backward(const __grid_constant__ BackwardArgs a) {
     extern __shared__ __align__(16) char memory[];
@@ -401,13 +406,17 @@ KERNEL __launch_bounds__(ROWS_THREADS, 2) deltanet_rows_backward(const __grid_co
     int index = blockIdx.x, sequence = find_chunk(f.sequences, &index), head = blockIdx.y;
     if (sequence < 0) return;
     Chunk c = SequenceRows(f.sequences, sequence).chunk(index);
+    size_t border = ((size_t)blockIdx.x * f.h.value + head) * DIM * DIM / 8;
+    const uint4 *state = (const uint4*)f.borders + border, *d_state = (const uint4*)a.d_borders + border;
+    // Lines of 128 bytes, which products read later.
+    for (int i = threadIdx.x * 8; i < DIM * DIM / 8; i += ROWS_THREADS * 8) prefetch(state + i), prefetch(d_state + i);
     load_rows_backward(s, a, c, head, blockIdx.x);
     gate_rows(s, a, c, head);
     __syncthreads();
     write_pairs(s);
     __syncthreads();
-    size_t border = ((size_t)blockIdx.x * f.h.value + head) * DIM * DIM / 8 + threadIdx.x / 32 * (DIM / 16) * 32 + threadIdx.x % 32;
-    float total = block_sum(keys_backward(s, (const uint4*)f.borders + border, (const uint4*)a.d_borders + border));
+    int of_lane = threadIdx.x / 32 * (DIM / 16) * 32 + threadIdx.x % 32;
+    float total = block_sum(keys_backward(s, state + of_lane, d_state + of_lane));
     __syncthreads();
     for (int i = threadIdx.x; i < 2 * CHUNK * DIM / 8; i += ROWS_THREADS) {
         int part = i / (CHUNK * DIM / 8), r = i % (CHUNK * DIM / 8) / (DIM / 8), column = i % (DIM / 8) * 8;
