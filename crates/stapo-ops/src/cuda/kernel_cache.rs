@@ -67,9 +67,10 @@ impl Target {
     }
 }
 
-/// Starts threads that compile what the folder does not have, first targets first. [`Target::load`] waits for them and reports
-/// a failure.
-pub(super) fn compile_ahead(targets: Vec<Target>) -> Vec<JoinHandle<()>> {
+/// Starts threads that compile what the folder does not have, in the order of [`Source::turn`]. [`Target::load`] waits for them
+/// and reports a failure.
+pub(super) fn compile_ahead(mut targets: Vec<Target>) -> Vec<JoinHandle<()>> {
+    targets.sort_by_key(|target| target.source.turn());
     let is_new = |target: &Target| !target.path().is_some_and(|path| path.exists());
     let mut left = VecDeque::new();
     for target in targets.into_iter().filter(is_new) {
