@@ -8,8 +8,9 @@ seconds of a step (median behind the first two), peak memory of the GPU, the lar
 sampling and in training, and the accuracy of the first and the last three steps.
 
 The data are JSON lines with `problem` and `answer`. TRL's side follows its documented interface (`GRPOConfig(use_vllm=True,
-vllm_mode="colocate")`) and has not been run in this repository: no machine with both packages was at hand. Needs torch, trl, vllm,
-datasets and, for memory, nvidia-smi; a side that cannot run says why.
+vllm_mode="colocate")`) and has not been run to its end in this repository. Needs torch, trl, vllm, datasets and, for memory, nvidia-smi; a
+side that cannot run says why. The folder of the packages must have `site-packages` in its name: elsewhere dill copies whole modules, which
+fails for those of pyarrow.
 """
 
 import argparse
@@ -108,7 +109,9 @@ def theirs(args):
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    rows = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
+    # By line feeds alone: texts may hold other characters that end a line.
+    with open(args.data, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     prompts = [
         {
             "prompt": [{"role": "user", "content": TEMPLATE.replace("{{ problem }}", row["problem"])}],
