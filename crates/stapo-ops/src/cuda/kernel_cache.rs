@@ -78,8 +78,8 @@ pub(super) fn compile_ahead(mut targets: Vec<Target>) -> Vec<JoinHandle<()>> {
             left.push_back((target, Arc::clone(entry.insert(Compiled::default()))));
         }
     }
-    // Half of the cores: with a thread on each the first sources, which are needed first, come as late as the last.
-    let n_threads = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)).min(left.len());
+    // Not all cores: the first sources are needed first, and other threads work too.
+    let n_threads = thread::available_parallelism().map_or(1, |n| (3 * n.get()).div_ceil(4)).min(left.len());
     let left = Arc::new(Mutex::new(left));
     let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = move || {
