@@ -21,7 +21,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod cuda_backward;
 mod cuda_plain;
-mod middle_m;
+pub(crate) mod middle_m;
 mod small_m;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! One open GPU: its context, its stream, its kernels, and the state that transfers and products keep between calls.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -66,8 +66,8 @@ pub(crate) struct Cuda {
     prepared: Mutex<HashSet<KernelUse>>,
     /// Threads that compile ahead.
     compilers: Mutex<Vec<JoinHandle<()>>>,
-    /// Microseconds in which the host waited for kernels.
-    kernel_micros: AtomicU64,
+    /// Seconds in which the host waited for the kernels of each source.
+    kernel_waits: Mutex<Vec<(&'static str, f64)>>,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
@@ -106,7 +106,7 @@ impl Cuda {
                 cuda.make_current();
                 lock(&cuda.blas).handle();
             });
-            cuda.timed(|| cuda.load(&ELEMENTWISE, 0))
+            cuda.load(&ELEMENTWISE, 0)
         })?;
         Ok(Arc::new(cuda))
     }
@@ -143,7 +143,7 @@ impl Cuda {
             functions: Mutex::default(),
             prepared: Mutex::default(),
             compilers: Mutex::default(),
-            kernel_micros: AtomicU64::new(0),
+            kernel_waits: Mutex::default(),
             blas: Mutex::default(),
             pinned: Mutex::default(),
             signals: Mutex::default(),
@@ -159,25 +159,20 @@ impl Cuda {
         lock(&self.compilers).extend(compile_ahead(used.collect()));
     }
 
-    /// Seconds in which the host waited for kernels to be compiled, or read from the cache, and loaded.
-    pub(crate) fn kernel_seconds(&self) -> f64 {
-        self.kernel_micros.load(Ordering::Relaxed) as f64 * 1e-6
-    }
-
-    /// Counts the time of `load`.
-    fn timed<T>(&self, load: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let loaded = load();
-        self.kernel_micros.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
-        loaded
+    /// Sources of kernels in the order of their first use, and the seconds in which the host waited for each to be compiled, or
+    /// read from the cache, and loaded.
+    pub(crate) fn kernel_waits(&self) -> Vec<(&'static str, f64)> {
+        lock(&self.kernel_waits).clone()
     }
 
     /// Makes every kernel of `source` callable.
     fn load(&self, source: &'static Source, head_dim: usize) -> Result<(), CudaError> {
+        let start = Instant::now();
         self.make_current();
         let loaded = module::load(&Target { source, arch: self.kernels.arch.clone(), head_dim })?;
         let keyed = loaded.into_iter().map(|(name, function)| ((source.name, name, head_dim), function));
         lock(&self.functions).extend(keyed);
+        lock(&self.kernel_waits).push((source.name, start.elapsed().as_secs_f64()));
         Ok(())
     }
 
@@ -188,7 +183,7 @@ impl Cuda {
         if let Some(function) = lock(&self.functions).get(&key) {
             return *function;
         }
-        self.timed(|| self.load(source, head_dim)).unwrap_or_else(|error| fail(error));
+        self.load(source, head_dim).unwrap_or_else(|error| fail(error));
         let found = lock(&self.functions).get(&key).copied();
         found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name))
     }

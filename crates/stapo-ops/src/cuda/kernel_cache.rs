@@ -67,9 +67,10 @@ impl Target {
     }
 }
 
-/// Starts threads that compile what the folder does not have, first targets first. [`Target::load`] waits for them and reports
-/// a failure.
-pub(super) fn compile_ahead(targets: Vec<Target>) -> Vec<JoinHandle<()>> {
+/// Starts threads that compile what the folder does not have, in the order of [`Source::turn`]. [`Target::load`] waits for them
+/// and reports a failure.
+pub(super) fn compile_ahead(mut targets: Vec<Target>) -> Vec<JoinHandle<()>> {
+    targets.sort_by_key(|target| target.source.turn());
     let is_new = |target: &Target| !target.path().is_some_and(|path| path.exists());
     let mut left = VecDeque::new();
     for target in targets.into_iter().filter(is_new) {
@@ -77,8 +78,8 @@ pub(super) fn compile_ahead(targets: Vec<Target>) -> Vec<JoinHandle<()>> {
             left.push_back((target, Arc::clone(entry.insert(Compiled::default()))));
         }
     }
-    // Half of the cores: with a thread on each the first sources, which are needed first, come as late as the last.
-    let n_threads = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)).min(left.len());
+    // Not all cores: the first sources are needed first, and other threads work too.
+    let n_threads = thread::available_parallelism().map_or(1, |n| (3 * n.get()).div_ceil(4)).min(left.len());
     let left = Arc::new(Mutex::new(left));
     let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = move || {

@@ -52,29 +52,26 @@ impl KernelSet {
             let is_once = source.scope == Scope::Once && !source.is_of_deltanet();
             is_once && source.is_of_precision(self.is_plain)
         };
-        self.in_order(SOURCES.iter().filter(is_common), 0)
+        self.targets(SOURCES.iter().filter(is_common), 0)
     }
 
     /// Those that a part of a model uses from its first step on, in addition to those that every model uses.
     pub fn used_by(&self, part: KernelUse) -> impl Iterator<Item = Target> {
         let is_used = move |source: &&&'static Source| self.is_used(source, part);
-        self.in_order(SOURCES.iter().filter(is_used), part.head_dim())
+        self.targets(SOURCES.iter().filter(is_used), part.head_dim())
     }
 
-    /// Those of the first update first.
-    fn in_order<'a>(
+    fn targets<'a>(
         &self,
         sources: impl Iterator<Item = &'a &'static Source>,
         head_dim: usize,
     ) -> impl Iterator<Item = Target> {
-        let (later, first): (Vec<&'static Source>, Vec<_>) =
-            sources.copied().partition(|source| source.comes_later());
-        let target = move |source: &'static Source| Target {
+        let target = move |source: &&'static Source| Target {
             source,
             arch: self.arch.clone(),
             head_dim: source.width(head_dim),
         };
-        first.into_iter().chain(later).map(target)
+        sources.map(target)
     }
 
     fn is_used(&self, source: &Source, part: KernelUse) -> bool {

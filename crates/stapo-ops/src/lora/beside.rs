@@ -18,7 +18,7 @@ impl<T: Float> Layer<'_, T> {
         let (x, w) = (x.part(0, d.tokens * d.inputs), weight.view().cuda().part(0, d.outputs * d.inputs));
         fits_tiles(output, cuda, *d, x, w, y)
             && super::cuda::fits(cuda, adapter)
-            && (small_m::fits(self, output, cuda) || (output == Output::Product && middle_m::fits(self)))
+            && (small_m::fits(self, output, cuda) || middle_m::fits(self, output))
     }
 
     /// `lora::project`, and the product as `matmul::small_m::run` with adapters. Rows of a SwiGLU's y may have further columns
@@ -27,7 +27,7 @@ impl<T: Float> Layer<'_, T> {
         if small_m::fits(self, output, cuda) {
             small_m::run(self, output, cuda, y);
         } else {
-            middle_m::run(self, cuda, y);
+            middle_m::run(self, output, cuda, y);
         }
     }
 }
