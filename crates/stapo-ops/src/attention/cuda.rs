@@ -18,7 +18,7 @@ pub(super) const KEYS: usize = 64;
 /// Heads whose forward kernels, in training and generation alike, use Hopper's matrix instruction.
 const HOPPER_DIMS: [usize; 4] = [64, 96, 128, 256];
 /// Below this mean number of keys of a sequence, tiles of 192 queries would be left half empty: the pipelined kernel takes two
-/// consumers instead of three. Both give the same bits.
+/// consumers instead of three, where it can with two heads that share their keys. All give the same bits.
 const SHORT_TOKENS: usize = 512;
 /// From this number on it takes two consumers too, whose registers hold the results of earlier splits.
 pub(crate) const LONG_TOKENS: usize = 12_288;
@@ -116,6 +116,8 @@ pub(super) fn map(rows: Slice, n: usize, width: usize, tile_rows: usize) -> Tens
 #[derive(Clone, Copy)]
 pub(super) struct Pipeline {
     pub is_long: bool,
+    /// The field of its arguments.
+    pub shares_keys: bool,
     consumers: usize,
     stages: usize,
     buffers: usize,
@@ -125,23 +127,20 @@ impl Pipeline {
     /// For sequences of `mean_keys` keys. All give the same bits.
     pub(super) fn new(heads: Heads, mean_keys: usize) -> Self {
         let is_wide = heads.dim > MAX_NARROW_DIM;
-        let is_long = !is_wide && !(SHORT_TOKENS..LONG_TOKENS).contains(&mean_keys);
+        let is_short = mean_keys < SHORT_TOKENS;
+        let is_long = !is_wide && (is_short || mean_keys >= LONG_TOKENS);
         let (consumers, stages, buffers) = match (is_wide, is_long) {
             (true, _) => (2, 5, 1),
             (false, true) => (2, 10, 2),
             (false, false) => (3, 8, 2),
         };
-        Self { is_long, consumers, stages, buffers }
-    }
-
-    /// Queries of a tile.
-    pub(super) fn rows(self) -> usize {
-        64 * self.consumers
+        let shares_keys = is_short && heads.group().is_multiple_of(consumers);
+        Self { is_long, shares_keys, consumers, stages, buffers }
     }
 
     /// Starts the kernel, which takes tile after tile on every multiprocessor.
     pub(super) fn run(self, cuda: &Cuda, heads: Heads, launch: Launch<'_>) {
-        let shared = swizzled_bytes(heads, self.buffers * self.rows() + self.stages * KEYS);
+        let shared = swizzled_bytes(heads, (self.buffers * self.consumers + self.stages) * KEYS);
         let n_blocks = cuda.gpu.multiprocessors as usize;
         launch.programmatic_launch(true).run([n_blocks, 1], 128 * self.consumers + 128, shared);
     }
@@ -309,9 +308,10 @@ fn forward_pipelined(
         .eight_bytes(lse)
         .eight_bytes(cuda.signal())
         .four_bytes(out_pitch(d.tokens, heads, out))
-        .four_bytes(sequences.n_before);
+        .four_bytes(sequences.n_before)
+        .four_bytes(usize::from(pipeline.shares_keys));
     let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16").head_dim(heads.dim);
-    let launch = launch.tensor_map(&map(qkv, d.tokens, heads.qkv_width(), pipeline.rows()));
+    let launch = launch.tensor_map(&map(qkv, d.tokens, heads.qkv_width(), KEYS));
     let launch = launch.tensor_map(&sequences.key_map(KEYS)).fields(&args);
     pipeline.run(cuda, heads, rule.last_argument(launch, qkv.kind));
 }

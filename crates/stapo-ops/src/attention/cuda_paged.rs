@@ -162,7 +162,7 @@ impl PagedCall {
             (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
         };
         let block_size = self.cache_dims.block_size;
-        let of_queries = map(qkv, tokens, heads.qkv_width(), pipeline.rows());
+        let of_queries = map(qkv, tokens, heads.qkv_width(), KEYS);
         let before = prefill.n_sequences_before;
         let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
         // The log-sum-exp of rows, which only backward reads.
@@ -184,7 +184,8 @@ impl PagedCall {
             .eight_bytes(behind(self.contexts, 1))
             .eight_bytes(behind(self.tables, table_width))
             .four_bytes(table_width)
-            .four_bytes(block_size.ilog2() as usize);
+            .four_bytes(block_size.ilog2() as usize)
+            .four_bytes(usize::from(pipeline.shares_keys));
         let rule = self.rule();
         let launch = cuda.kernel(rule.choose(plain, ruled), "attention_forward_pipelined_hopper_bf16");
         let launch = launch.head_dim(heads.dim).tensor_map(&of_queries);

@@ -4,9 +4,11 @@
 // have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
 //
 // LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
-// is worth more than the third consumer where sequences have many splits. Sequences so short that tiles of 192 queries would be
-// left half empty take two consumers as well. Heads of 256 have two consumers too: their outputs
+// is worth more than the third consumer where sequences have many splits. Heads of 256 have two consumers too: their outputs
 // take so many registers, and queries so much shared memory that there is one buffer of them.
+//
+// Short sequences (args.shares_keys) take two consumers as well, which have the same 64 positions, of two query heads that share
+// a key head: both take as many steps, and keys and values are copied once for both.
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
 // 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
@@ -14,15 +16,18 @@
 #if HEAD_DIM > 128
 #define CONSUMERS 2
 #define CONSUMER_REGISTERS 240
+#define PRODUCER_REGISTERS 24
 #define STAGES 5
 #define QUERY_BUFFERS 1
 #elif defined(LONG_SEQUENCES)
 #define CONSUMERS 2
-#define CONSUMER_REGISTERS 240
+#define CONSUMER_REGISTERS 232
+#define PRODUCER_REGISTERS 40
 #define STAGES 10
 #else
 #define CONSUMERS 3
 #define CONSUMER_REGISTERS 160
+#define PRODUCER_REGISTERS 32
 #define STAGES 8
 #endif
 #ifndef QUERY_BUFFERS
@@ -36,7 +41,8 @@
 #define TILE (KEYS * COLUMNS)
 
 // A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
-// of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
+// of its table of blocks), positions of the tile's first row and of the sequence's first query, the first consumer's head, and the
+// keys that the last row sees (0: there are no more tiles).
 struct Turn {
     int token, key_start, first, first_query, head, n_keys;
 };
@@ -60,6 +66,27 @@ struct ForwardArgs {
     const u32 *contexts, *tables;
     int table_width, shift;
 #endif
+    // Whether consumers have the same positions, each of the next head, instead of the next positions of one head.
+    int shares_keys;
+
+    __device__ __forceinline__ int height() const { return shares_keys ? 64 : ROWS; }
+    __device__ __forceinline__ int heads() const { return shares_keys ? CONSUMERS : 1; }
+    // Where consumer c begins, from the tile's first position.
+    __device__ __forceinline__ int offset(int c) const { return shares_keys ? 0 : 64 * c; }
+
+    __device__ __forceinline__ Sequence sequence(int s) const {
+#ifdef PAGED_KEYS
+        int start = packing.offsets[s], first_query = (int)contexts[s] - ((int)packing.offsets[s + 1] - start);
+        return {start - first_query, s * table_width, first_query, (int)contexts[s]};
+#else
+        return packing.sequence(s);
+#endif
+    }
+    __device__ __forceinline__ int n_tiles(int s) const {
+        Sequence q = sequence(s);
+        int n = q.first_query < q.n_keys ? (q.n_keys - q.origin() + 63) / 64 : 0;
+        return shares_keys ? n : (n + CONSUMERS - 1) / CONSUMERS;
+    }
 };
 
 // A place in the ring of stages: tiles of keys and of values alternate there.
@@ -72,12 +99,12 @@ struct Cursor {
     }
 };
 
-// The number of a block's next tile. Whoever is ready draws the next: tiles come with falling numbers of keys, so all blocks
-// end at about the same time. No bit depends on who computes a tile. By a whole warp.
-__device__ __forceinline__ int draw_tile(int turn, const ForwardArgs& args) {
-    u32 index = blockIdx.x;
-    if (turn > 0 && threadIdx.x % 32 == 0) index = gridDim.x + atomicAdd(args.drawn, 1u);
-    return __shfl_sync(0xffffffffu, index, 0);
+// Draws the number of a block's next tile. Whoever is ready draws the next: tiles with most keys come first, so all blocks end at
+// about the same time. No bit depends on who computes a tile. By one thread; nothing waits for the number before it is used.
+__device__ __forceinline__ int draw_tile(const ForwardArgs& args) {
+    u32 n;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(n) : "l"(args.drawn) : "memory");
+    return gridDim.x + n;
 }
 
 // After the block's last draw: the last of all blocks leaves the counters as it found them. By one thread.
@@ -85,19 +112,18 @@ __device__ __forceinline__ void end_draws(const ForwardArgs& args) {
     if (atomicInc(args.drawn + 1, gridDim.x - 1) == gridDim.x - 1) *args.drawn = 0;
 }
 
-#ifdef PAGED_KEYS
-
-__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
-    WorkTile work;
-    const u32* offsets = args.packing.offsets;
-    int query = args.packing.query;
-    auto n_before = [&](int s) { return (int)(args.contexts[s] - (offsets[s + 1] - offsets[s])); };
-    auto rows_of = [&](int s) { return (int)(offsets[s + 1] - offsets[s]) + n_before(s) % KEYS; };
-    if (!find_tile(rows_of, args.packing.sequences, ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
-    int first_query = n_before(work.sequence), first = first_query / KEYS * KEYS + work.first;
-    return {(int)offsets[work.sequence] - first_query, work.sequence * args.table_width,
-            first, first_query, index % query, min((int)args.contexts[work.sequence], first + ROWS)};
+// The tile of number `index`: all heads of some positions, then the next positions. By a whole warp.
+__device__ __forceinline__ Turn find_turn(int index, TileSearch& search, const ForwardArgs& args) {
+    int n_at_once = args.packing.query / args.heads(), sequence, tile;
+    auto n_tiles = [&](int s) { return args.n_tiles(s); };
+    if (!search.find(n_tiles, args.packing.sequences, index / n_at_once, &sequence, &tile)) return {0, 0, 0, 0, 0, 0};
+    Sequence s = args.sequence(sequence);
+    int first = s.origin() + tile * args.height();
+    return {s.token,       s.key_start, first, s.first_query, index % n_at_once * args.heads(),
+            min(s.n_keys, first + args.height())};
 }
+
+#ifdef PAGED_KEYS
 
 // The keys and the values of the cache.
 struct KeyMaps {
@@ -121,14 +147,6 @@ __device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const 
 
 #else
 
-__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
-    WorkTile work;
-    int query = args.packing.query;
-    if (!args.packing.find_queries(ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
-    Sequence s = args.packing.sequence(work.sequence);
-    return {s.token, s.key_start, work.first, s.first_query, index % query, min(work.rows, work.first + ROWS)};
-}
-
 typedef TensorMap KeyMaps;
 
 // Copies tile i, of the keys or values of step i / 2.
@@ -149,19 +167,26 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
                                         const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
     Cursor at = {0, 0};
     bool is_first = true, goes_on = true;
+    int next = blockIdx.x;
+    TileSearch search([&](int s) { return args.n_tiles(s); }, args.packing.sequences, NEAR / args.height());
     for (int turn = 0; goes_on; ++turn) {
-        Turn t = find_turn(draw_tile(turn, args), args);
+        Turn t = find_turn(__shfl_sync(0xffffffffu, next, 0), search, args);
         goes_on = t.n_keys > 0;
         if (threadIdx.x % 32 > 0) continue;
         int buffer = turn % QUERY_BUFFERS, round = turn / QUERY_BUFFERS;
         if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
         shared.turns[buffer] = t;
         mbarrier_arrive_expect_bytes(shared.queries_full + buffer, goes_on ? ROWS * COLUMNS * 2 : 0);
-        for (int part = 0; goes_on && part < PARTS; ++part)
-            tma_load_tile(queries + (buffer * COLUMNS + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.token + t.first, shared.queries_full + buffer);
+        for (int c = 0; goes_on && c < CONSUMERS; ++c) {
+            // A consumer without rows gets the tile's first, which are there.
+            int row = t.first + args.offset(c) < t.n_keys ? args.offset(c) : 0, head = t.head + c % args.heads();
+            for (int part = 0; part < PARTS; ++part)
+                tma_load_tile(queries + ((buffer * PARTS + part) * ROWS + c * 64) * 64, map_q,
+                              head * HEAD_DIM + part * 64, t.token + t.first + row, shared.queries_full + buffer);
+        }
         int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
         for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
+            if (i + 1 == n_tiles) next = draw_tile(args);
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
             load_tile(tiles + at.stage * TILE, i, kv_head, t, maps, args, shared.full + at.stage);
@@ -338,24 +363,24 @@ __device__ __forceinline__ void pass_steps(int from, int end, Inputs& in) {
 // A consumer's loop.
 __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule& rule, PipelineShared& shared,
                                         bf16* queries, bf16* tiles) {
-    int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
-    Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}, rule.factor()};
+    int consumer = uniform(threadIdx.x / 128), row = warpgroup_row();
+    Inputs in = {shared, tiles, queries, consumer * 64, {0, 0}, {1, 0}, rule.factor()};
     for (int turn = 0;; ++turn) {
         in.buffer = turn % QUERY_BUFFERS;
         in.queries = queries + in.buffer * ROWS * COLUMNS;
         mbarrier_wait(shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
         const Turn& t = shared.turns[in.buffer];
-        int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
-        int first_query = uniform(t.first_query);
+        int n_keys = uniform(t.n_keys), token = uniform(t.token), top = uniform(t.first);
+        int first_query = uniform(t.first_query), first = top + args.offset(consumer);
         if (n_keys == 0) break;
         int n_steps = count_steps(n_keys);
         in.load_queries();
         int last_key[2] = {first + row, first + row + 8};
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
-        bool has_rows = first + top_row < n_keys;
-        int first_step = rule.first_key(first) / KEYS, first_seen = rule.first_key(first + top_row) / KEYS;
-        int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : first_step;
+        bool has_rows = first < n_keys;
+        int first_step = rule.first_key(top) / KEYS, first_seen = rule.first_key(first) / KEYS;
+        int n_own = has_rows ? min(n_steps, first / KEYS + 1) : first_step;
         if (has_rows) pass_steps(first_step, first_seen, in);
         if (has_rows) attend(first_seen, n_own, in, last_key, n_keys, rule, rows);
         pass_steps(n_own, n_steps, in);
@@ -364,13 +389,12 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
         tile.token = (long long)token + first;
         tile.lead = first_query - first;
         tile.n_rows = has_rows ? n_keys - first : 0;
-        tile.head = head;
+        tile.head = uniform(t.head) + consumer % args.heads();
         store_rows(tile, rows, row, args.packing.query, in.factor, rule, args.out, args.out_pitch, args.lse);
     }
 }
 
-// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
-// of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
+// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and rows of keys and values, both in tiles of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
 // Shared: queries [QUERY_BUFFERS][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
@@ -389,7 +413,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     __syncthreads();
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
-        take_producer_registers<24>();
+        take_producer_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, maps, args, rule, shared, queries, tiles);
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
