@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Prefill, Sequences};
 use super::cuda::{
-    KEYS, KernelRule, Pipeline, has_map, is_hopper, map, n_work_tiles, out_pitch, source, swizzled_bytes,
-    tile_bytes,
+    Form, KEYS, KernelRule, Pipeline, SHORT_TOKENS, has_map, is_hopper, map, n_work_tiles, out_pitch, source,
+    swizzled_bytes, tile_bytes,
 };
 use crate::cuda::kernels::{
     ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
@@ -155,8 +155,9 @@ impl PagedCall {
     fn attend_prefill(&self, cuda: &Arc<Cuda>, qkv: Slice, prefill: Prefill) {
         let op = "attention::paged::forward";
         let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
-        let pipeline = Pipeline::new(heads, prefill.mean_keys);
-        let (plain, ruled) = if pipeline.is_long {
+        // There is no form for short sequences.
+        let pipeline = Pipeline::new(heads, prefill.mean_keys.max(SHORT_TOKENS));
+        let (plain, ruled) = if pipeline.form == Form::Long {
             (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED)
         } else {
             (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
@@ -184,8 +185,7 @@ impl PagedCall {
             .eight_bytes(behind(self.contexts, 1))
             .eight_bytes(behind(self.tables, table_width))
             .four_bytes(table_width)
-            .four_bytes(block_size.ilog2() as usize)
-            .four_bytes(usize::from(pipeline.shares_keys));
+            .four_bytes(block_size.ilog2() as usize);
         let rule = self.rule();
         let launch = cuda.kernel(rule.choose(plain, ruled), "attention_forward_pipelined_hopper_bf16");
         let launch = launch.head_dim(heads.dim).tensor_map(&of_queries);

@@ -112,50 +112,58 @@ __device__ __forceinline__ bool find_tile(const RowsOf& n_rows_of, int sequences
     }
 }
 
-// Rows at the start of sequences whose tiles come last: see TileSearch.
+// Positions whose tiles come last: see TileSearch.
 #define NEAR 512
 
-// Finds tiles one after another for a block that takes many of them; numbers rise. Tiles are numbered by falling position as in
-// find_tile, but those of each sequence's first NEAR rows come after all others and sequence by sequence: they are short, so the
-// order needs not be by length, and blocks that run at a time read the keys of few sequences, which lie in the L2 cache.
+// The tiles of a sequence from position 0 on are counted from 0; those from `first` to `end` have queries.
+struct TileRange {
+    int first, end;
+};
+
+// Finds tiles one after another for a block that takes many of them; numbers rise. Tiles are numbered by falling position, so by
+// falling number of keys, but those of the first NEAR positions come after all others and sequence by sequence: they are short, so
+// their order needs not be by length, and blocks that run at a time read the keys of few sequences, which lie in the L2 cache.
 struct TileSearch {
-    // The first `near` tiles of a sequence come last. The search has come to the tiles of number `level`, counted from 1 within each
-    // sequence (`near`: to those that come last), of sequences from `start` on; `before` tiles are in front of them.
+    // The search has come to the tiles that are number `level` from 1 on in their sequences (`near`: to all tiles up to that one), of
+    // sequences from `start` on; `before` tiles are in front of them.
     int near, level, start = 0, before = 0;
 
-    // n_tiles(s): tiles of sequence s. By a whole warp, as `find`.
-    template <class NTiles>
-    __device__ __forceinline__ TileSearch(const NTiles& n_tiles, int sequences, int near) : near(near) {
+    // tiles(s): the TileRange of sequence s. By a whole warp, as `find`.
+    template <class Tiles>
+    __device__ __forceinline__ TileSearch(const Tiles& tiles, int sequences, int near) : near(near) {
         int most = near;
-        for (int s = threadIdx.x % 32; s < sequences; s += 32) most = max(most, n_tiles(s));
+        for (int s = threadIdx.x % 32; s < sequences; s += 32) most = max(most, tiles(s).end);
         level = __reduce_max_sync(0xffffffffu, most);
     }
 
-    // The tile of number `index` and its sequence. False: there are fewer tiles.
-    template <class NTiles>
-    __device__ __forceinline__ bool find(const NTiles& n_tiles, int sequences, int index, int* sequence, int* tile) {
+    // The tile of number `index`, counted in its sequence, and that sequence. False: there are fewer tiles.
+    template <class Tiles>
+    __device__ __forceinline__ bool find(const Tiles& tiles, int sequences, int index, int* sequence, int* tile) {
         int lane = threadIdx.x % 32;
         for (;; start += 32) {
             if (start >= sequences) {
                 if (level == near) return false;
                 --level, start = 0;
             }
-            int n = start + lane < sequences ? n_tiles(start + lane) : 0, end;
-            end = n = level > near ? n >= level : min(n, near);
+            TileRange range = {0, 0};
+            if (start + lane < sequences) range = tiles(start + lane);
+            range = {max(range.first, level > near ? level - 1 : 0), min(range.end, level)};
+            int behind = max(0, range.end - range.first);
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
-                int lower = __shfl_up_sync(0xffffffffu, end, step);
-                end += lane >= step ? lower : 0;
+                int lower = __shfl_up_sync(0xffffffffu, behind, step);
+                behind += lane >= step ? lower : 0;
             }
-            end += before;
-            u32 ends_behind = __ballot_sync(0xffffffffu, end > index);
-            if (ends_behind > 0) {
-                int owner = __ffs(ends_behind) - 1;
+            behind += before;
+            u32 holders = __ballot_sync(0xffffffffu, behind > index);
+            if (holders > 0) {
+                int owner = __ffs(holders) - 1;
                 *sequence = start + owner;
-                *tile = (level > near ? level - 1 : 0) + __shfl_sync(0xffffffffu, end, owner) - 1 - index;
+                // A sequence's last tile comes first.
+                *tile = __shfl_sync(0xffffffffu, range.first + behind - 1, owner) - index;
                 return true;
             }
-            before = __shfl_sync(0xffffffffu, end, 31);
+            before = __shfl_sync(0xffffffffu, behind, 31);
         }
     }
 };
