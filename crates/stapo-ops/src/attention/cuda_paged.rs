@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Prefill, Sequences};
 use super::cuda::{
-    KEYS, KernelRule, Pipeline, has_map, is_hopper, map, n_work_tiles, out_pitch, source, swizzled_bytes,
-    tile_bytes,
+    Form, KEYS, KernelRule, Pipeline, SHORT_TOKENS, has_map, is_hopper, map, n_work_tiles, out_pitch, source,
+    swizzled_bytes, tile_bytes,
 };
 use crate::cuda::kernels::{
     ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
@@ -146,14 +146,15 @@ impl PagedCall {
     fn attend_prefill(&self, cuda: &Arc<Cuda>, qkv: Slice, prefill: Prefill) {
         let op = "attention::paged::forward";
         let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
-        let pipeline = Pipeline::new(heads, prefill.mean_keys);
-        let (plain, ruled) = if pipeline.is_long {
+        // There is no form for short sequences.
+        let pipeline = Pipeline::new(heads, prefill.mean_keys.max(SHORT_TOKENS));
+        let (plain, ruled) = if pipeline.form == Form::Long {
             (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED)
         } else {
             (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
         };
         let block_size = self.cache_dims.block_size;
-        let of_queries = map(qkv, tokens, heads.qkv_width(), pipeline.rows());
+        let of_queries = map(qkv, tokens, heads.qkv_width(), KEYS);
         let before = prefill.n_sequences_before;
         let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
         // The log-sum-exp of rows, which only backward reads.

@@ -55,6 +55,8 @@ const BACKWARD_FEED: &str = include_str!("../attention/backward_feed_hopper.cu")
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
 /// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
 const LONG: &str = "#define LONG_SEQUENCES\n";
+/// Two heads at a time: see forward_pipelined_hopper.cu.
+const SHORT: &str = "#define SHORT_SEQUENCES\n";
 /// Keys and values of a paged cache: see forward_pipelined_hopper.cu.
 const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
@@ -122,6 +124,10 @@ sources! {
         [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_SHORT_HOPPER = "attention_short_hopper", Hopper,
+        [SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_SHORT_HOPPER_RULED = "attention_short_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_PREFILL_HOPPER = "attention_prefill_hopper", Hopper,
         [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperOnDemand,
