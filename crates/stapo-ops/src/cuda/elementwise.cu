@@ -69,20 +69,22 @@ KERNEL column_sums_add(const float* parts, float* to, int rows, int columns) {
     constexpr int WARPS = 8, EACH = 16, ROWS = WARPS * EACH;
     __shared__ float tiles[2][ROWS][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = blockIdx.x * 32 + lane;
+    // The next row of the thread, and how many rows there are from it on.
+    const float* next = parts + (size_t)warp * columns + j;
+    size_t apart = (size_t)WARPS * columns;
+    int n_left = j < columns ? rows - warp : 0;
     float ahead[EACH], sum = 0.0f;
-    auto load = [&](int start) {
+    auto load = [&] {
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            int r = start + i * WARPS + warp;
-            ahead[i] = r < rows && j < columns ? parts[(size_t)r * columns + j] : 0.0f;
-        }
+        for (int i = 0; i < EACH; ++i, next += apart) ahead[i] = i * WARPS < n_left ? *next : 0.0f;
+        n_left -= ROWS;
     };
-    load(0);
+    load();
     for (int start = 0, stage = 0; start < rows; start += ROWS, stage ^= 1) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) tiles[stage][i * WARPS + warp][lane] = ahead[i];
         __syncthreads();
-        load(start + ROWS);
+        load();
         if (warp > 0) continue;
         int n = min(ROWS, rows - start);
 #pragma unroll 16

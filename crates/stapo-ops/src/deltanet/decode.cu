@@ -114,10 +114,14 @@ struct MixedColumns {
         return a.carried + (slot * TAPS + position % TAPS) * a.chunk.h.conv_width() + column;
     }
 
-    __device__ __forceinline__ void mix(DecodeShared& s, const DecodeArgs& a, size_t slot, int done, int token) const {
-        // Whole warps, because their lanes exchange sums.
+    // The row itself, by whole warps, because their lanes exchange sums in `mix`.
+    __device__ __forceinline__ uint4 input(const DecodeArgs& a, int token) const {
+        const bf16* row = a.chunk.raw + (size_t)token * a.chunk.h.input_width();
+        return threadIdx.x < 64 ? *(const uint4*)(row + column) : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void mix(DecodeShared& s, const DecodeArgs& a, size_t slot, int done, uint4 x) const {
         if (threadIdx.x >= 64) return;
-        uint4 x = *(const uint4*)(a.chunk.raw + (size_t)token * a.chunk.h.input_width() + column);
         float sums[8];
         mix_columns(sums, Convolution((const uint4*)s.taps[min((int)threadIdx.x, 3 * HEAD_LANES - 1)]), x, part < 2, part == 0);
         if (threadIdx.x >= 3 * HEAD_LANES) return;
@@ -249,11 +253,13 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
     DecodeShared& s = *(DecodeShared*)memory;
     const ChunkArgs& a = args.chunk;
     launch_dependents();
-    int head = blockIdx.x, sequence = blockIdx.y, token = a.sequences.offsets[sequence];
-    if (a.sequences.offsets[sequence + 1] - token != 1) return;
-    int done = a.sequences.done(sequence), t = done % CHUNK, warp = threadIdx.x / 32;
-    size_t slot = a.sequences.slots[sequence];
-    StatePlanes planes(a.states, slot * a.h.value + head);
+    int head = blockIdx.x, sequence = blockIdx.y, warp = threadIdx.x / 32;
+    u32 token = a.sequences.offsets[sequence], end = a.sequences.offsets[sequence + 1];
+    u32 context = a.sequences.contexts[sequence], slot = a.sequences.slots[sequence];
+    // The last two hold for every sequence: asked here, all four numbers are loaded at once.
+    if (!((end - token == 1) & (context > 0) & (slot != ~0u))) return;
+    int done = (int)context - 1, t = done % CHUNK;
+    StatePlanes planes(a.states, (size_t)slot * a.h.value + head);
     uint4 state[2][DIM / 16];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -268,17 +274,19 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
         if (threadIdx.x < HEAD_LANES) copy8(s.norm + threadIdx.x * 8, args.norm + threadIdx.x * 8, true);
     }
     cp_async_commit();
+    // Earlier steps wrote what was read so far, and the rest of what was kept, which comes while the row is mixed.
+    wait_for_previous_kernel();
+    const bf16* gates = a.raw + (size_t)token * a.h.input_width() + a.h.conv_width() + head * DIM;
+    uint4 x = make_uint4(0, 0, 0, 0), gate = x;
+    if (args.conv) x = columns.input(args, token);
+    if (args.conv && warp == 0) gate = *(const uint4*)(gates + threadIdx.x % HEAD_LANES * 8);
     load_kept(s, rows, t);
     cp_async_commit();
     KeptNumbers kept(numbers, t);
-    // Earlier steps wrote what was read so far.
-    wait_for_previous_kernel();
-    const bf16* gates = a.raw + (size_t)token * a.h.input_width() + a.h.conv_width() + head * DIM;
-    uint4 gate = args.conv && warp == 0 ? *(const uint4*)(gates + threadIdx.x % HEAD_LANES * 8) : make_uint4(0, 0, 0, 0);
     load_gates(s, a, token, head, t);
     cp_async_wait<1>();
     if (args.conv)
-        columns.mix(s, args, slot, done, token);
+        columns.mix(s, args, slot, done, x);
     else
         load_mixed(s, a, token, head, t);
     kept.store(s, t);

@@ -18,17 +18,51 @@ struct Place {
     }
 };
 
+// Rows that are on their way to a thread, which reads what it has copied itself.
+#define ROWS_AHEAD 4
+#define CONV_THREADS 128
+
+struct RowsAhead {
+    uint4 rows[ROWS_AHEAD][CONV_THREADS];
+
+    __device__ __forceinline__ void load(int row, const bf16* from, bool is_there) {
+        cp_async(shared_address(&rows[row % ROWS_AHEAD][threadIdx.x]), from, is_there);
+    }
+    __device__ __forceinline__ uint4 at(int row) const { return rows[row % ROWS_AHEAD][threadIdx.x]; }
+};
+
+// Rows of a thread's eight columns, `pitch` apart.
+struct ColumnRows {
+    const bf16* first;
+    int pitch;
+
+    __device__ __forceinline__ const bf16* at(int row) const { return first + (long long)row * pitch; }
+
+    // The gradients of what the recurrence took in. keyed [2, n_rows, value, DIM]: those of queries and keys by value head, here of the
+    // first that shares the key head; values [n_rows, conv_width] has those of values.
+    static __device__ __forceinline__ ColumnRows gradients(const bf16* keyed, const bf16* values, const Heads& h, const Place& at, int n_rows) {
+        int is_key = at.head >= h.key, head = (at.head - is_key * h.key) * h.group();
+        if (!at.is_normed) return {values + at.column, h.conv_width()};
+        return {keyed + ((size_t)is_key * n_rows * h.value + head) * DIM + at.column % DIM, h.value * DIM};
+    }
+};
+
 // Shapes: mixed [T, conv_width]; inv_norms [T, norms]. Grid: (rows, columns).
 KERNEL deltanet_mix(const __grid_constant__ ConvRows rows, bf16* mixed, float* inv_norms, int n_rows, int per_block) {
+    __shared__ RowsAhead ahead;
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
     Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
-    const bf16* next_raw = rows.raw + (size_t)at.first * h.input_width() + at.column;
-    // The next row is loaded while this one is computed.
-    uint4 next = *(const uint4*)next_raw;
+    ColumnRows inputs = {rows.raw + at.column, h.input_width()};
+    auto load = [&](int row) {
+        ahead.load(row, inputs.at(min(row, at.end - 1)), row < at.end);
+        cp_async_commit();
+    };
+    for (int row = at.first; row < at.first + ROWS_AHEAD - 1; ++row) load(row);
     for (int row = at.first; row < at.end; ++row) {
-        uint4 x = next;
-        if (row + 1 < at.end) next = *(const uint4*)(next_raw += h.input_width());
+        load(row + ROWS_AHEAD - 1);
+        cp_async_wait<ROWS_AHEAD - 1>();
+        uint4 x = ahead.at(row);
         float sums[8], inv = mix_columns(sums, conv, x, at.is_normed, at.head < h.key);
         if (at.is_there) {
             *(uint4*)(mixed + (size_t)row * h.conv_width() + at.column) = pack8(sums);
@@ -91,22 +125,6 @@ KERNEL deltanet_norm_backward(const bf16* raw, const bf16* outputs, const bf16* 
     }
 }
 
-// Rows of a thread's eight columns, `pitch` apart.
-struct ColumnRows {
-    const bf16* first;
-    int pitch;
-
-    __device__ __forceinline__ const bf16* at(int row) const { return first + (long long)row * pitch; }
-
-    // The gradients of what the recurrence took in. keyed [2, n_rows, value, DIM]: those of queries and keys by value head, here of the
-    // first that shares the key head; values [n_rows, conv_width] has those of values.
-    static __device__ __forceinline__ ColumnRows gradients(const bf16* keyed, const bf16* values, const Heads& h, const Place& at, int n_rows) {
-        int is_key = at.head >= h.key, head = (at.head - is_key * h.key) * h.group();
-        if (!at.is_normed) return {values + at.column, h.conv_width()};
-        return {keyed + ((size_t)is_key * n_rows * h.value + head) * DIM + at.column % DIM, h.value * DIM};
-    }
-};
-
 // The gradient of eight columns of the convolution in front of SiLU, in one row, from the input x and the gradients from `from` on, of which
 // `first` is loaded, of `group` value heads. Those of a key head are added in the order of the value heads that share it. inv: one over the
 // head's length.
@@ -136,27 +154,12 @@ __device__ __forceinline__ void gradient_of(float* d, const Heads& h, const Conv
     for (int i = 0; i < 8; ++i) d[i] *= fmaf(sums[i] * gates[i], 1.0f - gates[i], gates[i]);
 }
 
-// Rows that are on their way to a thread, which reads what it has copied itself.
-#define ROWS_AHEAD 4
-#define CONV_THREADS 128
-
-struct RowsAhead {
-    uint4 x[ROWS_AHEAD][CONV_THREADS], d[ROWS_AHEAD][CONV_THREADS];
-
-    __device__ __forceinline__ void load(int row, const bf16* from_x, const bf16* from_d, bool is_there) {
-        int at = row % ROWS_AHEAD;
-        cp_async(shared_address(&x[at][threadIdx.x]), from_x, is_there);
-        cp_async(shared_address(&d[at][threadIdx.x]), from_d, is_there);
-        cp_async_commit();
-    }
-};
-
 // The gradient of queries, keys and values in front of the convolution, and parts [gridDim.x, conv_width, TAPS] of that of its weight.
 // Grid: (rows, columns); rows of `d_raw` are `pitch` apart.
 KERNEL __launch_bounds__(CONV_THREADS, 3) deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float* inv_norms,
                                                                 const bf16* keyed, const bf16* values, bf16* d_raw, int pitch,
                                                                 float* parts, int n_rows, int per_block) {
-    __shared__ RowsAhead ahead;
+    __shared__ RowsAhead inputs_ahead, gradients_ahead;
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
     Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
@@ -169,7 +172,9 @@ KERNEL __launch_bounds__(CONV_THREADS, 3) deltanet_mix_backward(const __grid_con
     int group = at.is_normed ? h.group() : 1, n_norms = h.norms();
     auto load = [&](int row) {
         int of = min(row, end - 1);
-        ahead.load(row, inputs.at(of), gradients.at(of), row < end);
+        inputs_ahead.load(row, inputs.at(of), row < end);
+        gradients_ahead.load(row, gradients.at(of), row < end);
+        cp_async_commit();
     };
     for (int row = at.first; row < at.first + ROWS_AHEAD - 1; ++row) load(row);
     const float* next_inv = inv_norms + (size_t)at.first * n_norms + min(at.head, 2 * h.key - 1);
@@ -180,9 +185,9 @@ KERNEL __launch_bounds__(CONV_THREADS, 3) deltanet_mix_backward(const __grid_con
     auto step = [&](int row, bool is_of_block) {
         load(row + ROWS_AHEAD - 1);
         cp_async_wait<ROWS_AHEAD - 1>();
-        uint4 x = ahead.x[row % ROWS_AHEAD][threadIdx.x];
+        uint4 x = inputs_ahead.at(row);
         float d[8], complete[8];
-        gradient_of(d, h, conv, at, x, ahead.d[row % ROWS_AHEAD][threadIdx.x], gradients.at(row), group, inv);
+        gradient_of(d, h, conv, at, x, gradients_ahead.at(row), gradients.at(row), group, inv);
         if (row + 1 < end) inv = *(next_inv += n_norms);
 #pragma unroll
         for (int tap = 0; is_of_block && tap < TAPS; ++tap) {

@@ -396,8 +396,6 @@ __device__ __forceinline__ void decays_backward(RowsShared& s, const BackwardArg
     if (c.has(lane + 32)) to[2 * (lane + 32) * a.forward.h.value] = high + total;
 }
 
-__device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-
 // Grid: (chunks, value heads); blocks behind the last chunk do nothing.
 KERNEL __launch_bounds__(ROWS_THREADS, 2) deltanet_rows_backward(const __grid_constant__ BackwardArgs a) {
     extern __shared__ __align__(16) char memory[];
@@ -406,17 +404,13 @@ KERNEL __launch_bounds__(ROWS_THREADS, 2) deltanet_rows_backward(const __grid_co
     int index = blockIdx.x, sequence = find_chunk(f.sequences, &index), head = blockIdx.y;
     if (sequence < 0) return;
     Chunk c = SequenceRows(f.sequences, sequence).chunk(index);
-    size_t border = ((size_t)blockIdx.x * f.h.value + head) * DIM * DIM / 8;
-    const uint4 *state = (const uint4*)f.borders + border, *d_state = (const uint4*)a.d_borders + border;
-    // Lines of 128 bytes, which products read later.
-    for (int i = threadIdx.x * 8; i < DIM * DIM / 8; i += ROWS_THREADS * 8) prefetch(state + i), prefetch(d_state + i);
     load_rows_backward(s, a, c, head, blockIdx.x);
     gate_rows(s, a, c, head);
     __syncthreads();
     write_pairs(s);
     __syncthreads();
-    int of_lane = threadIdx.x / 32 * (DIM / 16) * 32 + threadIdx.x % 32;
-    float total = block_sum(keys_backward(s, state + of_lane, d_state + of_lane));
+    size_t border = ((size_t)blockIdx.x * f.h.value + head) * DIM * DIM / 8 + threadIdx.x / 32 * (DIM / 16) * 32 + threadIdx.x % 32;
+    float total = block_sum(keys_backward(s, (const uint4*)f.borders + border, (const uint4*)a.d_borders + border));
     __syncthreads();
     for (int i = threadIdx.x; i < 2 * CHUNK * DIM / 8; i += ROWS_THREADS) {
         int part = i / (CHUNK * DIM / 8), r = i % (CHUNK * DIM / 8) / (DIM / 8), column = i % (DIM / 8) * 8;
