@@ -93,7 +93,7 @@ impl Cuda {
         // Compiling begins before the context is there, which takes a while too.
         let capability = found.gpus[options.ordinal].compute_capability;
         let kernels = KernelSet::new(capability, options.precision == Precision::F32);
-        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM });
+        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM, is_ruled: false });
         let likely = likely.filter(|_| kernels.is_hopper);
         let compilers = compile_ahead(kernels.common().chain(likely).collect());
         let opened = Self::open(options);
