@@ -62,7 +62,7 @@ fn kernels_are_compiled_for_the_layers_that_use_them() {
     assert!(ruled.contains(&"attention_backward_wide_hopper_ruled"));
     assert!(!plain.iter().any(|name| name.ends_with("_ruled")) && !plain.contains(&"attention_backward"));
     let plain_form = |name: &&str| name.strip_suffix("_ruled").is_some_and(|plain| ruled.contains(&plain));
-    assert!(!ruled.iter().any(|name| plain_form(name)));
+    assert!(!ruled.iter().any(plain_form));
     assert!(names(128, false).contains(&"attention_delta") && names(10, true).contains(&"attention_ruled"));
     let turn = |name: &str| SOURCES.iter().find(|source| source.name == name).map(|source| source.turn());
     assert!(turn("elementwise") < turn("attention_pipelined_hopper_ruled"));
