@@ -167,6 +167,28 @@ sources! {
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
 
+/// What the first update of most models uses, in the order in which it is compiled.
+static FIRST: [&Source; 18] = [
+    &ELEMENTWISE,
+    &ATTENTION_BACKWARD_WIDE_HOPPER,
+    &ATTENTION_PIPELINED_HOPPER,
+    &ATTENTION_BACKWARD_PIPELINED_HOPPER,
+    &MATMUL_GATED_LARGE_M,
+    &RMSNORM,
+    &EMBEDDING,
+    &MATMUL_DEEP_LARGE_M,
+    &ROPE,
+    &RMSNORM_WARPS,
+    &LM_HEAD,
+    &SWIGLU,
+    &ATTENTION_DELTA,
+    &ADAMW,
+    &LORA,
+    &LORA_BACKWARD,
+    &ATTENTION,
+    &ATTENTION_BACKWARD,
+];
+
 impl Source {
     /// The width of a head that the source is compiled for: 0 where it does not depend on one.
     pub(super) fn width(&self, head_dim: usize) -> usize {
@@ -193,27 +215,12 @@ impl Source {
     /// The place of the source among those that are compiled: first what the first update of most models waits for, and of this
     /// what opens the GPU, then what takes longest.
     pub(super) fn turn(&self) -> usize {
-        let first = [
-            &ELEMENTWISE,
-            &ATTENTION_BACKWARD_WIDE_HOPPER,
-            &ATTENTION_PIPELINED_HOPPER,
-            &MATMUL_GATED_LARGE_M,
-            &RMSNORM,
-            &EMBEDDING,
-            &MATMUL_DEEP_LARGE_M,
-            &ROPE,
-            &RMSNORM_WARPS,
-            &ATTENTION_BACKWARD_PIPELINED_HOPPER,
-            &LM_HEAD,
-            &SWIGLU,
-            &ATTENTION_DELTA,
-            &ADAMW,
-            &LORA,
-            &LORA_BACKWARD,
-            &ATTENTION,
-            &ATTENTION_BACKWARD,
-        ];
-        first.iter().position(|source| source.name == self.plain_name()).unwrap_or(first.len())
+        FIRST.iter().position(|source| source.name == self.plain_name()).unwrap_or(FIRST.len())
+    }
+
+    /// Whether the first update of most models does without the kernels.
+    pub(super) fn comes_later(&self) -> bool {
+        self.turn() == FIRST.len()
     }
 
     /// The name of the source whose kernels do the same without a rule of scores: its own where they take none.
