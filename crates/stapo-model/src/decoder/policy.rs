@@ -3,7 +3,7 @@
 use super::lora::{HiddenColumns, HiddenLayout, LoraSpec, weight_of_first_factor};
 use super::parameter::Parameter;
 use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
-use crate::config::{LayerSpec, Mixer, ModelConfig, SCORE, TensorSpec};
+use crate::config::{AttentionSpec, LayerSpec, Mixer, ModelConfig, SCORE, TensorSpec};
 use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
@@ -410,7 +410,9 @@ impl<T: Float> Policy<T> {
 /// The parts of a model that have separate kernels.
 fn kernel_uses(config: &ModelConfig, lora: Option<&LoraSpec>) -> Vec<KernelUse> {
     let of_layer = |layer: &LayerSpec| match &layer.mixer {
-        Mixer::Attention(attention) => KernelUse::Attention { head_dim: attention.heads.dim },
+        Mixer::Attention(AttentionSpec { heads, rule, has_sinks, .. }) => {
+            KernelUse::Attention { head_dim: heads.dim, is_ruled: *has_sinks || !rule.is_plain(heads.dim) }
+        }
         Mixer::DeltaNet(spec) => KernelUse::DeltaNet { head_dim: spec.heads.key_dim },
     };
     config.layers.iter().map(of_layer).chain(lora.map(|_| KernelUse::Adapters)).collect()

@@ -14,9 +14,10 @@ use super::error::{CudaError, OrPanic, fail};
 use super::kernel_cache::{Target, compile_ahead};
 use super::kernel_set::{KernelSet, KernelUse, LIKELY_HEAD_DIM};
 use super::kernels::{ELEMENTWISE, Source};
+use super::libraries::Library;
 use super::module::{self, Function};
 use super::pinned::Pinned;
-use super::probe::{Gpu, gpu, probe};
+use super::probe::{Gpu, gpu, gpus, probe};
 use super::signal::Signals;
 
 /// How weights and activations are stored on the GPU. Sums, log-probabilities, gradients of weights and optimizer state
@@ -83,6 +84,8 @@ unsafe impl Sync for Cuda {}
 
 impl Cuda {
     pub(crate) fn new(options: CudaOptions) -> Result<Arc<Cuda>, CudaError> {
+        // Compiling begins before cuBLASLt, a large library, is read from disk and before the context is there.
+        let compilers = Self::compile_likely(options);
         let found = probe();
         if let Some(obstacle) = found.obstacle() {
             return Err(CudaError::Unavailable(obstacle));
@@ -90,12 +93,6 @@ impl Cuda {
         if options.ordinal >= found.gpus.len() {
             return Err(CudaError::NoSuchGpu { ordinal: options.ordinal, n_gpus: found.gpus.len() });
         }
-        // Compiling begins before the context is there, which takes a while too.
-        let capability = found.gpus[options.ordinal].compute_capability;
-        let kernels = KernelSet::new(capability, options.precision == Precision::F32);
-        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM });
-        let likely = likely.filter(|_| kernels.is_hopper);
-        let compilers = compile_ahead(kernels.common().chain(likely).collect());
         let opened = Self::open(options);
         let cuda = opened.map_err(|error| CudaError::failed("opening the GPU", error))?;
         lock(&cuda.compilers).extend(compilers);
@@ -109,6 +106,20 @@ impl Cuda {
             cuda.load(&ELEMENTWISE, 0)
         })?;
         Ok(Arc::new(cuda))
+    }
+
+    /// Starts threads that compile what most models use; none where the GPU or the compiler is not found, which [`probe`] reports.
+    fn compile_likely(options: CudaOptions) -> Vec<JoinHandle<()>> {
+        let gpus = if Library::Driver.find() && Library::Nvrtc.find() {
+            gpus().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let Some(gpu) = gpus.get(options.ordinal) else { return Vec::new() };
+        let kernels = KernelSet::new(gpu.compute_capability, options.precision == Precision::F32);
+        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM, is_ruled: false });
+        let likely = likely.filter(|_| kernels.is_hopper);
+        compile_ahead(kernels.common().chain(likely).collect())
     }
 
     /// The same GPU with a separate stream. Its kernels are loaded when they are first used.

@@ -12,6 +12,8 @@ pub enum KernelUse {
     /// Layers with attention, and what all models with such layers use.
     Attention {
         head_dim: usize,
+        /// Whether scores have a window, a softcap, sinks or a scale of their own.
+        is_ruled: bool,
     },
     DeltaNet {
         head_dim: usize,
@@ -23,7 +25,7 @@ impl KernelUse {
     /// 0 for kernels that do not depend on it.
     fn head_dim(self) -> usize {
         match self {
-            Self::Attention { head_dim } | Self::DeltaNet { head_dim } => head_dim,
+            Self::Attention { head_dim, .. } | Self::DeltaNet { head_dim } => head_dim,
             Self::Adapters => 0,
         }
     }
@@ -83,9 +85,10 @@ impl KernelSet {
                 source.is_of_deltanet() && (scope == Scope::Once || has_hopper_form)
             }
             (KernelUse::Attention { .. }, _) if source.is_of_adapters() || source.is_of_deltanet() => false,
-            (_, Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand) => false,
-            (_, Scope::Hopper | Scope::HopperOnce) => has_hopper_form,
-            (_, Scope::HeadDim) => {
+            (KernelUse::Attention { is_ruled, .. }, _) if !source.suits_rule(is_ruled) => false,
+            (_, Scope::Once | Scope::HopperOnDemand) => false,
+            (_, Scope::Hopper | Scope::HopperRuled | Scope::HopperOnce) => has_hopper_form,
+            (_, Scope::HeadDim | Scope::HeadDimRuled) => {
                 source.is_of_precision(self.is_plain) && !(has_hopper_form && source.has_hopper_form())
             }
         }

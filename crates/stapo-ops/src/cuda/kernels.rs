@@ -21,10 +21,12 @@ pub enum Scope {
     Once,
     /// Once for each width of a head.
     HeadDim,
-    /// Once for each width of a head, when a layer first needs it.
-    HeadDimOnDemand,
+    /// Once for each width of a head, where layers have a rule of scores.
+    HeadDimRuled,
     /// Once for each of [`Source::hopper_dims`], for `sm_90a` only.
     Hopper,
+    /// The same, where layers have a rule of scores.
+    HopperRuled,
     /// The same, when a layer first needs it.
     HopperOnDemand,
     /// Once, for `sm_90a` only.
@@ -34,7 +36,7 @@ pub enum Scope {
 impl Scope {
     /// Whether a source is compiled for each width of a head.
     pub(super) fn has_width(self) -> bool {
-        matches!(self, Scope::HeadDim | Scope::HeadDimOnDemand | Scope::Hopper | Scope::HopperOnDemand)
+        !matches!(self, Scope::Once | Scope::HopperOnce)
     }
 }
 
@@ -106,23 +108,23 @@ sources! {
     ATTENTION_DELTA = "attention_delta", HeadDim, [include_str!("../attention/delta.cu")];
     ATTENTION_BACKWARD = "attention_backward", HeadDim,
         [TILES, SOFTMAX, RULE, MMA, STREAMS, include_str!("../attention/backward.cu")];
-    ATTENTION_RULED = "attention_ruled", HeadDimOnDemand,
+    ATTENTION_RULED = "attention_ruled", HeadDimRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
-    ATTENTION_PAGED_RULED = "attention_paged_ruled", HeadDimOnDemand,
+    ATTENTION_PAGED_RULED = "attention_paged_ruled", HeadDimRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimOnDemand,
+    ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
-    ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperOnDemand,
+    ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperOnDemand,
+    ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
         [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperOnDemand,
+    ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperRuled,
         [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_SHORT_HOPPER = "attention_short_hopper", Hopper,
         [SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
@@ -130,7 +132,7 @@ sources! {
         [TAKES_RULE, SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_PREFILL_HOPPER = "attention_prefill_hopper", Hopper,
         [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperOnDemand,
+    ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperRuled,
         [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_PREFILL_HOPPER = "attention_long_prefill_hopper", HopperOnDemand,
         [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
@@ -138,15 +140,15 @@ sources! {
         [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
-    ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,
+    ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperRuled,
         [TAKES_RULE, HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
-    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
+    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_WIDE_HOPPER = "attention_backward_wide_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
-    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperOnDemand,
+    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
     MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
@@ -159,7 +161,7 @@ sources! {
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, SIGNALS, include_str!("../lora/small_m.cu")];
-    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
+    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu"), include_str!("../lora/deep_m.cu")];
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
@@ -170,6 +172,28 @@ sources! {
     OUTPUT_GATE = "output_gate", Once, [include_str!("../output_gate/output_gate.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
+
+/// What the first update of most models uses, in the order in which it is compiled.
+static FIRST: [&Source; 18] = [
+    &ELEMENTWISE,
+    &ATTENTION_BACKWARD_WIDE_HOPPER,
+    &ATTENTION_PIPELINED_HOPPER,
+    &ATTENTION_BACKWARD_PIPELINED_HOPPER,
+    &MATMUL_GATED_LARGE_M,
+    &RMSNORM,
+    &EMBEDDING,
+    &MATMUL_DEEP_LARGE_M,
+    &ROPE,
+    &RMSNORM_WARPS,
+    &LM_HEAD,
+    &SWIGLU,
+    &ATTENTION_DELTA,
+    &ADAMW,
+    &LORA,
+    &LORA_BACKWARD,
+    &ATTENTION,
+    &ATTENTION_BACKWARD,
+];
 
 impl Source {
     /// The width of a head that the source is compiled for: 0 where it does not depend on one.
@@ -197,26 +221,28 @@ impl Source {
     /// The place of the source among those that are compiled: first what the first update of most models waits for, and of this
     /// what opens the GPU, then what takes longest.
     pub(super) fn turn(&self) -> usize {
-        let first = [
-            &ELEMENTWISE,
-            &ATTENTION_PIPELINED_HOPPER,
-            &MATMUL_GATED_LARGE_M,
-            &RMSNORM,
-            &EMBEDDING,
-            &MATMUL_DEEP_LARGE_M,
-            &ROPE,
-            &RMSNORM_WARPS,
-            &ATTENTION_BACKWARD_PIPELINED_HOPPER,
-            &LM_HEAD,
-            &SWIGLU,
-            &ATTENTION_DELTA,
-            &ADAMW,
-            &LORA,
-            &LORA_BACKWARD,
-            &ATTENTION,
-            &ATTENTION_BACKWARD,
-        ];
-        first.iter().position(|source| source.name == self.name).unwrap_or(first.len())
+        FIRST.iter().position(|source| source.name == self.plain_name()).unwrap_or(FIRST.len())
+    }
+
+    /// Whether the first update of most models does without the kernels.
+    pub(super) fn comes_later(&self) -> bool {
+        self.turn() == FIRST.len()
+    }
+
+    /// The name of the source whose kernels do the same without a rule of scores: its own where they take none.
+    fn plain_name(&self) -> &'static str {
+        self.name.strip_suffix("_ruled").unwrap_or(self.name)
+    }
+
+    /// Whether layers with a rule of scores, or those without, use the kernels.
+    pub(super) fn suits_rule(&self, is_ruled: bool) -> bool {
+        let is_ruled_form_of = |other: &&Source| other.name != self.name && other.plain_name() == self.name;
+        let takes_rule = self.plain_name() != self.name;
+        if takes_rule {
+            is_ruled
+        } else {
+            !(is_ruled && SOURCES.iter().copied().any(|other| is_ruled_form_of(&other)))
+        }
     }
 
     /// Widths of heads that have kernels with Hopper's matrix instruction.
@@ -233,7 +259,7 @@ impl Source {
 
     /// Whether Hopper GPUs use other kernels for the same.
     pub(super) fn has_hopper_form(&self) -> bool {
-        [&ATTENTION, &ATTENTION_PAGED, &ATTENTION_BACKWARD].iter().any(|own| own.name == self.name)
+        [&ATTENTION, &ATTENTION_PAGED, &ATTENTION_BACKWARD].iter().any(|own| own.name == self.plain_name())
     }
 }
 

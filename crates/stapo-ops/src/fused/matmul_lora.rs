@@ -8,7 +8,7 @@ use super::matmul_swiglu::GateUp;
 use crate::cuda::{Cuda, SPLIT_K_BYTES, Slice};
 use crate::device::Backend;
 use crate::lora::cuda::Layer;
-use crate::lora::middle_m::MAX_ROWS;
+use crate::lora::deep_m::{self, MAX_ROWS};
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::large_m;
@@ -186,7 +186,7 @@ pub fn forward_add_rmsnorm<T: Float>(
 fn overlapped_partials<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
     let d = layer.d;
     let n_partials = SPLIT_K * d.tokens * d.outputs;
-    if d.tokens > MAX_ROWS || 4 * n_partials > SPLIT_K_BYTES {
+    if d.tokens > MAX_ROWS || 4 * (n_partials + deep_m::n_further(layer)) > SPLIT_K_BYTES {
         return None;
     }
     let partials = cuda.split_k_workspace(n_partials);

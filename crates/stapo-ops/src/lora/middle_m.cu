@@ -16,10 +16,9 @@ template <int N_, int STAGES_, int SHARING_> struct Tiling {
 };
 
 // Which part of a product a block computes: columns from `column` on and every `apart` columns to `end`, in n_steps each, of which
-// the first n_inputs are over inputs, from column `x_start` of x and `w_start` of W on. As many as `n_waiting` blocks that compute
-// the same rows have steps over ranks.
+// the first n_inputs are over inputs.
 struct Share {
-    int column, apart, end, n_steps, n_inputs, x_start, w_start, n_waiting;
+    int column, apart, end, n_steps, n_inputs;
 };
 
 // Tiles of x and W on their way from the warp that copies to those that multiply.
@@ -46,13 +45,14 @@ template <class T> struct Tiles {
         bf16* to = tiles + stage * T::SIZE + (M + place) * STEP;
         mbarrier_arrive_expect_bytes(full + stage, 2 * T::SIZE);
         if (T::SHARING == 1) {
-            tma_load_tile(to, map_w, share.w_start + step * STEP, share.column, full + stage);
+            tma_load_tile(to, map_w, step * STEP, share.column, full + stage);
         } else {
-            tma_load_tile_to_all(to, map_w, share.w_start + step * STEP, share.column + place, full + stage, T::SHARING);
+            tma_load_tile_to_all(to, map_w, step * STEP, share.column + place, full + stage, T::SHARING);
         }
     }
     // By the thread that copies. First tiles of W, which do not depend on the kernel in front, are fetched while that still runs.
-    __device__ __forceinline__ void produce(const TensorMap& map_x, const TensorMap& map_w, Share share, u32* count) const {
+    __device__ __forceinline__ void produce(const TensorMap& map_x, const TensorMap& map_w, Share share, u32* count,
+                                            int n_multiplying) const {
         int n_ahead = min(share.n_steps, T::STAGES), stage = 0, parity = 1;
         for (int step = 0; step < n_ahead; ++step) begin_fill(map_w, share, step, step);
         wait_for_previous_kernel();
@@ -63,10 +63,10 @@ template <class T> struct Tiles {
                     begin_fill(map_w, share, step, stage);
                 }
                 if (step == share.n_inputs) wait_for_count(count, 1);
-                tma_load_tile(tiles + stage * T::SIZE, map_x, share.x_start + step * STEP, blockIdx.x * M, full + stage);
+                tma_load_tile(tiles + stage * T::SIZE, map_x, step * STEP, blockIdx.x * M, full + stage);
                 if (++stage == T::STAGES) stage = 0, parity ^= 1;
             }
-        if (share.n_steps > share.n_inputs) leave(count, share.n_waiting);
+        leave(count, n_multiplying);
     }
     // The chain of a warpgroup's results, from the next stage on.
     __device__ __forceinline__ void multiply(float (&d)[T::N / 8][4], int n_steps, int& stage, int& parity) const {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void multiply(const TensorMap& map_x, const TensorMap
     // No block copies to another before that one's mbarriers are there, and none ends before the others have arrived at its own.
     if (T::SHARING > 1) cluster_barrier();
     if (threadIdx.x == MULTIPLIERS) {
-        tiles.produce(map_x, map_w, share, count);
+        tiles.produce(map_x, map_w, share, count, gridDim.y - 1);
     } else if (threadIdx.x < MULTIPLIERS) {
         float d[T::N / 8][4];
         for (int stage = 0, parity = 0; share.column < share.end; share.column += share.apart) {
@@ -244,55 +244,17 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
                 *(uint4*)(y + (size_t)row * outputs + column + c) = *(const uint4*)(staged + r * APART + c);
         }
     };
-    int n_blocks = gridDim.y - 1, column = (blockIdx.y - 1) * T::N, n_inputs = of.inputs / STEP;
-    multiply<T>(x, w, Share{column, n_blocks * T::N, outputs, n_inputs + ranks / STEP, n_inputs, 0, 0, n_blocks}, count, finish);
+    int apart = (gridDim.y - 1) * T::N, column = (blockIdx.y - 1) * T::N, n_inputs = of.inputs / STEP;
+    multiply<T>(x, w, Share{column, apart, outputs, n_inputs + ranks / STEP, n_inputs}, count, finish);
 }
 
-// The same by split-K: y [PARTS, n, outputs] in f32 has the sums over each part of the inputs, the last with the ranks. Ranks lie
-// behind each part of a row of W; those behind the others are 0 and are left out. Grid: (tiles of rows, 1 for x A^T and one for each part
-// and tile of columns). Shared: stages, whose place the results [M, N + 8] take at the end, and 32 mbarriers.
-template <class T>
-__device__ __forceinline__ void split_k_product(const TensorMap& x, const TensorMap& w, float* y, int n, int outputs, int ranks,
-                                                const TensorMap& a, const Projection& of, u32* counts) {
-    constexpr int APART = T::N + 8, PIECES = T::N / 4;
-    static_assert(4 * M * APART <= 2 * T::STAGES * T::SIZE, "results take the place of the stages");
-    u32* count = counts + 2 * blockIdx.x;
-    if (projects<T>(x, a, of, count)) return;
-    int n_columns = (gridDim.y - 1) / PARTS, part = (blockIdx.y - 1) / n_columns;
-    auto finish = [&](const float (&d)[T::N / 8][4], int column) {
-        float* staged = (float*)aligned_memory();
-        int row = threadIdx.x / 128 * 64 + result_row(), thread = threadIdx.x;
-        // Keeps addresses from being computed ahead of the product, which leaves no registers for them.
-        asm volatile("" : "+r"(row), "+r"(thread));
-        // Both warpgroups have read the last stages.
-        barrier<1, MULTIPLIERS>();
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int j = 0; j < T::N / 8; ++j)
-                *(float2*)(staged + (row + half * 8) * APART + result_column() + j * 8) =
-                    make_float2(d[j][2 * half], d[j][2 * half + 1]);
-        barrier<1, MULTIPLIERS>();
-        for (int i = thread; i < M * PIECES; i += MULTIPLIERS) {
-            int r = i / PIECES, c = i % PIECES * 4, at = blockIdx.x * M + r;
-            if (at < n && column + c < outputs)
-                *(float4*)(y + ((size_t)part * n + at) * outputs + column + c) = *(const float4*)(staged + r * APART + c);
-        }
-    };
-    int column = (blockIdx.y - 1) % n_columns * T::N, n_inputs = of.inputs / PARTS / STEP;
-    int n_steps = n_inputs + (part == PARTS - 1 ? ranks / STEP : 0);
-    int x_start = part * n_inputs * STEP, w_start = x_start + part * ranks;
-    multiply<T>(x, w, Share{column, outputs, outputs, n_steps, n_inputs, x_start, w_start, n_columns}, count, finish);
-}
-
-#define PRODUCT(NAME, FUNCTION, RESULT, N, STAGES, SHARING)                                                            \
+#define PRODUCT(N, STAGES, SHARING)                                                                                    \
     KERNEL __cluster_dims__(SHARING, 1, 1) __launch_bounds__(MULTIPLIERS + 32, 1)                                      \
-        lora_middle_m_##NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, RESULT* y,      \
-                             int n, int outputs, int ranks, const __grid_constant__ TensorMap a,                       \
-                             const __grid_constant__ Projection of, u32* counts) {                                     \
-        FUNCTION<Tiling<N, STAGES, SHARING>>(x, w, y, n, outputs, ranks, a, of, counts);                               \
+        lora_middle_m_##N(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, bf16* y, int n,    \
+                          int outputs, int ranks, const __grid_constant__ TensorMap a,                                 \
+                          const __grid_constant__ Projection of, u32* counts) {                                        \
+        product<Tiling<N, STAGES, SHARING>>(x, w, y, n, outputs, ranks, a, of, counts);                                \
     }
-PRODUCT(64, product, bf16, 64, 6, 1)
-PRODUCT(128, product, bf16, 128, 5, 1)
-PRODUCT(192, product, bf16, 192, 4, 2)
-PRODUCT(split_k, split_k_product, float, 256, 4, 2)
+PRODUCT(64, 6, 1)
+PRODUCT(128, 5, 1)
+PRODUCT(192, 4, 2)

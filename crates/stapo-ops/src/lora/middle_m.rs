@@ -3,15 +3,14 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::cuda::{Layer, MULTIPROCESSORS, PARTS, Placed, map_a, n_columns, projected, split};
+use super::cuda::{Layer, MULTIPROCESSORS, Placed, map_a, n_columns, projected, split};
 use crate::Float;
 use crate::cuda::kernels::LORA_MIDDLE_M;
 use crate::cuda::{Cuda, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::Dims;
-use crate::matmul::small_m::Output;
 
 /// The most rows: of more, a kernel for `x A^T` takes a small part of the time.
-pub(crate) const MAX_ROWS: usize = 512;
+const MAX_ROWS: usize = 512;
 /// The most that multiprocessors may leave undone, see [`Tiling::wasted`]: 4 us, which a kernel for `x A^T` takes.
 const MOST_WASTED: usize = 48 * 2048;
 /// Rows of a tile, as in middle_m.cu.
@@ -31,29 +30,16 @@ struct Tiling {
     stages: usize,
     /// Blocks of a cluster.
     sharing: usize,
-    /// Parts of the depth, each in separate blocks.
-    n_parts: usize,
 }
 
 /// By rising number of columns.
 const PRODUCT: [Tiling; 3] = [
-    Tiling { name: "lora_middle_m_64", columns: 64, time: 80, stages: 6, sharing: 1, n_parts: 1 },
-    Tiling { name: "lora_middle_m_128", columns: 128, time: 128, stages: 5, sharing: 1, n_parts: 1 },
-    Tiling { name: "lora_middle_m_192", columns: 192, time: 192, stages: 4, sharing: 2, n_parts: 1 },
+    Tiling { name: "lora_middle_m_64", columns: 64, time: 80, stages: 6, sharing: 1 },
+    Tiling { name: "lora_middle_m_128", columns: 128, time: 128, stages: 5, sharing: 1 },
+    Tiling { name: "lora_middle_m_192", columns: 192, time: 192, stages: 4, sharing: 2 },
 ];
-const SPLIT_K: Tiling =
-    Tiling { name: "lora_middle_m_split_k", columns: 256, time: 256, stages: 4, sharing: 2, n_parts: PARTS };
 
 impl Tiling {
-    /// `None` for results that no kernel gives.
-    fn for_output(output: Output, d: Dims) -> Option<Self> {
-        match output {
-            Output::Product => Some(Self::fastest(d)),
-            Output::SplitK { n_splits: PARTS } => Some(SPLIT_K).filter(|tiling| tiling.n_in_turn(d) == 1),
-            Output::SplitK { .. } | Output::Gated(_) => None,
-        }
-    }
-
     /// The one whose blocks end first.
     fn fastest(d: Dims) -> Self {
         let [first, others @ ..] = PRODUCT;
@@ -61,10 +47,9 @@ impl Tiling {
         others.into_iter().fold(first, |best, t| if time(t) < time(best) { t } else { best })
     }
 
-    /// Tiles of rows, and tiles of columns, for each part of the depth.
+    /// Tiles of rows, and tiles of columns.
     fn n_tiles(self, d: Dims) -> [usize; 2] {
-        let n_columns = self.n_parts * d.outputs.div_ceil(self.columns);
-        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), n_columns]
+        [d.tokens.div_ceil(ROWS).next_multiple_of(self.sharing), d.outputs.div_ceil(self.columns)]
     }
 
     /// For each tile of rows one block for `x A^T`, and one for each tile of columns; these continue to other columns where there are
@@ -83,29 +68,27 @@ impl Tiling {
     /// What multiprocessors without work could have multiplied meanwhile, in columns of 128 rows times depth.
     fn wasted(self, d: Dims) -> usize {
         let spread = d.outputs * d.inputs * d.tokens / (ROWS * MULTIPROCESSORS);
-        (self.columns * self.n_in_turn(d) * d.inputs / self.n_parts).saturating_sub(spread)
+        (self.columns * self.n_in_turn(d) * d.inputs).saturating_sub(spread)
     }
 
-    /// The stages' tiles, 32 mbarriers, results on their way to y (those of split-K take the place of the tiles), and room to
-    /// align the tiles to 1024 bytes.
+    /// The stages' tiles, 32 mbarriers, results on their way to y, and room to align the tiles to 1024 bytes.
     fn shared_bytes(self) -> usize {
-        let results = if self.n_parts == 1 { 2 * ROWS * (self.columns + 8) } else { 0 };
-        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 8 * 32 + results + 1024
+        2 * self.stages * (ROWS + self.columns) * TILE_COLUMNS + 8 * 32 + 2 * ROWS * (self.columns + 8) + 1024
     }
 }
 
 /// Whether [`run`] may be called with the same arguments; the layer fits tiles. Not where its blocks take so much longer than the
 /// library's that this costs more than a kernel for `x A^T`.
-pub(super) fn fits<T: Float>(layer: &Layer<'_, T>, output: Output) -> bool {
+pub(super) fn fits<T: Float>(layer: &Layer<'_, T>) -> bool {
     layer.d.tokens <= MAX_ROWS
         && n_columns(layer.adapter) <= PROJECTED[PROJECTED.len() - 1]
-        && Tiling::for_output(output, layer.d).is_some_and(|tiling| tiling.wasted(layer.d) <= MOST_WASTED)
+        && Tiling::fastest(layer.d).wasted(layer.d) <= MOST_WASTED
 }
 
 /// `lora::project` and the product, in one kernel.
-pub(super) fn run<T: Float>(layer: &Layer<'_, T>, output: Output, cuda: &Arc<Cuda>, y: Slice) {
+pub(super) fn run<T: Float>(layer: &Layer<'_, T>, cuda: &Arc<Cuda>, y: Slice) {
     let Layer { d, x, weight, adapter } = layer;
-    let tiling = Tiling::for_output(output, *d).expect("lora::middle_m: a product that fits");
+    let tiling = Tiling::fastest(*d);
     let columns = n_columns(adapter);
     let of_a = PROJECTED.into_iter().find(|n| columns <= *n).expect("lora::middle_m: ranks that fit");
     let flat = weight.view().cuda();
@@ -126,7 +109,7 @@ mod tests {
     use super::*;
 
     /// At the shapes of Qwen3-1.7B each product takes the tiling that was measured to be the fastest, and gate and up of 384
-    /// rows, whose tiles fill the multiprocessors one and a half times, are left to the library, as is down of 256.
+    /// rows, whose tiles fill the multiprocessors one and a half times, are left to the library.
     #[test]
     fn tilings_are_those_that_were_measured() {
         let tiling = |tokens, outputs| {
@@ -139,20 +122,13 @@ mod tests {
         assert_eq!(tiling(512, 12288), (192, [4, 33], true));
         let (columns, _, fits) = tiling(384, 12288);
         assert_eq!((columns, fits), (192, false));
-        let down = |tokens, outputs| {
-            let d = Dims { tokens, inputs: 6144, outputs };
-            let tiling = Tiling::for_output(Output::SplitK { n_splits: PARTS }, d)?;
-            (tiling.wasted(d) <= MOST_WASTED).then(|| tiling.grid(d))
-        };
-        assert_eq!(down(512, 2048), Some([4, 33]));
-        assert_eq!([down(256, 2048), down(512, 4096)], [None; 2]);
         for outputs in [64, 2048, 4096, 12288] {
             for tokens in 1..=MAX_ROWS {
                 let d = Dims { tokens, inputs: 2048, outputs };
                 let [rows, blocks] = Tiling::fastest(d).grid(d);
                 assert!(rows * ROWS >= tokens && rows * blocks <= MULTIPROCESSORS, "{tokens} {outputs}");
+                assert!(Tiling::fastest(d).shared_bytes() <= 232_448);
             }
         }
-        assert!(PRODUCT.into_iter().chain([SPLIT_K]).all(|tiling| tiling.shared_bytes() <= 232_448));
     }
 }

@@ -77,7 +77,6 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
             *(float4*)(s + i) = *(const float4*)(sin + place + i);
         }
         if (q_weight) {
-            Eights w = load_eights(head < query ? q_weight : k_weight, at);
             float sums[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -90,6 +89,7 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
                 for (int j = 0; j < 4; ++j) sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
             float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]), inv = 1.0f / sqrtf(sum / (float)dim + eps);
             if (head < normed) {
+                Eights w = load_eights(head < query ? q_weight : k_weight, at);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) h.low[i] = h.low[i] * inv * w.low[i], h.high[i] = h.high[i] * inv * w.high[i];
                 if (at == 0) inv_rms[token * normed + head] = inv;
