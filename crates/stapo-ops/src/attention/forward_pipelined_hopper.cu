@@ -103,9 +103,9 @@ struct Cursor {
     }
 };
 
-// Draws the number of a block's next tile, less the number of blocks. Whoever is ready draws the next: tiles with most keys come first, so all blocks end at
-// about the same time. No bit depends on who computes a tile. By one thread; nothing waits for the number before it is used
-// (an `add` the compiler would make for the whole warp, and wait).
+// Draws the number of a block's next tile, less the number of blocks. Whoever is ready draws the next: tiles with most keys come
+// first, so all blocks end at about the same time. No bit depends on who computes a tile. By one thread. Nothing waits for the
+// number before it is used; the compiler would make an `add` one of the whole warp, and wait.
 __device__ __forceinline__ u32 draw_tile(const ForwardArgs& args) {
     u32 n;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(n) : "l"(args.drawn) : "memory");
@@ -162,8 +162,8 @@ __device__ __forceinline__ void load_tile(bf16* tile, int i, BlockNumbers& block
     const TensorMap& map = i % 2 ? maps.values : maps.keys;
     int at_once = min(KEYS, 1 << args.shift);
     for (int from = 0; from < KEYS; from += at_once) {
-        int key = i / 2 * KEYS + from;
-        int row = ((blocks.block_of(key, args) * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
+        int key = i / 2 * KEYS + from, in_block = key & ((1 << args.shift) - 1);
+        int row = ((blocks.block_of(key, args) * args.packing.kv + kv_head) << args.shift) + in_block;
         if (threadIdx.x % 32 > 0) continue;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -389,7 +389,8 @@ __device__ __forceinline__ void attend(int first, int n_steps, float (&s)[KEYS /
     end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
 }
 
-// Waits for the queries of a turn, which `in` reads from then on. Returns a copy: the turn is overwritten once the queries are released.
+// Waits for the queries of a turn, which `in` reads from then on. The turn is copied: it is overwritten once the queries are
+// released.
 __device__ __forceinline__ Turn begin_turn(int turn, bf16* queries, Inputs& in) {
     in.buffer = turn % QUERY_BUFFERS;
     in.queries = queries + in.buffer * ROWS * COLUMNS;
