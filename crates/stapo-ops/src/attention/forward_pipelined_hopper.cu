@@ -127,6 +127,15 @@ __device__ __forceinline__ Turn find_turn(int index, TileSearch& search, const F
     return {s.token, s.key_start, first, s.first_query, head, min(s.n_keys, first + HEIGHT)};
 }
 
+// tma_load_tile to an address in shared memory.
+__device__ __forceinline__ void tma_load_at(u32 to, const TensorMap& map, int column, int row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
 #ifdef PAGED_KEYS
 
 // The keys and the values of the cache.
@@ -149,25 +158,37 @@ struct BlockNumbers {
           first((step * KEYS >> args.shift) / 32 * 32),
           number(load(first)),
           next(load(first + 32)) {}
-    __device__ __forceinline__ u32 block_of(int key, const ForwardArgs& args) {
-        int block = key >> args.shift;
-        if (block >= first + 32) first += 32, number = next, next = load(first + 32);
-        return __shfl_sync(0xffffffffu, number, block % 32);
+    // By how many blocks a step's keys go on; blocks of more than 64 keys hold several steps.
+    __device__ __forceinline__ void go_to(int step, const ForwardArgs& args) {
+        if (step * KEYS >> args.shift < first + 32) return;
+        first += 32, number = next, next = load(first + 32);
+    }
+    // The row of the cache with a head's keys from `key` on.
+    __device__ __forceinline__ int row(int key, int kv_head, const ForwardArgs& args) const {
+        u32 block = __shfl_sync(0xffffffffu, number, (key >> args.shift) % 32u);
+        return ((block * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
     }
 };
 
-// Copies tile i, of the keys or values of step i / 2. By a whole warp.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, BlockNumbers& blocks, int kv_head, const Turn&,
-                                          const KeyMaps& maps, const ForwardArgs& args, u64* barrier) {
+// Copies tile i, of the keys or values of step i / 2. By a whole warp. Most caches have blocks of 32.
+__device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers& blocks, int kv_head, const Turn&,
+                                          const KeyMaps& maps, const ForwardArgs& args, u32 barrier) {
     const TensorMap& map = i % 2 ? maps.values : maps.keys;
-    int at_once = min(KEYS, 1 << args.shift);
-    for (int from = 0; from < KEYS; from += at_once) {
-        int key = i / 2 * KEYS + from, in_block = key & ((1 << args.shift) - 1);
-        int row = ((blocks.block_of(key, args) * args.packing.kv + kv_head) << args.shift) + in_block;
-        if (threadIdx.x % 32 > 0) continue;
+    int key = i / 2 * KEYS;
+    blocks.go_to(i / 2, args);
+    auto copy = [&](int from, int row) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
-            tma_load_tile(tile + (part * KEYS + from) * 64, map, part * 64, row, barrier);
+            tma_load_at(tile + (part * KEYS + from) * 128, map, part * 64, row, barrier);
+    };
+    if (args.shift == 5) {
+        int rows[2] = {blocks.row(key, kv_head, args), blocks.row(key + 32, kv_head, args)};
+        if (threadIdx.x % 32 == 0) copy(0, rows[0]), copy(32, rows[1]);
+        return;
+    }
+    for (int from = 0; from < KEYS; from += min(KEYS, 1 << args.shift)) {
+        int row = blocks.row(key + from, kv_head, args);
+        if (threadIdx.x % 32 == 0) copy(from, row);
     }
 }
 
@@ -180,13 +201,13 @@ struct BlockNumbers {
 };
 
 // Copies tile i, of the keys or values of step i / 2. By a whole warp.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, BlockNumbers&, int kv_head, const Turn& t,
-                                          const KeyMaps& map, const ForwardArgs& args, u64* barrier) {
+__device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers&, int kv_head, const Turn& t,
+                                          const KeyMaps& map, const ForwardArgs& args, u32 barrier) {
     int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
     if (threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
-        tma_load_tile(tile + part * KEYS * 64, map, (first_head + kv_head) * HEAD_DIM + part * 64,
+        tma_load_at(tile + part * KEYS * 128, map, (first_head + kv_head) * HEAD_DIM + part * 64,
                       t.key_start + i / 2 * KEYS, barrier);
 }
 
@@ -214,6 +235,8 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
     Cursor at = {0, 0};
     bool is_first = true, leads = threadIdx.x % 32 == 0;
     u32 next = blockIdx.x - gridDim.x;
+    // Addresses that the compiler does not compute again for every copy.
+    u32 first_tile = uniform(shared_address(tiles)), first_full = uniform(shared_address(shared.full));
     TileSearch search([&](int s) { return args.tiles(s); }, args.packing.sequences, NEAR / HEIGHT);
     for (int turn = 0;; ++turn) {
         Turn t = find_turn(gridDim.x + __shfl_sync(0xffffffffu, next, 0), search, args);
@@ -228,7 +251,7 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
             if (leads && i + 1 == n_tiles) next = draw_tile(args);
             if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
             if (leads) mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
-            load_tile(tiles + at.stage * TILE, i, blocks, kv_head, t, maps, args, shared.full + at.stage);
+            load_tile(first_tile + at.stage * TILE * 2, i, blocks, kv_head, t, maps, args, first_full + at.stage * 8);
             at.advance(1);
             is_first = is_first && at.stage > 0;
         }
