@@ -12,7 +12,7 @@
 // tile are stored.
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
-// 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
+// 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits. Copies are smaller, so a second warp copies the values.
 
 #if HEAD_DIM > 128
 #define CONSUMERS 2
@@ -49,6 +49,11 @@
 // with one at least the compiler keeps the operands of all products in uniform registers.
 #define SLICES 1
 #define TILE (KEYS * COLUMNS)
+#ifdef PAGED_KEYS
+#define PRODUCERS 2
+#else
+#define PRODUCERS 1
+#endif
 
 // A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
 // of its table of blocks), positions of the tile's first row and of the sequence's first query, the first consumer's head, and the
@@ -60,6 +65,17 @@ struct Turn {
 struct PipelineShared {
     u64 queries_full[QUERY_BUFFERS], queries_empty[QUERY_BUFFERS], full[STAGES], empty[STAGES];
     Turn turns[QUERY_BUFFERS];
+#ifdef PAGED_KEYS
+    // For the producer of values: that a turn is there.
+    u64 turn_full[QUERY_BUFFERS];
+#endif
+
+    // A turn, which may be overwritten once the queries are released.
+    __device__ __forceinline__ Turn turn(int buffer) const {
+        const Turn& t = turns[buffer];
+        return {uniform(t.token),       uniform(t.key_start), uniform(t.first),
+                uniform(t.first_query), uniform(t.head),      uniform(t.n_keys)};
+    }
 };
 
 struct ForwardArgs {
@@ -103,9 +119,9 @@ struct Cursor {
     }
 };
 
-// Draws the number of a block's next tile, less the number of blocks. Whoever is ready draws the next: tiles with most keys come first, so all blocks end at
-// about the same time. No bit depends on who computes a tile. By one thread; nothing waits for the number before it is used
-// (an `add` the compiler would make for the whole warp, and wait).
+// Draws the number of a block's next tile, less the number of blocks. Whoever is ready draws the next: tiles with most keys come
+// first, so all blocks end at about the same time. No bit depends on who computes a tile. By one thread. Nothing waits for the
+// number before it is used; the compiler would make an `add` one of the whole warp, and wait.
 __device__ __forceinline__ u32 draw_tile(const ForwardArgs& args) {
     u32 n;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(n) : "l"(args.drawn) : "memory");
@@ -125,6 +141,15 @@ __device__ __forceinline__ Turn find_turn(int index, TileSearch& search, const F
     Sequence s = args.sequence(sequence);
     int first = s.origin() % HEIGHT + tile * HEIGHT, head = index % n_at_once * TILE_HEADS;
     return {s.token, s.key_start, first, s.first_query, head, min(s.n_keys, first + HEIGHT)};
+}
+
+// tma_load_tile to an address in shared memory.
+__device__ __forceinline__ void tma_load_at(u32 to, const TensorMap& map, int column, int row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
 }
 
 #ifdef PAGED_KEYS
@@ -149,25 +174,37 @@ struct BlockNumbers {
           first((step * KEYS >> args.shift) / 32 * 32),
           number(load(first)),
           next(load(first + 32)) {}
-    __device__ __forceinline__ u32 block_of(int key, const ForwardArgs& args) {
-        int block = key >> args.shift;
-        if (block >= first + 32) first += 32, number = next, next = load(first + 32);
-        return __shfl_sync(0xffffffffu, number, block % 32);
+    // By how many blocks a step's keys go on; blocks of more than 64 keys hold several steps.
+    __device__ __forceinline__ void go_to(int step, const ForwardArgs& args) {
+        if (step * KEYS >> args.shift < first + 32) return;
+        first += 32, number = next, next = load(first + 32);
+    }
+    // The row of the cache with a head's keys from `key` on.
+    __device__ __forceinline__ int row(int key, int kv_head, const ForwardArgs& args) const {
+        u32 block = __shfl_sync(0xffffffffu, number, (key >> args.shift) % 32u);
+        return ((block * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
     }
 };
 
-// Copies tile i, of the keys or values of step i / 2. By a whole warp.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, BlockNumbers& blocks, int kv_head, const Turn&,
-                                          const KeyMaps& maps, const ForwardArgs& args, u64* barrier) {
+// Copies tile i, of the keys or values of step i / 2. By a whole warp. Most caches have blocks of 32.
+__device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers& blocks, int kv_head, const Turn&,
+                                          const KeyMaps& maps, const ForwardArgs& args, u32 barrier) {
     const TensorMap& map = i % 2 ? maps.values : maps.keys;
-    int at_once = min(KEYS, 1 << args.shift);
-    for (int from = 0; from < KEYS; from += at_once) {
-        int key = i / 2 * KEYS + from;
-        int row = ((blocks.block_of(key, args) * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
-        if (threadIdx.x % 32 > 0) continue;
+    int key = i / 2 * KEYS;
+    blocks.go_to(i / 2, args);
+    auto copy = [&](int from, int row) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
-            tma_load_tile(tile + (part * KEYS + from) * 64, map, part * 64, row, barrier);
+            tma_load_at(tile + (part * KEYS + from) * 128, map, part * 64, row, barrier);
+    };
+    if (args.shift == 5) {
+        int rows[2] = {blocks.row(key, kv_head, args), blocks.row(key + 32, kv_head, args)};
+        if (threadIdx.x % 32 == 0) copy(0, rows[0]), copy(32, rows[1]);
+        return;
+    }
+    for (int from = 0; from < KEYS; from += min(KEYS, 1 << args.shift)) {
+        int row = blocks.row(key + from, kv_head, args);
+        if (threadIdx.x % 32 == 0) copy(from, row);
     }
 }
 
@@ -180,13 +217,13 @@ struct BlockNumbers {
 };
 
 // Copies tile i, of the keys or values of step i / 2. By a whole warp.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, BlockNumbers&, int kv_head, const Turn& t,
-                                          const KeyMaps& map, const ForwardArgs& args, u64* barrier) {
+__device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers&, int kv_head, const Turn& t,
+                                          const KeyMaps& map, const ForwardArgs& args, u32 barrier) {
     int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
     if (threadIdx.x % 32 > 0) return;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
-        tma_load_tile(tile + part * KEYS * 64, map, (first_head + kv_head) * HEAD_DIM + part * 64,
+        tma_load_at(tile + part * KEYS * 128, map, (first_head + kv_head) * HEAD_DIM + part * 64,
                       t.key_start + i / 2 * KEYS, barrier);
 }
 
@@ -198,6 +235,9 @@ __device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS -
 __device__ __forceinline__ void start_queries(const Turn& t, const TensorMap& map, bf16* to, PipelineShared& shared,
                                               int buffer) {
     shared.turns[buffer] = t;
+#ifdef PAGED_KEYS
+    mbarrier_arrive(shared.turn_full + buffer);
+#endif
     mbarrier_arrive_expect_bytes(shared.queries_full + buffer, t.n_keys > 0 ? ROWS * COLUMNS * 2 : 0);
     for (int c = 0; t.n_keys > 0 && c < CONSUMERS; ++c) {
         // A consumer without rows gets the tile's first, which are there.
@@ -208,11 +248,30 @@ __device__ __forceinline__ void start_queries(const Turn& t, const TensorMap& ma
     }
 }
 
+// Copies every BY-th tile of keys and values of a turn, from `from` on. In front of the last, calls before_last. By a whole warp. To
+// wait for the first time that a stage is empty ends at once.
+template <int BY, class BeforeLast>
+__device__ __forceinline__ void copy_tiles(const Turn& t, int from, Cursor& at, const KeyMaps& maps,
+                                           const ForwardArgs& args, PipelineShared& shared, bf16* tiles,
+                                           const BeforeLast& before_last) {
+    // Addresses that the compiler does not compute again for every copy.
+    u32 first_tile = uniform(shared_address(tiles)), first_full = uniform(shared_address(shared.full));
+    int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
+    BlockNumbers blocks(from / 2, t, args);
+    for (int i = from; i < n_tiles; i += BY) {
+        if (i + BY >= n_tiles) before_last();
+        mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
+        load_tile(first_tile + at.stage * TILE * 2, i, blocks, kv_head, t, maps, args, first_full + at.stage * 8);
+        at.advance(BY);
+    }
+}
+
 // The producer's loop, of one warp. It finds the tiles for the consumers too.
 __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& maps, const ForwardArgs& args,
                                         const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
     Cursor at = {0, 0};
-    bool is_first = true, leads = threadIdx.x % 32 == 0;
+    bool leads = threadIdx.x % 32 == 0;
     u32 next = blockIdx.x - gridDim.x;
     TileSearch search([&](int s) { return args.tiles(s); }, args.packing.sequences, NEAR / HEIGHT);
     for (int turn = 0;; ++turn) {
@@ -221,20 +280,31 @@ __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& m
         if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
         if (leads) start_queries(t, map_q, queries + buffer * ROWS * COLUMNS, shared, buffer);
         if (t.n_keys == 0) break;
-        int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
-        int first_step = rule.first_key(t.first) / KEYS;
-        BlockNumbers blocks(first_step, t, args);
-        for (int i = 2 * first_step; i < n_tiles; ++i) {
-            if (leads && i + 1 == n_tiles) next = draw_tile(args);
-            if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
-            if (leads) mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
-            load_tile(tiles + at.stage * TILE, i, blocks, kv_head, t, maps, args, shared.full + at.stage);
-            at.advance(1);
-            is_first = is_first && at.stage > 0;
-        }
+        int first = 2 * (rule.first_key(t.first) / KEYS);
+        copy_tiles<PRODUCERS>(t, first, at, maps, args, shared, tiles, [&] {
+            if (leads) next = draw_tile(args);
+        });
     }
     if (leads) end_draws(args);
 }
+
+#ifdef PAGED_KEYS
+
+// The loop of the second producer, which copies the values.
+__device__ __forceinline__ void produce_values(const KeyMaps& maps, const ForwardArgs& args, const ScoreRule& rule,
+                                               PipelineShared& shared, bf16* tiles) {
+    Cursor at = {1, 0};
+    for (int turn = 0;; ++turn) {
+        int buffer = turn % QUERY_BUFFERS;
+        mbarrier_wait(shared.turn_full + buffer, turn / QUERY_BUFFERS % 2);
+        Turn t = shared.turn(buffer);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.queries_empty + buffer);
+        if (t.n_keys == 0) break;
+        copy_tiles<2>(t, 2 * (rule.first_key(t.first) / KEYS) + 1, at, maps, args, shared, tiles, [] {});
+    }
+}
+
+#endif
 
 // d (+)= a b^T: a [64, 16] in registers, b [64, 16] a K-major operand in shared memory.
 __device__ __forceinline__ void wgmma_registers_rows(float (&d)[8][4], const u32* a, u64 b, bool adds) {
@@ -389,13 +459,12 @@ __device__ __forceinline__ void attend(int first, int n_steps, float (&s)[KEYS /
     end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
 }
 
-// Waits for the queries of a turn, which `in` reads from then on. Returns a copy: the turn is overwritten once the queries are released.
+// Waits for the queries of a turn, which `in` reads from then on.
 __device__ __forceinline__ Turn begin_turn(int turn, bf16* queries, Inputs& in) {
     in.buffer = turn % QUERY_BUFFERS;
     in.queries = queries + in.buffer * ROWS * COLUMNS;
     mbarrier_wait(in.shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
-    const Turn& t = in.shared.turns[in.buffer];
-    return {uniform(t.token), 0, uniform(t.first), uniform(t.first_query), uniform(t.head), uniform(t.n_keys)};
+    return in.shared.turn(in.buffer);
 }
 
 // Writes the results of a consumer's rows from position `first` on, of which `n_rows` are there.
@@ -485,9 +554,13 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     launch_dependents();
     if (threadIdx.x == 0) {
         for (int b = 0; b < QUERY_BUFFERS; ++b)
-            mbarrier_init(shared.queries_full + b, 1), mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS);
+            mbarrier_init(shared.queries_full + b, 1),
+                mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS + PRODUCERS - 1);
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS);
+#ifdef PAGED_KEYS
+        for (int b = 0; b < QUERY_BUFFERS; ++b) mbarrier_init(shared.turn_full + b, 1);
+#endif
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -495,6 +568,9 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, maps, args, rule, shared, queries, tiles);
+#ifdef PAGED_KEYS
+        if (threadIdx.x / 32 == 4 * CONSUMERS + 1) produce_values(maps, args, rule, shared, tiles);
+#endif
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
         consume(args, rule, shared, queries, tiles);
