@@ -174,8 +174,8 @@ def table(title, key, names, silenced, control):
         low, high = interval(n, len(silenced))
         texts = Counter(token["text"] for token in silenced if key(token) == name).most_common(5)
         shown = ", ".join(f"`{json.dumps(text, ensure_ascii=False)[1:-1]}`" + (f" {k}" if k > 1 else "") for text, k in texts)
-        beside = f"{others[name]} | {100 * others[name] / len(control):.1f} | " if control else ""
-        print(f"| {name} | {n} | {100 * n / len(silenced):.1f} [{low:.1f}, {high:.1f}] | {beside}{shown} |")
+        control_cells = f"{others[name]} | {100 * others[name] / len(control):.1f} | " if control else ""
+        print(f"| {name} | {n} | {100 * n / len(silenced):.1f} [{low:.1f}, {high:.1f}] | {control_cells}{shown} |")
 
 
 def preferred(token):
@@ -195,8 +195,8 @@ def groups(tokens, control):
     for right in sorted((n for n in by if n), key=int):
         fates = by[right]
         low, high = interval(sum(fates), len(fates))
-        beside = f"{100 * others[right] / sum(others.values()):.1f}" if others else ""
-        print(f"| {right} | {len(fates)} | {sum(fates)} | {100 * sum(fates) / len(fates):.1f} [{low:.1f}, {high:.1f}] | {beside} |")
+        control_share = f"{100 * others[right] / sum(others.values()):.1f}" if others else ""
+        print(f"| {right} | {len(fates)} | {sum(fates)} | {100 * sum(fates) / len(fates):.1f} [{low:.1f}, {high:.1f}] | {control_share} |")
 
 
 def rates(runs):

@@ -38,7 +38,7 @@ class SilencedTokens(unittest.TestCase):
             self.script.main()
         return output.getvalue()
 
-    def test_words_numbers_and_signs_are_told_apart(self):
+    def test_words_numbers_and_signs_have_kinds(self):
         cases = [
             (" the", "is", " sum", "function word"), (" Therefore", ".", ",", "word of flow"), (" calculate", "we", " the", "verb of calculation"),
             (" wildlife", "of", "}", "other word"), ("ared", "pies", " by", "part of a word"), ("Ass", "\n\n", "uming", "part of a word"),
