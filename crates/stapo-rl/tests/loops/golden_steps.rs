@@ -12,7 +12,7 @@ use stapo_rl::run::Run;
 use stapo_rl::train::{Outcome, Trainer, train};
 use std::fs;
 
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "steps=2",
     "objective.preset=stapo",
     "objective.masks.0.tau_p=0.3",
@@ -27,6 +27,7 @@ const SETTINGS: [&str; 14] = [
     "update.weight_decay=0.01",
     "update.max_gradient_norm=0.5",
     "record.checkpoint_every_steps=1",
+    "record.responses_every_steps=1",
 ];
 
 /// The responses of groups.
