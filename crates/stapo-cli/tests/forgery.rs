@@ -144,6 +144,8 @@ fn a_resume_refuses_what_differs_from_the_receipt_and_records_what_is_accepted_f
             attack();
             let said = complaint(at, &[&["train", "--resume", "run"], more].concat());
             assert!(said.contains(named) && said.contains("--accept-changes"), "{named} in {said}");
+            let n_named = said.matches("file rollouts/step-000001.jsonl: was ").count();
+            assert!(n_named <= 1, "receipt and checkpoint name one change: {said}");
             fs::remove_dir_all(&run).unwrap();
             copy_folder(&whole, &run);
         }
@@ -199,6 +201,11 @@ fn a_killed_run_goes_on_only_with_the_records_that_it_wrote() {
         ok(&stapo(at, &["train", "--resume", "run", "--set", "steps=4", "--accept-changes"]));
         assert!(differs(at, &["verify", "run"]).contains("ACCEPTED after step 3"));
         ok(&stapo(at, &["train", "--resume", "run"]));
+        // Another change is no part of what was accepted.
+        without_receipt(&run);
+        append(&run.join("rollouts/step-000001.jsonl"), "{}\n");
+        let said = complaint(at, &["train", "--resume", "run"]);
+        assert!(said.contains("file rollouts/step-000001.jsonl: was ") && !said.contains(named), "{said}");
         fs::remove_dir_all(&run).unwrap();
         copy_folder(&whole, &run);
     }

@@ -166,3 +166,50 @@ pub fn evaluate<E: From<ObjectiveError>>(
     };
     Ok((tally, totals))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objective::Advantages;
+
+    #[test]
+    fn keys_of_other_trainers_and_misspelt_ones_are_meant_for_ours() {
+        let cases = [
+            ("old_log_prob", Some("behavior_logp")),
+            ("ref_logp", Some("reference_logp")),
+            ("rewards", Some("reward")),
+            ("colision", Some("collision")),
+            ("something_else", None),
+        ];
+        for (key, meant) in cases {
+            assert_eq!(meant_key(key), meant, "{key}");
+        }
+    }
+
+    /// The census needs the collisions of all responses.
+    #[test]
+    fn quadrants_are_counted_where_every_response_has_collisions() {
+        let spec = ObjectiveSpec::from_preset("stapo").unwrap();
+        let (logp, entropy, collision) = ([-1.0, -9.0], [0.5, 0.1], [0.5, 0.9]);
+        let columns = |collision| ResponseColumns {
+            logp: &logp,
+            behavior_logp: &logp,
+            entropy: &entropy,
+            reference_logp: None,
+            behavior_entropy: None,
+            sampler_logp: None,
+            collision,
+            teacher_logp: None,
+        };
+        let advantage = Advantages::Response(1.0);
+        let has_quadrants = |has_collisions: [bool; 2]| {
+            let minibatch =
+                has_collisions.map(|has| (columns(has.then_some(&collision[..])), advantage.view()));
+            let take = |_: usize, _: &[TokenEffect]| Ok::<(), ObjectiveError>(());
+            let (_, totals) = evaluate(&spec, &minibatch, UpdateKey::default(), take).unwrap();
+            totals.quadrants.is_some()
+        };
+        assert!(has_quadrants([true, true]));
+        assert!(!has_quadrants([true, false]));
+    }
+}

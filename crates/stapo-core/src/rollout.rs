@@ -217,9 +217,71 @@ impl OverlongShaping {
     /// The number that is added to the reward of a response of `n_tokens`.
     pub fn penalty(self, n_tokens: usize) -> f64 {
         let free = self.max_tokens.saturating_sub(self.buffer_tokens);
-        if n_tokens <= free {
-            return 0.0;
-        }
-        -((n_tokens - free) as f64) / self.buffer_tokens.max(1) as f64
+        -(n_tokens.saturating_sub(free) as f64) / self.buffer_tokens.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scored(tokens: Vec<u32>, is_sampled: Vec<bool>, rewards: &[f64]) -> Scored {
+        let rollout = Rollout {
+            problem_idx: 0,
+            sample_idx: 0,
+            tokens,
+            is_sampled,
+            logp: Vec::new(),
+            entropy: Vec::new(),
+            kept: Vec::new(),
+            finish: Finish::LengthLimit,
+            policy_version: None,
+        };
+        let (verdict, reward) = (Verdict::Wrong, rewards[0]);
+        let rewards = rewards.to_vec();
+        Scored { rollout, verdict, reward, rewards, program: None, judge: None, episode: None }
+    }
+
+    #[test]
+    fn a_rollout_is_its_prompt_and_its_turns() {
+        let (tokens, is_sampled) = Rollout::one_turn(&[1, 2], &[3, 4, 5]);
+        assert_eq!(
+            (tokens.as_slice(), is_sampled.as_slice()),
+            (&[1, 2, 3, 4, 5][..], &[false, false, true, true, true][..])
+        );
+        let rollout = scored(tokens, is_sampled, &[1.0]).rollout;
+        assert_eq!(
+            (rollout.prompt(), rollout.response(), rollout.last_turn()),
+            (&[1, 2][..], &[3, 4, 5][..], &[3, 4, 5][..])
+        );
+        let turns = vec![false, true, true, true, false, true, true];
+        let rollout = scored((1..=7).collect(), turns, &[1.0]).rollout;
+        assert_eq!((rollout.turn_lengths(), rollout.last_turn()), (vec![3, 2], &[6, 7][..]));
+        assert_eq!((rollout.n_sampled(), rollout.response()), (5, &[2, 3, 4, 5, 6, 7][..]));
+    }
+
+    #[test]
+    fn long_responses_are_penalised_from_the_end_of_the_free_part() {
+        let shaping = OverlongShaping { max_tokens: 100, buffer_tokens: 20 };
+        assert_eq!([0, 80, 81, 90, 100].map(|n| shaping.penalty(n)), [0.0, 0.0, -0.05, -0.5, -1.0]);
+        let without_buffer = OverlongShaping { max_tokens: 100, buffer_tokens: 0 };
+        assert_eq!([100, 101].map(|n| without_buffer.penalty(n)), [0.0, -1.0]);
+    }
+
+    #[test]
+    fn a_group_is_unanimous_where_every_reward_is() {
+        let problem = Problem {
+            id: String::new(),
+            earlier_turns: Vec::new(),
+            prompt: String::new(),
+            reference: String::new(),
+        };
+        let group = |rewards: &[&[f64]]| Group {
+            problem: problem.clone(),
+            members: rewards.iter().map(|rewards| scored(Vec::new(), Vec::new(), rewards)).collect(),
+        };
+        assert!(group(&[&[1.0, 0.5], &[1.0, 0.5]]).is_unanimous());
+        assert!(!group(&[&[1.0, 0.5], &[1.0, 0.0]]).is_unanimous());
+        assert!(group(&[&[1.0, 0.5], &[1.0]]).is_unanimous(), "only rewards that all members have count");
     }
 }

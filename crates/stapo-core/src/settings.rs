@@ -279,5 +279,24 @@ mod tests {
             error.to_string().starts_with("config.sources.1.share: this kind has no such key"),
             "{error}"
         );
+        assert!(error.to_string().contains("leave it out, or choose another kind"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_exclude_each_other_replace_each_other() {
+        let both = |below: &str, above: &str| overlay(parse(below).unwrap(), parse(above).unwrap());
+        assert_eq!(both("warmup_steps = 5", "warmup_share = 0.1"), parse("warmup_share = 0.1").unwrap());
+        assert_eq!(both("warmup_share = 0.1", "warmup_steps = 5"), parse("warmup_steps = 5").unwrap());
+        let whole = "warmup_share = 0.1\nwarmup_steps = 5";
+        assert_eq!(both("warmup_steps = 7", whole), parse(whole).unwrap());
+        assert_eq!(both(whole, "rate = 1"), parse(&format!("{whole}\nrate = 1")).unwrap());
+    }
+
+    #[test]
+    fn an_override_with_an_empty_key_is_refused() {
+        for text in [".steps=1", "a..b=1", "a.=1", "=1", " =1", "steps"] {
+            assert!(Override::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(Override::parse("a.b = 1").unwrap().keys, ["a", "b"]);
     }
 }

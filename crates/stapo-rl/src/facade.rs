@@ -7,7 +7,9 @@ pub mod device {
 
     /// NVIDIA GPUs.
     pub mod cuda {
-        pub use stapo_model::cuda::{CudaOptions, Found, FoundLibrary, Training, guard, is_failing, probe};
+        pub use stapo_model::cuda::{
+            CudaOptions, Found, FoundLibrary, Gpu, Training, guard, is_failing, probe,
+        };
     }
 }
 

@@ -35,7 +35,7 @@ struct Finding {
     text: String,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Status {
     Good,
     /// Usable, with a caveat in the text.
@@ -268,4 +268,45 @@ fn as_json(args: &Args, options: CpuOptions, found: &Found) -> serde_json::Value
         "sandbox": sandbox_as_json(),
         "gpu_obstacle": found.obstacle(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stapo_rl::device::cuda::Gpu;
+
+    fn found(n_gpus: usize, peers: &[(usize, usize)]) -> Found {
+        let gpu = Gpu {
+            name: "H200".into(),
+            memory_bytes: 3 << 30,
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+        };
+        let version = |text: &str| FoundLibrary::Version(text.into());
+        Found {
+            driver: Some((13, 0)),
+            driver_error: None,
+            gpus: vec![gpu; n_gpus],
+            nvrtc: version("12.9"),
+            cublaslt: version("12.9.1"),
+            nccl: FoundLibrary::Missing { package: "nvidia-nccl" },
+            peers: peers.to_vec(),
+        }
+    }
+
+    /// Three GPUs are three pairs.
+    #[test]
+    fn links_between_gpus_are_counted_by_pairs() {
+        let lines = |found: &Found| -> Vec<(&'static str, Status, String)> {
+            links(found).into_iter().map(|line| (line.name, line.status, line.text)).collect()
+        };
+        let nccl = "only several GPUs need it; pip install 'nvidia-nccl' brings it";
+        assert_eq!(lines(&found(1, &[])), [("nccl", Status::Absent, nccl.to_string())]);
+        let text = |n: usize| format!("{n} of 3 pairs of GPUs read each other's memory directly");
+        let all = lines(&found(3, &[(0, 1), (0, 2), (1, 2)]));
+        assert_eq!(all[1], ("links", Status::Good, text(3)));
+        let some = lines(&found(3, &[(0, 1)]));
+        let slower = "\nthe others exchange through the host, which is slower";
+        assert_eq!(some[1], ("links", Status::Look, text(1) + slower));
+    }
 }

@@ -80,6 +80,26 @@ fn a_group_above_a_budget_computes_its_prompt_once_in_each_part() {
     // Rows of keys: 30 of two sequences of 15.
     assert_eq!(shared(&lengths, 100, 30), [(vec![0], 5), (vec![1, 2], 20), (vec![3, 4], 20), (vec![5], 2)]);
     assert_eq!(shared(&lengths, 100, 1).len(), 6, "a sequence is never cut");
+    // Rows of 15 + 5 fit exactly, those of one more token do not.
+    let pair = groups(&[(10, &[5, 5]), (1, &[1])]);
+    assert_eq!(shared(&pair, 20, 1000), [(vec![0, 1], 20), (vec![2], 2)]);
+    assert_eq!(shared(&pair, 22, 1000), [(vec![0, 1, 2], 22)]);
     let error = pack(&lengths, Packing { budget_tokens: 14, budget_keys: Some(1000) }).unwrap_err();
     assert_eq!((error.sequence_idx, error.n_tokens), (1, 15));
+}
+
+#[test]
+fn minibatches_are_whole_groups_and_never_empty() {
+    let problem = |id: &str| crate::rollout::Problem {
+        id: id.into(),
+        earlier_turns: Vec::new(),
+        prompt: String::new(),
+        reference: String::new(),
+    };
+    let group = |id| Group { problem: problem(id), members: Vec::new() };
+    let batch = Batch { groups: ["a", "b", "c"].map(group).to_vec() };
+    for (size, expected) in [(2, vec![2, 1]), (1, vec![1; 3]), (0, vec![1; 3]), (5, vec![3])] {
+        let sizes: Vec<usize> = batch.minibatches(size).map(<[Group]>::len).collect();
+        assert_eq!(sizes, expected, "{size}");
+    }
 }

@@ -223,3 +223,60 @@ fn clip(ratio: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> V
         None => Valued { value: ratio * advantage, slope: ratio * advantage, clipped: false },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(surrogate: Surrogate, ratio: f64, advantage: f64, (logp, behavior_logp): (f64, f64)) -> Valued {
+        surrogate.at(SurrogatePoint { ratio, advantage, logp, behavior_logp, penalised: true })
+    }
+
+    /// Without an advantage nothing pushes a token, so nothing clips it, however far it has moved.
+    #[test]
+    fn a_token_without_advantage_is_never_clipped() {
+        let surrogates = [
+            Surrogate::Clip { low: 0.2, high: 0.2, dual: Some(3.0) },
+            Surrogate::TotalVariation { low: 0.1, high: 0.1, cap: None },
+            Surrogate::BinaryKl { low: 0.01, high: 0.01, cap: None },
+        ];
+        for surrogate in surrogates {
+            for (ratio, logps) in [(9.0, (-0.1, -2.0)), (0.1, (-2.0, -0.1))] {
+                let valued = at(surrogate, ratio, 0.0, logps);
+                assert_eq!(valued, Valued { value: 0.0, slope: 0.0, clipped: false }, "{surrogate:?}");
+            }
+        }
+    }
+
+    /// Probabilities of 0 and 1 are 1 apart.
+    #[test]
+    fn a_move_of_exactly_the_bound_is_not_clipped() {
+        let certain = f64::NEG_INFINITY;
+        for (bound, is_clipped) in [(1.0, false), (0.999, true)] {
+            let total = Surrogate::TotalVariation { low: bound, high: bound, cap: None };
+            assert_eq!(at(total, 2.0, 1.0, (0.0, certain)).clipped, is_clipped);
+            assert_eq!(at(total, 0.5, -1.0, (certain, 0.0)).clipped, is_clipped);
+        }
+        let (logp, behavior_logp) = (-0.5, -1.5);
+        let exact = binary_kl(behavior_logp, logp);
+        for (high, is_clipped) in [(exact, false), (exact * 0.999, true)] {
+            let binary = Surrogate::BinaryKl { low: 0.0, high, cap: None };
+            assert_eq!(at(binary, 2.0, 1.0, (logp, behavior_logp)).clipped, is_clipped);
+        }
+    }
+
+    #[test]
+    fn surrogates_without_a_bound_clip_nothing() {
+        let surrogates = [
+            Surrogate::Reinforce,
+            Surrogate::SquaredLogRatio { beta: 0.5 },
+            Surrogate::Unclipped,
+            Surrogate::KlCov { share: 0.1, coefficient: 0.5 },
+            Surrogate::Sapo { tau_positive: 1.0, tau_negative: 1.05 },
+            Surrogate::Vespo { k_positive: 1.0, lambda_positive: 1.0, k_negative: 1.0, lambda_negative: 1.0 },
+        ];
+        for surrogate in surrogates {
+            assert!(!at(surrogate, 20.0, 1.0, (-1.0, -4.0)).clipped, "{surrogate:?}");
+        }
+    }
+}

@@ -5,6 +5,7 @@ mod deferral;
 mod finite_differences;
 mod goldens;
 mod invariance;
+mod limits;
 mod naive;
 mod spec;
 

@@ -292,3 +292,24 @@ fn certain_and_wholly_silenced_responses_have_finite_derivatives() {
         assert_eq!(is_pushed, loss.judges_alone(), "{loss:?}: a pair needs both");
     }
 }
+
+/// Three tokens whose log-ratios to the reference are 1 each, and log-probs -1.
+#[test]
+fn the_reward_of_a_response_is_a_sum_or_a_mean_of_its_tokens() {
+    let response = Drawn { logp: vec![-1.0; 3], entropy: vec![0.0; 3], reference_logp: vec![-2.0; 3] };
+    let pair = Comparison { chosen: Some(response.view()), rejected: Some(response.view()) };
+    for loss in LOSSES {
+        let spec = PreferenceSpec { loss, masks: vec![] };
+        let (_, effects) = run(&spec, &spec.calibrate(&[pair], 0.1, 0).unwrap(), &[pair]);
+        let expected = match loss {
+            PreferenceLoss::Dpo { beta, .. } | PreferenceLoss::Kto { beta, .. } => 3.0 * beta,
+            PreferenceLoss::Ipo { beta } => beta,
+            PreferenceLoss::Simpo { beta, .. } | PreferenceLoss::Orpo { beta } => -beta,
+        };
+        assert!(
+            (effects[0].chosen.reward - expected).abs() < 1e-12,
+            "{loss:?}: {}",
+            effects[0].chosen.reward
+        );
+    }
+}

@@ -157,6 +157,16 @@ mod tests {
             assert!(defaults.contains(&(name.to_string(), default)), "{name}: {defaults:?}");
         }
         assert!(hinted("warmup_ratio").contains("`update.schedule`") && hint("dapo", None).is_none());
+        let all = peer_settings();
+        let key = |name: &str| all.iter().find(|s| s.name == name).and_then(PeerSetting::key);
+        assert_eq!(key("num_generations"), Some("rollout.group_size"));
+        assert_eq!(key("epsilon_high"), Some("objective.surrogate.high"));
+        for without_one in ["generation_batch_size", "off_policy_mask_threshold", "num_iterations", "top_p"] {
+            assert_eq!(key(without_one), None, "{without_one}");
+        }
+        let model = all.iter().find(|s| s.name == "model_name_or_path").unwrap();
+        assert_eq!(model.ours, "`model.path`, `--model`", "a flag is another way to say the key");
+        assert_eq!(model.note, "a folder, a GGUF file, a run, a hub name");
         assert_eq!(hint("no_such_setting", None), None);
         assert_eq!(hint("n", None), None, "a last part alone says too little");
     }

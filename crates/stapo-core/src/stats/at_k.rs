@@ -53,13 +53,10 @@ pub fn pass_at_k(questions: &[QuestionCount], k: usize) -> Result<Estimate, Stat
 }
 
 /// One question's pass@k. The quotient of binomials is a product of factors below 1 that can run over k or over c
-/// factors; the shorter product is taken.
+/// factors; the shorter product is taken. A factor is 0 where fewer than k samples are wrong.
 fn pass_of(question: QuestionCount, k: usize) -> f64 {
     let n = question.n_samples;
     let c = question.n_correct;
-    if n - c < k {
-        return 1.0;
-    }
     let (rounds, other) = if c < k { (c, k) } else { (k, c) };
     let all_wrong: f64 = (0..rounds).map(|i| 1.0 - other as f64 / (n - i) as f64).product();
     1.0 - all_wrong

@@ -98,5 +98,5 @@ pub(super) fn variance_of(values: &[f64]) -> f64 {
 
 /// Sum of squared distances from `center`.
 pub(super) fn squares_about(values: &[f64], center: f64) -> f64 {
-    values.iter().map(|v| (v - center) * (v - center)).sum()
+    values.iter().map(|v| (v - center).powi(2)).sum()
 }

@@ -42,16 +42,18 @@ pub fn normal_quantile(p: f64) -> f64 {
     x
 }
 
+/// NaN unless above 0.
+fn positive(freedom: f64) -> f64 {
+    if freedom > 0.0 { freedom } else { f64::NAN }
+}
+
 /// P(X > x) for the chi-squared distribution: the regularised upper incomplete gamma function of `freedom` / 2 and x / 2,
 /// by its series below the mean and its continued fraction above (Abramowitz, Stegun 6.5.29 and 6.5.31).
 pub fn chi_squared_upper(x: f64, freedom: f64) -> f64 {
-    if x.is_nan() || freedom.is_nan() || freedom <= 0.0 {
+    if x.is_nan() {
         return f64::NAN;
     }
-    if x <= 0.0 {
-        return 1.0;
-    }
-    let (a, y) = (0.5 * freedom, 0.5 * x);
+    let (a, y) = (0.5 * positive(freedom), 0.5 * x.max(0.0));
     let scale = (a * y.ln() - y - libm::lgamma(a)).exp();
     if y < a + 1.0 {
         let mut term = 1.0 / a;
@@ -90,7 +92,8 @@ pub fn t_two_sided(t: f64, freedom: f64) -> f64 {
 
 /// t with P(T <= t) = p, by Newton steps kept inside a shrinking bracket, so that the search always ends.
 pub fn t_quantile(p: f64, freedom: f64) -> f64 {
-    if !(0.0..=1.0).contains(&p) || freedom.is_nan() || freedom <= 0.0 {
+    let freedom = positive(freedom);
+    if !(0.0..=1.0).contains(&p) || freedom.is_nan() {
         return f64::NAN;
     }
     if p < 0.5 {
@@ -152,9 +155,7 @@ fn upper_quantile(upper: f64, central: f64, freedom: f64) -> f64 {
 /// P(T > t) for t >= 0: half the regularised incomplete beta function at x = freedom / (freedom + t^2)
 /// with parameters freedom / 2 and 1/2 (Abramowitz, Stegun 26.7.1).
 fn t_upper(t: f64, freedom: f64) -> f64 {
-    if t.is_nan() || freedom.is_nan() || freedom <= 0.0 {
-        return f64::NAN;
-    }
+    let freedom = positive(freedom);
     if freedom >= MANY_FREEDOM {
         return normal_cdf(-normal_deviate(t, freedom));
     }

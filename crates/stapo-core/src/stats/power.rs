@@ -96,7 +96,7 @@ impl PairedDesign {
     pub fn questions_needed(&self, effect: f64) -> Result<u64, StatsError> {
         self.check()?;
         let reaches = |n: u64| detectable(self.difference_variance(), n, self.alpha, self.power) <= effect;
-        if effect.is_nan() || effect <= 0.0 || !reaches(MAX_QUESTIONS) {
+        if !(effect > 0.0 && reaches(MAX_QUESTIONS)) {
             return Err(StatsError::OutOfRange {
                 what: "effect",
                 value: effect,

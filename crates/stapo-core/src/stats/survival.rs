@@ -202,7 +202,7 @@ fn quadratic_form(mut c: Vec<Vec<f64>>, mut x: Vec<f64>) -> (f64, usize) {
     {
         let pivot = left.swap_remove(place);
         let variance = c[pivot][pivot];
-        if variance <= 1e-10 * largest || variance <= 0.0 {
+        if variance <= 1e-10 * largest {
             break;
         }
         sum += x[pivot] * x[pivot] / variance;

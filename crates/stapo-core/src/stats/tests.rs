@@ -1,3 +1,5 @@
+mod limits;
+
 use super::distribution::{normal_cdf, normal_quantile, t_quantile, t_two_sided};
 use super::*;
 use crate::random::Key;
@@ -223,6 +225,9 @@ fn bca_is_defined_where_the_value_lies_outside_its_replicates() {
     let replicates: Vec<f64> = (0..100).map(f64::from).collect();
     let interval = bca_interval(-5.0, &replicates, &[1.0, 2.0, 9.0], 0.999_999).unwrap();
     assert!(interval.low >= 0.0 && interval.high <= 99.0 && interval.low <= interval.high);
+    // The share 1 is kept half a replicate away from 1: 2.90005 by mpmath.
+    let above = bca_interval(5.0, &[1.0, 2.0, 3.0, 4.0], &[5.0, 5.0], 0.95).unwrap();
+    assert!((above.low - 2.900_045_116_012).abs() < 1e-9 && above.high > 3.99, "{above:?}");
 }
 
 #[test]

@@ -20,8 +20,8 @@ pub fn wilcoxon_signed_rank(differences: &[f64]) -> Result<Test, StatsError> {
     all_finite("differences", differences)?;
     let nonzero: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
     let ranks = signed_double_ranks(&nonzero);
-    let positive: i64 = ranks.iter().filter(|r| **r > 0).sum();
-    let negative: i64 = -ranks.iter().filter(|r| **r < 0).sum::<i64>();
+    let positive: i64 = ranks.iter().map(|&rank| rank.max(0)).sum();
+    let negative: i64 = -ranks.iter().map(|&rank| rank.min(0)).sum::<i64>();
     let statistic = 0.5 * positive.min(negative) as f64;
     let exact = if ranks.len() <= MAX_EXACT { exact_on_lattice(&ranks) } else { None };
     Ok(match exact {

@@ -105,3 +105,18 @@ impl ModelConfig {
         Self { tied_embeddings: false, score: Some(ScoreHead { padding }), ..self }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scored_token_is_the_last_that_is_no_padding() {
+        let head = ScoreHead { padding: Some(9) };
+        assert_eq!(head.scored(&[1, 2, 9, 3, 9, 9]), [1, 2, 9, 3]);
+        assert_eq!(head.scored(&[1, 2]), [1, 2]);
+        assert_eq!(head.scored(&[9, 9]), [9]);
+        assert_eq!(head.scored(&[]), [0u32; 0]);
+        assert_eq!(ScoreHead { padding: None }.scored(&[9, 9]), [9, 9]);
+    }
+}

@@ -129,3 +129,29 @@ impl Policy<f32> {
         Ok(policy)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::lora::{LoraScale, LoraTarget};
+
+    #[test]
+    fn memory_that_is_saved_is_the_difference_to_bf16() {
+        let base = QuantisedBase { n_weights: 1000, n_bytes: 500, n_joined: 20, n_unpacked: 300 };
+        assert_eq!(base.saved_bytes(), 2 * 1020 - 500 - 600);
+        let small = QuantisedBase { n_unpacked: 2000, ..base };
+        assert_eq!(small.saved_bytes(), 0);
+    }
+
+    /// Layers of Qwen3 0.6B: 28 of 15,728,640 weights, in blocks of 256 that take 144 bytes.
+    #[test]
+    fn a_model_without_files_is_counted_in_q4_k() {
+        let config = ModelConfig::known("qwen3-0.6b").unwrap();
+        let targets = LoraTarget::ALL.to_vec();
+        let lora = LoraSpec { rank: 8, alpha: 16.0, scale: LoraScale::default(), targets };
+        let base = QuantisedBase::assumed(&config, &lora);
+        assert_eq!((base.n_weights, base.n_bytes), (28 * 15_728_640, 28 * 15_728_640 / 256 * 144));
+        // Gate and up together are the largest matrix: 6144 rows of 1024.
+        assert!((6_291_456..7_000_000).contains(&base.n_unpacked) && base.n_joined > 0, "{base:?}");
+    }
+}

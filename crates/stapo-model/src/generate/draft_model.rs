@@ -28,13 +28,16 @@ impl<'a> DraftModel<'a> {
         kv_bytes: usize,
         settings: EngineSettings,
     ) -> Result<Self, OutOfMemory> {
-        let (speculation, n_alternatives) = (Speculation::Off, 0);
-        let max_rows = MODEL_DRAFT_ROWS.min(settings.max_rows);
-        let settings = EngineSettings { n_alternatives, kv_bytes, max_rows, speculation, ..settings };
-        let mut engine = Engine::new(policy, memory, settings)?;
+        let mut engine = Engine::new(policy, memory, drafting(settings, kv_bytes))?;
         engine.park_turns();
         Ok(Self { engine, drafts: BTreeMap::new() })
     }
+}
+
+/// The settings of an engine that drafts for one with these settings.
+fn drafting(settings: EngineSettings, kv_bytes: usize) -> EngineSettings {
+    let max_rows = MODEL_DRAFT_ROWS.min(settings.max_rows);
+    EngineSettings { n_alternatives: 0, kv_bytes, max_rows, speculation: Speculation::Off, ..settings }
 }
 
 impl ModelDrafts for DraftModel<'_> {
@@ -86,5 +89,22 @@ impl<'a> Engine<'a> {
         let model = DraftModel::new(policy, memory, kv_bytes, self.settings)?;
         self.speculator.draft_with(model, self.policy.config().n_parameters());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drafting_engine_has_small_steps_and_no_drafts() {
+        for (max_rows, expected) in [(1024, 256), (256, 256), (16, 16)] {
+            let settings =
+                EngineSettings { seed: 5, n_alternatives: 3, max_rows, ..EngineSettings::default() };
+            let EngineSettings { seed, n_alternatives, kv_bytes, max_rows, speculation, .. } =
+                drafting(settings, 4096);
+            assert_eq!((seed, n_alternatives, kv_bytes, max_rows), (5, 0, 4096, expected));
+            assert_eq!(speculation, Speculation::Off);
+        }
     }
 }

@@ -490,7 +490,7 @@ impl<'a> Engine<'a> {
 }
 
 /// Rows that a recorded step of `n_rows` is padded to: few different sizes, and little of a step wasted.
-fn padded_rows(n_rows: usize) -> usize {
+pub(super) fn padded_rows(n_rows: usize) -> usize {
     if n_rows <= 8 {
         return n_rows.next_power_of_two();
     }

@@ -22,3 +22,21 @@ impl ForcedLengths {
         (0..n_samples).map(length).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_their_mean_whatever_their_spread() {
+        assert_eq!(ForcedLengths { mean: 100.0, sigma: 0.0 }.draw(1, 2, 3), [100; 3]);
+        assert_eq!(ForcedLengths { mean: 0.1, sigma: 0.0 }.draw(1, 2, 1), [1]);
+        let drawn = ForcedLengths { mean: 1000.0, sigma: 0.5 }.draw(1, 2, 4000);
+        let mean = drawn.iter().sum::<usize>() as f64 / 4000.0;
+        assert!((mean / 1000.0 - 1.0).abs() < 0.04, "{mean}");
+        let logs: Vec<f64> = drawn.iter().map(|n| (*n as f64).ln()).collect();
+        let middle = logs.iter().sum::<f64>() / 4000.0;
+        let variance = logs.iter().map(|log| (log - middle).powi(2)).sum::<f64>() / 3999.0;
+        assert!((variance.sqrt() - 0.5).abs() < 0.03, "{variance}");
+    }
+}

@@ -479,3 +479,9 @@ fn a_sequence_cut_back_to_before_a_window_is_computed_again() {
     scheduler.release(Ticket(0), 0);
     assert_eq!(scheduler.n_free_blocks(), 64);
 }
+
+#[test]
+fn recorded_steps_have_few_sizes() {
+    let sizes = [1, 3, 8, 9, 17, 100, 300, 1000, 1030, 2000].map(super::engine::padded_rows);
+    assert_eq!(sizes, [1, 4, 8, 16, 24, 104, 320, 1024, 1088, 2048]);
+}

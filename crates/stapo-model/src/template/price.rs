@@ -105,3 +105,47 @@ fn largest_number(values: &[Value]) -> u64 {
     };
     values.iter().map(|value| number(value).max(nested(value))).max().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_are_bounds_of_what_is_made() {
+        let list = || Value::from(vec![1, 2, 3]);
+        let t = |text: &str| Value::from(text);
+        let n = |number: i64| Value::from(number);
+        let filters: [(&str, Vec<Value>, u64); 12] = [
+            // Three lines, each indented by 7 or by a text.
+            ("indent", vec![t("a\nb\nc"), n(7)], 21),
+            ("indent", vec![t("a\nb\nc"), t("----")], 12),
+            ("replace", vec![t("aXbX"), t("X"), t("long")], 8),
+            ("join", vec![list(), t("--")], 3 * (2 + 64)),
+            ("format", vec![t("%s and %5d"), n(3)], 2 * 5),
+            ("format", vec![t("%d %d"), n(900), t("abc")], 2 * (900 + 12)),
+            ("split", vec![t("abcd")], 4 * 64),
+            ("batch", vec![list(), n(10)], 13 * 64),
+            ("sum", vec![list()], 3 * 3 * 64),
+            ("map", vec![list()], 3 * 64),
+            ("upper", vec![t("abcde")], 20),
+            ("upper", vec![], 0),
+        ];
+        for (name, operands, expected) in filters {
+            assert_eq!(of_filter(name, &operands), expected, "filter {name} {operands:?}");
+        }
+        let methods: [(&str, Vec<Value>, u64); 6] = [
+            ("split", vec![t("a,b,c"), t(",")], 3 * 64),
+            ("split", vec![t("a b")], 3 * 64),
+            ("join", vec![t(", "), list()], 3 * (2 + 64)),
+            ("replace", vec![t("aa"), t("a"), t("bcd")], 6),
+            ("format", vec![t("{}"), t("ab")], 8),
+            ("strip", vec![t("abc")], 12),
+        ];
+        for (name, operands, expected) in methods {
+            assert_eq!(of_method(name, &operands), expected, "method {name} {operands:?}");
+        }
+        assert_eq!(of_repetition(&[t("abc"), n(4)]), 4 * (3 + 3 * 64));
+        assert_eq!(of_repetition(&[list(), n(2), n(9)]), 9 * 3 * 64);
+        assert_eq!(of_repetition(&[t("abc"), n(0)]), 3 + 3 * 64);
+    }
+}

@@ -1,6 +1,7 @@
-"""Writes steps.json: two training steps on rollouts.jsonl, computed in f64 apart from the program.
+"""Writes steps.json: two training steps on rollouts.jsonl, and two that choose their groups from the draws of draws.jsonl,
+computed in f64 apart from the program.
 
-Usage: python make_steps.py   (needs numpy and autograd; reads models/base and rollouts.jsonl, writes beside itself)
+Usage: python make_steps.py   (needs numpy and autograd; reads models/base and the rollouts, writes beside itself)
 
 The settings are those of loops/golden_steps.rs. Nothing is sampled. The model is Qwen3 (RMSNorm, rotary positions in
 halves, norms of queries and keys, grouped heads, SwiGLU, tied embedding).
@@ -19,7 +20,7 @@ BASE = HERE.parents[3] / "models" / "base"
 CONFIG = json.loads((BASE / "config.json").read_text())
 N_HEADS, N_KV, DIM = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"], CONFIG["head_dim"]
 
-GROUP, PROBLEMS, PER_MINIBATCH, USES = 4, 4, 2, 2
+PROBLEMS, MAX_REDRAWS, PER_MINIBATCH, USES = 4, 2, 2, 2
 TAU_P, Q, BETA, LOW, HIGH = 0.3, 0.5, 0.1, 0.2, 0.28
 RATE, WARMUP, BETA1, BETA2, EPS, DECAY, MAX_NORM = 2e-5, 3, 0.9, 0.99, 1e-5, 0.01, 0.5
 
@@ -86,8 +87,19 @@ def score(w, responses):
     return [forward(w, r["prompt_tokens"] + r["tokens"], len(r["prompt_tokens"])) for r in responses]
 
 
-def advantages(responses):
-    rewards = numpy.array([r["reward"] for r in responses]).reshape(-1, GROUP)
+def redrawn(responses, size):
+    """The groups of a step: a group of equal rewards is replaced by one of the next draw, but not after the last draw."""
+    kept = []
+    for draw in range(MAX_REDRAWS + 1):
+        drawn = [r for r in responses if r["draw"] == draw]
+        groups = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+        assert len(groups) == PROBLEMS - len(kept)
+        kept += [group for group in groups if draw == MAX_REDRAWS or len({r["reward"] for r in group}) > 1]
+    return [r for group in kept for r in group]
+
+
+def advantages(responses, size):
+    rewards = numpy.array([r["reward"] for r in responses]).reshape(-1, size)
     spread = rewards.std(axis=1, ddof=1, keepdims=True)
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     return numpy.where(spread > 0, centred / numpy.where(spread > 0, spread, 1), 0).ravel()
@@ -138,14 +150,16 @@ class AdamW:
         return length, rate
 
 
-def step(number, w, start, optimizer, responses):
-    advantage = advantages(responses)
+def step(number, w, start, optimizer, drawn, size):
+    """`size` is that of a group."""
+    responses = redrawn(drawn, size) if "draw" in drawn[0] else drawn
+    advantage = advantages(responses, size)
     scored = score(w, responses)
     behavior, reference = [logp for logp, _ in scored], [logp for logp, _ in score(start, responses)]
     entropies = numpy.concatenate([entropy for _, entropy in scored])
-    size = PER_MINIBATCH * GROUP
+    n = PER_MINIBATCH * size
     updates, ratios, kl = [], [], []
-    for cut in [slice(i, i + size) for i in range(0, len(responses), size)] * USES:
+    for cut in [slice(i, i + n) for i in range(0, len(responses), n)] * USES:
         part = (responses[cut], advantage[cut], behavior[cut], reference[cut])
         kept, n_candidates, tau_h = kept_tokens(score(w, part[0]), part[1])
         value, (r, k) = loss(w, *part, kept)
@@ -156,8 +170,12 @@ def step(number, w, start, optimizer, responses):
         kl += [x[keep] for x, keep in zip(k, kept)]
     losses, lengths, rates, candidates, n_kept, n_tokens, tau_h = zip(*updates)
     ratios = numpy.concatenate(ratios)
-    return {
+    groups = [responses[i : i + size] for i in range(0, len(responses), size)]
+    metrics = {
         "step": number,
+        "n_responses": len(drawn),
+        "n_sampled": sum(len(r["tokens"]) for r in drawn),
+        "equal_rewards_share": float(numpy.mean([len({r["reward"] for r in group}) == 1 for group in groups])),
         "reward_mean": float(numpy.mean([r["reward"] for r in responses])),
         "entropy_mean": float(entropies.mean()),
         "n_tokens": int(sum(n_tokens)),
@@ -173,14 +191,24 @@ def step(number, w, start, optimizer, responses):
         "kl_behavior": float(numpy.mean(ratios - 1 - numpy.log(ratios))),
         "kl_reference": float(numpy.mean(numpy.concatenate(kl))),
     }
+    return {"metrics": metrics, "problems": [r["id"] for r in responses]}
 
 
-responses = [json.loads(line) for line in (HERE / "rollouts.jsonl").read_text().splitlines()]
-weights = read_weights()
-start = dict(weights)
-optimizer = AdamW(weights)
-n = PROBLEMS * GROUP
-steps = [step(i + 1, weights, start, optimizer, responses[i * n : (i + 1) * n]) for i in range(2)]
-golden = {"made_with": f"numpy {numpy.__version__}, autograd {version('autograd')}", "tolerance": 1e-4, "steps": steps}
+def read(name):
+    return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+
+
+def steps(batches, size):
+    weights = read_weights()
+    start, optimizer = dict(weights), AdamW(weights)
+    return [step(i + 1, weights, start, optimizer, drawn, size) for i, drawn in enumerate(batches)]
+
+
+recorded, draws = read("rollouts.jsonl"), read("draws.jsonl")
+golden = {
+    "made_with": f"numpy {numpy.__version__}, autograd {version('autograd')}",
+    "recorded": steps([recorded[:16], recorded[16:]], 4),
+    "redrawn": steps([[r for r in draws if r["step"] == number] for number in (1, 2)], 2),
+}
 (HERE / "steps.json").write_text(json.dumps(golden, indent=1) + "\n")
-print(json.dumps(steps, indent=1))
+print(json.dumps(golden, indent=1))

@@ -25,14 +25,13 @@ pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) ->
         println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
         for spread in ASSUMED_SPREADS {
             let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
-            println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, n_answers)?);
+            println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, chance(n_answers))?);
         }
     }
     if n_seeds < 2 {
         println!("one seed detects nothing: a paired test needs at least two");
     } else if let Some(measured) = measured_deviation(runs, method) {
-        let design = design(measured * measured, 0.0);
-        let found = 100.0 * design.minimum_detectable_effect(n_seeds as u64)?;
+        let found = detectable(measured, n_seeds, 0.0)?;
         println!(
             "measured in the runs that have ended: differences of held-out accuracy deviate by {:.1} points, detectable {found:.1}",
             100.0 * measured
@@ -79,9 +78,14 @@ fn questions(config: &Config) -> Result<Vec<Questions>> {
     Ok(found)
 }
 
-/// In points. Answers are taken as independent with an accuracy of one half, at which chance is largest.
-fn detectable(spread: f64, n_seeds: usize, n_answers: usize) -> Result<f64> {
-    let chance = 0.25 / n_answers.max(1) as f64;
+/// The variance of an accuracy by sampling. Answers are taken as independent with an accuracy of one half, at which chance is
+/// largest.
+fn chance(n_answers: usize) -> f64 {
+    0.25 / n_answers.max(1) as f64
+}
+
+/// In points.
+fn detectable(spread: f64, n_seeds: usize, chance: f64) -> Result<f64> {
     Ok(100.0 * design(spread * spread, chance).minimum_detectable_effect(n_seeds as u64)?)
 }
 
@@ -121,6 +125,10 @@ fn measured_deviation(runs: &[ArmRuns], method: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+    use stapo_core::record::Metrics;
+    use stapo_rl::lab::experiment::SeedRun;
+    use stapo_rl::plan::config::CanaryConfig;
 
     #[test]
     fn benchmarks_count_with_their_questions_and_a_task_without_held_out_problems_does_not() {
@@ -139,10 +147,42 @@ mod tests {
     /// With five seeds a paired t test has a power of 80 % at 1.6820 standard deviations (SciPy 1.17.1, non-central t).
     #[test]
     fn the_detectable_difference_is_that_of_a_paired_t_test() {
-        let exact = detectable(0.01, 5, usize::MAX).unwrap();
+        let exact = detectable(0.01, 5, 0.0).unwrap();
         assert!((exact - 1.6820).abs() < 0.015, "{exact}");
         // 256 answers at one half deviate by 3.125 points in each arm.
-        let chance = detectable(0.0, 5, 256).unwrap();
-        assert!((chance / exact - 3.125 * 2f64.sqrt()).abs() < 1e-9, "{chance}");
+        let by_chance = detectable(0.0, 5, chance(256)).unwrap();
+        assert!((by_chance / exact - 3.125 * 2f64.sqrt()).abs() < 1e-9, "{by_chance}");
+    }
+
+    /// The last accuracy of each run counts. Differences of 0.1, 0.2 and 0.3 deviate by 0.1, and those of 0 and 0.2 have the
+    /// squares 0.01 + 0.01: (0.02 + 0.02) / 3 together. One shared seed says nothing.
+    #[test]
+    fn the_measured_deviation_pools_the_arms_that_share_seeds_with_the_method() {
+        let metrics = |step: u64, accuracy: Option<f64>| -> Metrics {
+            serde_json::from_value(json!({
+                "schema": 1, "step": step, "reward_mean": 0.0, "accuracy": 0.5, "eval_accuracy": accuracy,
+                "response_tokens_mean": 30.0, "truncated_share": 0.0, "entropy_mean": 0.3,
+                "entropy_quantiles": {"q05": 0.0, "q25": 0.0, "q50": 0.0, "q75": 0.0, "q95": 1.0}, "n_tokens": 1000,
+                "n_kept": 999, "n_candidates": 2, "n_silenced": 1, "tau_h": null, "clip_fraction": 0.0,
+                "ratio_min": 1.0, "ratio_max": 1.0, "loss": 0.0, "learning_rate": 1e-4, "gradient_norm": 1.0,
+                "silenced_gradient_share": 0.0, "quadrants": [], "exactness_max_abs": 0.0,
+                "tokens_per_second": {"rollout": 1.0, "update": 1.0}
+            }))
+            .unwrap()
+        };
+        let run = |last: f64| vec![metrics(1, Some(0.9)), metrics(2, Some(last)), metrics(3, None)];
+        let accuracies: [(&str, &[f64]); 4] =
+            [("a", &[0.5, 0.6, 0.7]), ("b", &[0.4, 0.4, 0.4]), ("c", &[0.5, 0.4]), ("d", &[0.1])];
+        let arms =
+            accuracies.map(|(name, last)| (name, last.iter().map(|last| run(*last)).collect::<Vec<_>>()));
+        let canaries = CanaryConfig::default();
+        let arms = arms.each_ref().map(|(name, runs)| {
+            let runs = (0..).zip(runs).map(|(seed, metrics)| SeedRun { seed, metrics, canaries: &canaries });
+            ArmRuns { name, runs: runs.collect() }
+        });
+        let found = measured_deviation(&arms, "a").unwrap();
+        assert!((found - (0.04f64 / 3.0).sqrt()).abs() < 1e-12, "{found}");
+        assert!(measured_deviation(&arms, "d").is_none(), "one shared seed has no spread");
+        assert!(measured_deviation(&arms, "e").is_none());
     }
 }

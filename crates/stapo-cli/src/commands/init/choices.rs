@@ -166,5 +166,6 @@ mod tests {
         assert_eq!(limit(512, 513, 1024), (512, true));
         assert_eq!(limit(500, 512, 1024), (512, false));
         assert_eq!(limit(513, 600, 1024), (608, false));
+        assert_eq!([0, 1, 2, 3, 64, 65].map(power_of_two_up_to), [1, 1, 2, 2, 64, 64]);
     }
 }

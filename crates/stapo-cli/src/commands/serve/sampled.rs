@@ -28,10 +28,8 @@ pub fn sampled(path: &Path) -> io::Result<Vec<Vec<(String, f64)>>> {
     let mut rows = Vec::new();
     for idx in 0..N_SPARKS as u64 {
         let from = tail_from * idx / N_SPARKS as u64;
-        if tail_from > 0 {
-            let bytes = part(&mut file, from, SAMPLE.min(tail_from - from))?;
-            rows.extend(whole_lines(&bytes, from == 0).take(1).map(row_of));
-        }
+        let bytes = part(&mut file, from, SAMPLE.min(tail_from - from))?;
+        rows.extend(whole_lines(&bytes, from == 0).take(1).map(row_of));
     }
     let bytes = part(&mut file, tail_from, TAIL + 1)?;
     let last: Vec<Vec<(String, f64)>> = whole_lines(&bytes, tail_from == 0).map(row_of).collect();
@@ -113,5 +111,9 @@ mod tests {
         let long = evaluated_steps(file.path(), 5, 4000).unwrap();
         assert!(long.len() > N_SPARKS && long[0] == 0.25 && long.last() == Some(&1.0), "{long:?}");
         assert!(long[1..].is_sorted());
+        // A file of exactly the limit is read as a whole: 4096 lines of 1024 bytes, of which every fifth has an evaluation.
+        let file = metrics(4096, 1021);
+        assert_eq!(file.path().metadata().unwrap().len(), WHOLE);
+        assert_eq!(evaluated_steps(file.path(), 5, 4096).unwrap().len(), 1 + 4096 / 5);
     }
 }

@@ -391,6 +391,16 @@ mod tests {
     }
 
     #[test]
+    fn a_curve_shows_its_ends_and_the_means_of_its_columns() {
+        let shown = |values: &[f64]| curve(values, &|value| format!("{value}"));
+        assert_eq!(shown(&[0.0, 1.0, 2.0, 3.0]), "0 ▁▃▆█ 3");
+        assert_eq!((shown(&[1.0, 1.0]), shown(&[])), ("1 ▅▅ 1".to_string(), "-".to_string()));
+        // Eighty values in forty columns: half of them low, half of them high.
+        let steps: Vec<f64> = (0..80).map(|n| f64::from(n / 40)).collect();
+        assert_eq!(shown(&steps), format!("0 {}{} 1", "▁".repeat(20), "█".repeat(20)));
+    }
+
+    #[test]
     fn lines_fit_80_columns() {
         let long: Vec<f64> = (0..500).map(|n| f64::from(n) / 500.0).collect();
         assert!(curve(&long, &percent).chars().count() + "accuracy ".len() <= 80);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub fn fetch_model(id: &str, revision: &str, files: &[String]) -> Result<PathBuf> {
     let repo = Repo::new(RepoKind::Model, id, revision)?;
     let paths = fetch_repository(&Hub::from_env()?, &repo, files, is_model_file)?;
-    let config = paths.iter().find(|path| path.file_name().is_some_and(|name| name == "config.json"));
+    let config = paths.iter().find(|path| path.ends_with("config.json"));
     let shown = config.and_then(|path| path.parent().map(PathBuf::from)).or(paths.first().cloned());
     shown.context("nothing was fetched")
 }

@@ -69,7 +69,7 @@ pub(super) fn whiten(
     let n: f64 = counted.iter().map(|(_, count)| count).sum();
     let differs = has_spread(counted.iter().filter(|(_, count)| *count > 0.0).map(|(value, _)| *value));
     let mean = counted.iter().map(|(value, count)| value * count).sum::<f64>() / n;
-    let squares: f64 = counted.iter().map(|(value, count)| (value - mean) * (value - mean) * count).sum();
+    let squares: f64 = counted.iter().map(|(value, count)| (value - mean).powi(2) * count).sum();
     let std = (squares / (n - 1.0)).sqrt();
     if differs && !(std.is_finite() && std > 0.0) {
         let (lowest, highest) = range(counted.iter().map(|(value, _)| *value));

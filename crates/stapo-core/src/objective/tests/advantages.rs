@@ -265,12 +265,22 @@ fn rounding_is_no_spread_and_spread_beyond_f64_is_an_error() {
     assert_eq!(Advantage::default().of_group(&[0.0; 3]).unwrap(), [0.0; 3]);
     for rewards in [[1e200, -1e200], [1e308, -1e308], [1e-200, -1e-200]] {
         let error = Advantage::default().of_group(&rewards).unwrap_err();
-        assert!(matches!(error, ObjectiveError::Spread { response_idx: Some(0), .. }), "{error}");
+        let ObjectiveError::Spread { response_idx: Some(0), lowest, highest } = error else {
+            panic!("{error}")
+        };
+        assert_eq!([lowest, highest], [rewards[1], rewards[0]]);
         assert!(error.to_string().contains("hint: scale the rewards"), "{error}");
     }
     let scored = [ScoredResponse::new(0, &[1e200], 1), ScoredResponse::new(1, &[-1e200], 1)];
     let whitened = spec(&["advantage.kind=return", "whiten.kind=responses"]).advantages(&scored, &[1.0]);
     assert!(matches!(whitened, Err(ObjectiveError::Spread { response_idx: None, .. })), "{whitened:?}");
+    let tiny = [ScoredResponse::new(0, &[1e-200], 1), ScoredResponse::new(1, &[-1e-200], 1)];
+    let whitened = spec(&["advantage.kind=return", "whiten.kind=responses"]).advantages(&tiny, &[1.0]);
+    assert!(whitened.is_err(), "their deviation is 0 in f64: {whitened:?}");
+    // A response without tokens has no part in the spread of tokens.
+    let empty = [ScoredResponse::new(0, &[0.3], 3), ScoredResponse::new(1, &[7.0], 0)];
+    let whitened = spec(&["advantage.kind=return", "whiten.kind=tokens"]).advantages(&empty, &[1.0]).unwrap();
+    assert_eq!(whitened, [Advantages::Response(0.0), Advantages::Response(0.0)]);
     let equal = [ScoredResponse::new(0, &[0.1 + 0.2], 3), ScoredResponse::new(1, &[0.3], 5)];
     let whitened = spec(&["advantage.kind=return", "whiten.kind=tokens"]).advantages(&equal, &[1.0]).unwrap();
     assert_eq!(whitened, [Advantages::Response(0.0), Advantages::Response(0.0)]);

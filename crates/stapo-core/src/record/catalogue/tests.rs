@@ -153,3 +153,28 @@ fn labels_tags_and_descriptions_tell_metrics_apart() {
     }
     assert!(ALL.iter().all(|metric| !metric.about.is_empty() && !metric.about.ends_with('.')));
 }
+
+#[test]
+fn the_energy_of_a_step_is_the_mean_over_its_updates() {
+    let mut metrics = full();
+    let updates = &mut metrics.reuse.as_mut().unwrap().updates;
+    updates.push(ReusedUpdate { use_idx: 1, energy: 0.25, z: None, gated: false });
+    assert_eq!(head_energy(&metrics), Some(0.5));
+}
+
+/// Without recorded seconds, 1100 sampled tokens at 10,000 and 1000 trained ones at 3000 a second.
+#[test]
+fn the_seconds_of_a_step_are_those_of_its_phases() {
+    let mut metrics = full();
+    let phases = seconds();
+    let working = phases.rollout + phases.environment + phases.grade + phases.calibrate + phases.update;
+    assert_eq!(metrics.working_seconds(), Some(working));
+    let others = phases.record + phases.evaluate + phases.checkpoint + phases.checkpoint_wait;
+    assert!((phases.total() - working - others).abs() < 1e-12);
+    metrics.seconds = None;
+    assert!((metrics.working_seconds().unwrap() - (0.11 + 1.0 / 3.0)).abs() < 1e-12);
+    metrics.n_tokens = 0;
+    assert_eq!(metrics.working_seconds(), Some(0.11));
+    metrics.n_sampled = None;
+    assert_eq!(metrics.working_seconds(), None);
+}

@@ -94,4 +94,6 @@ fn questions_without_samples_and_impossible_k_are_refused() {
 fn the_cost_of_the_exact_sum_is_counted() {
     assert_eq!(exact_cost(&votes(&[(3, 3), (2, 0)], 1), 4), 82.0);
     assert_eq!(exact_cost(&votes(&[(3, 3), (2, 1)], 1), 4), 164.0);
+    // A wrong answer never wins, so its votes cost only as those of another answer.
+    assert_eq!(exact_cost(&votes(&[(3, 0), (2, 2)], 1), 4), 68.0);
 }

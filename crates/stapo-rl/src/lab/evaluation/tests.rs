@@ -1,4 +1,6 @@
 use super::*;
+use serde_json::json;
+use stapo_core::record::FileHash;
 use stapo_core::{ProgramEnd, ProgramRun};
 use stapo_model::{CpuOptions, Device};
 
@@ -253,4 +255,32 @@ fn tables_and_comparisons_agree_with_scipy() {
         near(row.p_adjusted, &expected["p_adjusted"], &row.benchmark);
         assert_eq!(row.is_detectable(), expected["p_adjusted"].as_f64().unwrap() < 0.05);
     }
+}
+
+/// What a resumed evaluation says, by the program and device that began it and what it had recorded.
+#[test]
+fn a_resumed_evaluation_tells_of_another_program_and_refuses_another_device() {
+    let inputs = [FileHash { name: "weights".into(), n_bytes: 1, sha256: "a".into() }];
+    let writer = crate::run::this_process("2 (new)", "cpu");
+    let resumed = |program: &str, device: &str, recorded: &[FileHash]| {
+        let plan = json!({"schema": 1, "model": "builtin", "weights": inputs, "benchmarks": [], "data": "d",
+            "decodings": [], "n_samples": null, "limit": null, "max_tokens": 8, "template": null, "chat": false,
+            "seed": 0, "kv_mib": 1, "inputs": recorded, "device": device, "program": program});
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("eval");
+        drop(EvalFolder::create(&path, &serde_json::from_value(plan).unwrap(), &writer).unwrap());
+        let resumed = InterruptedEval::open(&path).unwrap().resume(&inputs, "cpu", false, &writer);
+        resumed.map(|(_, _, _, warnings)| warnings).map_err(|error| error.to_string())
+    };
+    assert_eq!(resumed("2 (new)", "cpu", &inputs), Ok(vec![]));
+    assert_eq!(resumed("", "", &inputs), Ok(vec![]));
+    let told = "the evaluation was begun by stapo 1 (old), this is stapo 2 (new)".to_string();
+    assert_eq!(resumed("1 (old)", "cpu", &inputs), Ok(vec![told]));
+    let said = resumed("2 (new)", "cuda", &inputs).unwrap_err();
+    assert!(said.contains("device: was cuda, is cpu"), "{said}");
+    let warnings = resumed("2 (new)", "cpu", &[]).unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("recorded only the weights"), "{warnings:?}");
+    let other = [FileHash { sha256: "b".into(), ..inputs[0].clone() }];
+    let said = resumed("2 (new)", "cpu", &other).unwrap_err();
+    assert!(said.contains("weights: was b, is a"), "{said}");
 }

@@ -73,3 +73,12 @@ fn a_gpu_with_more_memory_samples_in_larger_steps() {
     assert!((1024..8192).contains(&between) && bytes < large_bytes, "{between} rows");
     assert_eq!(planned(&["device=cpu"], Some(80 << 30)).0, 1024);
 }
+
+/// 512 numbers per token of the built-in model, 28 + 40 + 32 tokens, 32 sequences.
+#[test]
+fn a_model_that_drafts_has_keys_and_values_for_32_sequences() {
+    let settings = ["rollout.max_prompt_tokens=28", "rollout.max_response_tokens=40"];
+    let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+    let model = plan.config.model.find().unwrap().shape().unwrap();
+    assert_eq!(draft_kv_bytes(&plan, &model, 2), 32 * 100 * 512 * 2);
+}
