@@ -567,9 +567,10 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<PRODUCER_REGISTERS>();
-        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, maps, args, rule, shared, queries, tiles);
+        int warp = uniform(threadIdx.x / 32) - 4 * CONSUMERS;
+        if (warp == 0) produce(map_q, maps, args, rule, shared, queries, tiles);
 #ifdef PAGED_KEYS
-        if (threadIdx.x / 32 == 4 * CONSUMERS + 1) produce_values(maps, args, rule, shared, tiles);
+        if (warp == 1) produce_values(maps, args, rule, shared, tiles);
 #endif
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
