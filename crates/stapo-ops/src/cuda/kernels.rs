@@ -203,6 +203,7 @@ impl Source {
             &SHA256,
             &OUTPUT_GATE,
             &ATTENTION_LONG_HOPPER,
+            &ATTENTION_SHORT_HOPPER,
             &SAMPLING,
             &ATTENTION_DECODE_HOPPER,
             &ATTENTION_PREFILL_HOPPER,
