@@ -112,7 +112,7 @@ pub(super) fn map(rows: Slice, n: usize, width: usize, tile_rows: usize) -> Tens
     TensorMap::of_columns(rows, n, (0, width, width), tile_rows)
 }
 
-/// How forward_pipelined_hopper.cu is compiled: with SHORT_SEQUENCES, with neither, with LONG_SEQUENCES.
+/// How forward_feed_hopper.cu is compiled: with SHORT_SEQUENCES, with neither, with LONG_SEQUENCES.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Short,
@@ -120,7 +120,7 @@ pub(super) enum Form {
     Long,
 }
 
-/// As forward_pipelined_hopper.cu has it for a width of heads: warpgroups that multiply, stages of keys or values, and buffers of
+/// As forward_feed_hopper.cu has it for a width of heads: warpgroups that multiply, stages of keys or values, and buffers of
 /// queries.
 #[derive(Clone, Copy)]
 pub(super) struct Pipeline {
