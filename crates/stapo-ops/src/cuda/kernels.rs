@@ -162,7 +162,7 @@ sources! {
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, SIGNALS, include_str!("../lora/small_m.cu")];
-    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu"), include_str!("../lora/deep_m.cu")];
+    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
