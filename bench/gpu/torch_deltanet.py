@@ -1,82 +1,60 @@
-"""Times gated DeltaNet through PyTorch at the shapes of `bench_gpu_ops deltanet`: two JSON lines for each.
+"""Times gated DeltaNet through PyTorch at the shapes of `bench_gpu_ops deltanet`: a JSON line for each time, as soon as it is known.
 
-The recurrence is flash-linear-attention's where it can be imported, else the torch form of transformers. Where the former refuses its
-backward (it does with some versions of Triton), its torch form follows at 2,048 tokens. "mixer" has the convolution and
-the norms around it, as the op of this project has; "recurrence" is the kernel alone. Triton tries up to CONFIGS (default 4) of the
-library's configurations of each kernel, spread over its list, and compiles them at the same time: all of them would take minutes.
+The chunks in plain PyTorch come first, then flash-linear-attention where it can be imported. "mixer" has the convolution and the norms
+around the recurrence, as the op of this project has. Triton tries up to CONFIGS (default 2) of the library's configurations of each
+kernel, spread over its list: all of them would take minutes. With some versions of Triton the library refuses its backward.
 """
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
+import sys
 
 import torch
 import torch.nn.functional as F
 from timing import seconds
 
-try:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, naive_chunk_gated_delta_rule
-except ImportError:
-    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
-
-    chunk_gated_delta_rule = None
-
-DIM, KERNEL = 128, 4
-CONFIGS = int(os.environ.get("CONFIGS", 4))
-
-
-def compile_together(tuner, configs, options):
-    """Compiles the configurations of a kernel in threads, where this triton can; else they are compiled one by one as they are tried."""
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode
-
-        with ThreadPoolExecutor() as pool, AsyncCompileMode(pool):
-            for config in configs:
-                tuner.fn.run(*tuner.nargs.values(), **(options | {"warmup": True}), **config.all_kwargs())
-    except Exception as failure:
-        print(json.dumps({"compiled one by one": repr(failure)[:200]}), flush=True)
-
-
-def try_fewer_configs():
-    from triton.runtime.autotuner import Autotuner
-
-    all_configs = Autotuner.prune_configs
-
-    def some_configs(self, options):
-        configs = all_configs(self, options)
-        configs = configs[:: -(-len(configs) // CONFIGS)]
-        compile_together(self, configs, options)
-        return configs
-
-    Autotuner.prune_configs = some_configs
-
-
-def both(call, inputs):
-    """Seconds of forward and of backward; instead of the latter, why the library refuses it."""
-    with torch.no_grad():
-        forward = seconds(call)
-    out = call()
-    d_out = torch.randn_like(out)
-    try:
-        return forward, seconds(lambda: torch.autograd.grad(out, inputs, d_out, retain_graph=True))
-    except RuntimeError as refusal:
-        return forward, str(refusal)[:160]
+DIM, KERNEL, CHUNK = 128, 4, 64
+CONFIGS = int(os.environ.get("CONFIGS", 2))
 
 
 def tensor(*shape):
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16).requires_grad_()
 
 
-def by_kernels(q, k, v, g, beta):
-    return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
-
-
 def by_torch(q, k, v, g, beta):
-    q, k = (x.repeat_interleave(v.shape[2] // q.shape[2], dim=2) for x in (q, k))
-    if chunk_gated_delta_rule is None:
-        return torch_chunk_gated_delta_rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
-    q, k = (F.normalize(x.float(), dim=-1) for x in (q, k))
-    return naive_chunk_gated_delta_rule(q, k, v, g, beta)[0].to(v.dtype)
+    """The equations of deltanet/chunk.cu in f32. Lengths are multiples of CHUNK."""
+    group = v.shape[2] // q.shape[2]
+    q, k = (F.normalize(x.float(), dim=-1).repeat_interleave(group, dim=2) for x in (q, k))
+    # [batch, heads, chunks, rows of a chunk, ..]
+    q, k, v, g, beta = (x.float().transpose(1, 2).unflatten(2, (-1, CHUNK)) for x in (q / DIM**0.5, k, v, g, beta))
+    c, beta = g.cumsum(-1).unsqueeze(-1), beta.unsqueeze(-1)
+    is_seen = torch.ones(CHUNK, CHUNK, device=q.device, dtype=torch.bool).tril()
+    decay = (c - c.transpose(-1, -2)).masked_fill(~is_seen, float("-inf")).exp()
+    system = (beta * decay * (k @ k.transpose(-1, -2))).tril(-1)
+    sides = torch.cat([beta * v, beta * c.exp() * k], dim=-1)
+    values, keys = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).split(DIM, dim=-1)
+    weights, last = decay * (q @ k.transpose(-1, -2)), c[..., -1:, :]
+    state, outputs = q.new_zeros(*q.shape[:2], DIM, DIM), []
+    for i in range(q.shape[2]):
+        corrected = values[:, :, i] - keys[:, :, i] @ state
+        outputs.append((q * c.exp())[:, :, i] @ state + weights[:, :, i] @ corrected)
+        state = last[:, :, i].exp() * state + (k * (last - c).exp())[:, :, i].transpose(-1, -2) @ corrected
+    return torch.stack(outputs, dim=2).flatten(2, 3).transpose(1, 2).to(torch.bfloat16)
+
+
+def by_library():
+    """flash-linear-attention's recurrence."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from triton.runtime.autotuner import Autotuner
+
+    all_configs = Autotuner.prune_configs
+
+    def some_configs(self, options):
+        configs = all_configs(self, options)
+        return configs[:: -(-len(configs) // CONFIGS)]
+
+    Autotuner.prune_configs = some_configs
+    return lambda q, k, v, g, beta: chunk_gated_delta_rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
 
 
 def mixer(recurrence, qkv, z, b, a, conv, a_log, dt_bias, norm, key, value):
@@ -90,10 +68,8 @@ def mixer(recurrence, qkv, z, b, a, conv, a_log, dt_bias, norm, key, value):
     return (norm * out.to(torch.bfloat16) * F.silu(z.reshape(out.shape).float()).to(torch.bfloat16)).reshape(z.shape)
 
 
-def show(recurrence, key, value, sequences, length):
-    """Prints the rows of a shape. Gives whether backward ran."""
+def show(name, recurrence, key, value, sequences, length):
     rows = (sequences, length)
-    name = "flash-linear-attention" if recurrence is by_kernels else "torch"
     line = {"task": "deltanet", "by": name, "heads": [key, value], "sequences": sequences, "length": length}
     q, k = (tensor(*rows, key, DIM) for _ in range(2))
     v, beta = tensor(*rows, value, DIM), torch.rand(*rows, value, device="cuda", dtype=torch.bfloat16)
@@ -106,22 +82,30 @@ def show(recurrence, key, value, sequences, length):
         ("mixer", lambda: mixer(recurrence, *inputs, *weights, key, value), inputs + weights),
     ]
     for part, call, leaves in parts:
-        forward, backward = both(call, leaves)
-        has_backward = not isinstance(backward, str)
-        times = {"forward_us": forward * 1e6, "backward_us": backward * 1e6 if has_backward else backward}
-        print(json.dumps(line | {"part": part} | times), flush=True)
-    return has_backward
+        with torch.no_grad():
+            print(json.dumps(line | {"part": part, "forward_us": seconds(call) * 1e6}), flush=True)
+        out = call()
+        d_out = torch.randn_like(out)
+        try:
+            backward = seconds(lambda: torch.autograd.grad(out, leaves, d_out, retain_graph=True)) * 1e6
+        except RuntimeError as refusal:
+            backward = str(refusal)[:160]
+        print(json.dumps(line | {"part": part, "backward_us": backward}), flush=True)
 
 
 def main():
-    recurrence = by_torch if chunk_gated_delta_rule is None else by_kernels
-    if recurrence is by_kernels:
-        try_fewer_configs()
-    for key, value in [(16, 16), (16, 32)]:
-        for sequences, length in [(4, 2048), (1, 16384)]:
-            has_backward = show(recurrence, key, value, sequences, length)
-            if not has_backward and length == 2048:
-                show(by_torch, key, value, sequences, length)
+    heads = [(16, 16), (16, 32)]
+    for key, value in heads:
+        show("torch", by_torch, key, value, 4, 2048)
+    try:
+        recurrence = by_library()
+    except ImportError as missing:
+        print(f"flash-linear-attention: {missing}", file=sys.stderr)
+        return
+    for sequences, length in [(4, 2048), (1, 16384)]:
+        for key, value in heads:
+            show("flash-linear-attention", recurrence, key, value, sequences, length)
 
 
-main()
+if __name__ == "__main__":
+    main()
