@@ -284,3 +284,14 @@ fn a_resumed_evaluation_tells_of_another_program_and_refuses_another_device() {
     let said = resumed("2 (new)", "cpu", &other).unwrap_err();
     assert!(said.contains("weights: was b, is a"), "{said}");
 }
+
+#[test]
+fn questions_of_one_side_alone_are_counted_and_left_out() {
+    let side = |questions: &[&str]| -> Vec<EvalRecord> {
+        let right = |question: &&str| record(question, 0, Some("7"), Verdict::Right, false);
+        questions.iter().map(right).collect()
+    };
+    let compared = compare(&side(&["a", "b", "c", "d"]), &side(&["b", "c", "e"])).unwrap();
+    assert_eq!((compared.len(), compared[0].paired.n_questions, compared[0].n_unshared), (1, 2, 3));
+    assert!(compare(&side(&["a", "b"]), &side(&["b", "c"])).unwrap().is_empty(), "one shared question");
+}
