@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Runs experiments of docs/evidence.md on one GPU, their runs side by side under MPS, one experiment after the other and each for a
 # time at most. An experiment that is ended by its time is stopped by a signal; the same command goes on with it.
-#   bench/evidence/run.sh stability-arms:44:310 scale:30:250 stability-stale:24:280
-# Arguments: EXPERIMENT:JOBS:SECONDS each. STAPO names the program (stapo), OUT the folder for everything that is written (runs of
-# 14M parameters take 0.2 GB each). In OUT: base models in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out
-# checkpoints and responses.
+#   bench/evidence/run.sh stability-arms:44:310 scale:30:250 'code:4:400:--seeds 1,2 --only stapo --only justrl'
+# Arguments: EXPERIMENT:JOBS:SECONDS each, with :OPTIONS of `stapo experiment` after it if any. STAPO names the program (stapo), OUT the
+# folder for everything that is written (runs of 14M parameters take 0.2 GB each); models/ and data/ are read there. In OUT: base models
+# in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out checkpoints and responses.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/../.." && pwd)
 stapo=$(command -v "${STAPO:-stapo}") || { echo "STAPO: no program '${STAPO:-stapo}'" >&2; exit 2; }
 stapo=$(realpath "$stapo")
 [ $# -gt 0 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
 for words in "$@"; do
-    [[ $words =~ ^[a-z0-9-]+:[0-9]+:[0-9]+$ ]] || { echo "$words: expected EXPERIMENT:JOBS:SECONDS" >&2; exit 2; }
+    [[ $words =~ ^[a-z0-9.-]+:[0-9]+:[0-9]+(:--.*)?$ ]] || { echo "$words: expected EXPERIMENT:JOBS:SECONDS or EXPERIMENT:JOBS:SECONDS:OPTIONS" >&2; exit 2; }
     [ -f "$here/experiments/${words%%:*}.toml" ] || { echo "${words%%:*}: no such file in experiments/" >&2; exit 2; }
 done
 mkdir -p "${OUT:=$PWD/evidence}"
@@ -32,11 +32,11 @@ done
 wait
 
 for words in "$@"; do
-    IFS=: read -r name jobs seconds <<< "$words"
+    IFS=: read -r name jobs seconds options <<< "$words"
     status=0
     start=$SECONDS
     timeout --signal TERM --kill-after 60 "$seconds" "$stapo" experiment "$here/experiments/$name.toml" --jobs "$jobs" \
-        ${DEVICE:+--set device="$DEVICE"} > "$name.log" 2>&1 || status=$?
+        $options ${DEVICE:+--set device="$DEVICE"} > "$name.log" 2>&1 || status=$?
     echo "$name: status $status after $((SECONDS - start)) s"
     tar --exclude=checkpoints --exclude=rollouts -czf "$name.tar.gz" "experiments/$name" "$name.log"
 done

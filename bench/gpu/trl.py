@@ -8,8 +8,8 @@ seconds of a step (median behind the first two), peak memory of the GPU, the lar
 sampling and in training, and the accuracy of the first and the last three steps.
 
 The data are JSON lines with `problem` and `answer`. TRL's side follows its documented interface (`GRPOConfig(use_vllm=True,
-vllm_mode="colocate")`) and has not been run in this repository: no machine with both packages was at hand. Needs torch, trl, vllm,
-datasets and, for memory, nvidia-smi; a side that cannot run says why.
+vllm_mode="colocate")`) and has not been run to its end in this repository. Needs torch, trl, vllm, datasets and, for memory, nvidia-smi; a
+side that cannot run says why.
 """
 
 import argparse
@@ -106,9 +106,12 @@ def theirs(args):
         return {"side": "trl", "skipped": f"not installed: {', '.join(missing)}"}
     import trl
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from transformers import TrainerCallback
 
-    rows = [json.loads(line) for line in Path(args.data).read_text().splitlines()]
+    # By line feeds alone: texts may hold other characters that end a line.
+    with open(args.data, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     prompts = [
         {
             "prompt": [{"role": "user", "content": TEMPLATE.replace("{{ problem }}", row["problem"])}],
@@ -151,8 +154,10 @@ def theirs(args):
             max_completion_length=LIMIT, temperature=1.0, top_p=1.0, beta=0.0, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
             scale_rewards="group", learning_rate=1e-6, weight_decay=0.01, lr_scheduler_type="constant", max_grad_norm=1.0,
             use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3, seed=0)
+        # With a fingerprint of its own: to compute one, dill copies whole modules where packages lie in no folder `site-packages`.
+        dataset = Dataset(InMemoryTable.from_pylist(prompts), fingerprint="prompts")
         trainer = trl.GRPOTrainer(
-            model=args.model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(prompts), callbacks=[Clock()])
+            model=args.model, reward_funcs=reward, args=config, train_dataset=dataset, callbacks=[Clock()])
         trainer.train()
     return {**summary("trl", seconds, memory, max(mismatch, default=None), accuracy), "version": trl.__version__}
 

@@ -12,7 +12,7 @@ pub use stored::{Form, Stored};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cuda::{Cuda, ElementType, Memory, PinnedDownload, Slice};
+use crate::cuda::{Cuda, ElementType, Memory, PinnedDownload, Slice, copy_blocks};
 use crate::device::{Backend, Device};
 use crate::element::Element;
 use crate::memory::{Aligned, OutOfMemory};
@@ -138,6 +138,20 @@ impl<T: Element> Buffer<T> {
     /// range that is only read becomes a [`View`] by [`ViewMut::into_view`].
     pub fn disjoint_mut<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [ViewMut<'_, T>; N] {
         self.view_mut().disjoint(ranges)
+    }
+
+    /// Copies each pair's first block over its second, of `n_blocks` of equal length. Shape: pairs `[n, 2]`; a block that one pair writes
+    /// is in no other.
+    pub(crate) fn copy_blocks(&mut self, device: &Device, pairs: View<'_, u32>, n_blocks: usize) {
+        if let Backend::Cuda(cuda) = device.backend() {
+            return copy_blocks(cuda, pairs.cuda(), self.view_mut().cuda(), n_blocks);
+        }
+        let len = self.len() / n_blocks.max(1);
+        for pair in pairs.host().chunks_exact(2) {
+            let places = [pair[0], pair[1]].map(|block| block as usize * len..(block as usize + 1) * len);
+            let [from, mut to] = self.disjoint_mut(places);
+            to.copy_from(from.into_view());
+        }
     }
 }
 

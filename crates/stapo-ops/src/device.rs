@@ -214,11 +214,11 @@ impl Device {
         }
     }
 
-    /// Seconds in which the host waited for kernels of a GPU to be compiled or read, and loaded.
-    pub fn kernel_seconds(&self) -> f64 {
+    /// Sources of a GPU's kernels, and the seconds in which the host waited for each to be compiled or read, and loaded.
+    pub fn kernel_waits(&self) -> Vec<(&'static str, f64)> {
         match self.backend() {
-            Backend::Cpu(_) => 0.0,
-            Backend::Cuda(cuda) => cuda.kernel_seconds(),
+            Backend::Cpu(_) => Vec::new(),
+            Backend::Cuda(cuda) => cuda.kernel_waits(),
         }
     }
 

@@ -58,7 +58,7 @@ impl ScoreRule {
         Self { scale: 1.0 / (dim as f64).sqrt(), softcap: None, window: None }
     }
 
-    pub(crate) fn is_plain(self, dim: usize) -> bool {
+    pub fn is_plain(self, dim: usize) -> bool {
         self == Self::plain(dim)
     }
 

@@ -55,6 +55,7 @@ mod cuda_tests {
     mod exact_many_rows;
     mod exact_prefill;
     mod exact_shared;
+    mod exact_short;
     mod lora_case;
     mod parity;
     mod parts;

@@ -21,6 +21,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod cuda_backward;
 mod cuda_plain;
+pub(crate) mod deep_m;
 mod middle_m;
 mod small_m;
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod minutes;
 mod power;
 mod show;
 
+use crate::shared::clock::span;
 use crate::shared::option::positive;
 use crate::shared::program::{PROGRAM, writer};
 use crate::shared::stop::{self, Stop};
@@ -129,14 +130,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("\nruns: {at}\nreport: stapo report {at}");
         println!("receipt {}: stapo verify {at}", receipt::short(&sealed));
     }
-    print_left(left.iter().map(|&place| experiment.arms[place].run.as_str()));
+    print_left(left.iter().map(|&(place, needed)| (experiment.arms[place].run.as_str(), needed)));
     let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-/// Names the runs that did not start.
-fn print_left<'a>(runs: impl Iterator<Item = &'a str>) {
-    let runs: Vec<&str> = runs.collect();
+/// Names the runs that did not start, with the time that each needs.
+fn print_left<'a>(runs: impl Iterator<Item = (&'a str, Duration)>) {
+    let runs: Vec<String> = runs.map(|(run, needed)| format!("{run} (about {})", span(needed))).collect();
     if !runs.is_empty() {
         let n = runs.len();
         eprintln!(
@@ -250,8 +251,8 @@ fn chosen(experiment: &Experiment, only: &[String]) -> Result<Vec<usize>> {
 #[derive(Default)]
 struct Outcome {
     failures: Vec<(usize, String)>,
-    /// Arms that did not start, since they would not have ended in time.
-    left: Vec<usize>,
+    /// Arms that did not start, since they would not have ended in time, with the time that they need.
+    left: Vec<(usize, Duration)>,
 }
 
 /// Runs every chosen arm that is not finished.
@@ -280,9 +281,9 @@ fn run_arms(
                 match finished {
                     Ok(Finished::Done) => view.done(arm),
                     Ok(Finished::Stopped) => return,
-                    Ok(Finished::Left) => {
+                    Ok(Finished::Left(needed)) => {
                         if let Ok(mut outcome) = outcome.lock() {
-                            outcome.left.push(place);
+                            outcome.left.push((place, needed));
                         }
                     }
                     Err(error) => {

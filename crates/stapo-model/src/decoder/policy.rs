@@ -3,7 +3,7 @@
 use super::lora::{HiddenColumns, HiddenLayout, LoraSpec, weight_of_first_factor};
 use super::parameter::Parameter;
 use super::weights::{DecoderWeights, LayerWeights, Linear, Role};
-use crate::config::{LayerSpec, Mixer, ModelConfig, SCORE, TensorSpec};
+use crate::config::{AttentionSpec, LayerSpec, Mixer, ModelConfig, SCORE, TensorSpec};
 use crate::error::{Error, Result};
 use crate::ranks::{Share, Transport};
 use crate::weights::Weights;
@@ -93,8 +93,8 @@ impl<T: Float> Policy<T> {
     }
 
     /// Normal weights of standard deviation `deviation` (divided by sqrt(2 layers) where a matrix writes to the residual
-    /// stream), norms one, biases zero, adapters zero; convolutions and decays of DeltaNet as `transformers` draws them. A tensor depends
-    /// on `seed` and its name only.
+    /// stream), norms one, biases zero, adapters zero; convolutions and decays of DeltaNet as flash-linear-attention draws
+    /// them. A tensor depends on `seed` and its name only.
     pub fn random<'a>(
         device: &Device,
         spec: impl Into<PolicySpec<'a>>,
@@ -120,7 +120,9 @@ impl<T: Float> Policy<T> {
                     _ if spec.name.ends_with("A_log") => {
                         T::from_f64((0.01 + 15.99 * key.uniform(idx as u64, 0, 0)).ln())
                     }
-                    _ if spec.name.ends_with("dt_bias") => T::from_f64(1.0),
+                    _ if spec.name.ends_with("dt_bias") => {
+                        T::from_f64(bias_of_step(key.uniform(idx as u64, 0, 0)))
+                    }
                     _ if spec.name.ends_with("bias") => T::from_f64(0.0),
                     _ => T::from_f64(1.0),
                 };
@@ -408,7 +410,9 @@ impl<T: Float> Policy<T> {
 /// The parts of a model that have separate kernels.
 fn kernel_uses(config: &ModelConfig, lora: Option<&LoraSpec>) -> Vec<KernelUse> {
     let of_layer = |layer: &LayerSpec| match &layer.mixer {
-        Mixer::Attention(attention) => KernelUse::Attention { head_dim: attention.heads.dim },
+        Mixer::Attention(AttentionSpec { heads, rule, has_sinks, .. }) => {
+            KernelUse::Attention { head_dim: heads.dim, is_ruled: *has_sinks || !rule.is_plain(heads.dim) }
+        }
         Mixer::DeltaNet(spec) => KernelUse::DeltaNet { head_dim: spec.heads.key_dim },
     };
     config.layers.iter().map(of_layer).chain(lora.map(|_| KernelUse::Adapters)).collect()
@@ -443,4 +447,13 @@ pub(super) fn read_tensor(weights: &Weights, spec: &TensorSpec, values: &mut [f3
 /// The key of a tensor's random numbers.
 fn key_of(seed: u64, name: &str) -> RngKey {
     name.bytes().fold(RngKey::new(seed), |key, byte| key.derive(byte.into()))
+}
+
+/// The bias whose softplus is a step of DeltaNet's decay, log-uniform in 0.001 to 0.1 for a uniform number. `transformers`
+/// starts at a bias of one, which multiplies most states by less than 0.01 per token: such heads keep nothing, have hardly
+/// a gradient and do not learn to keep anything.
+fn bias_of_step(uniform: f64) -> f64 {
+    let (shortest, longest) = (0.001_f64, 0.1_f64);
+    let step = (shortest.ln() + uniform * (longest / shortest).ln()).exp();
+    step + (-(-step).exp_m1()).ln()
 }

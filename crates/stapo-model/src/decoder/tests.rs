@@ -401,6 +401,28 @@ fn a_delta_net_starts_in_its_ranges() {
     assert!(n_checked > 1);
 }
 
+/// Heads that forget everything have hardly a gradient by which they could learn to keep something.
+#[test]
+fn random_states_of_delta_net_last_for_many_tokens() {
+    let device = Device::cpu(CpuOptions::default());
+    let kept = |seed: u64| {
+        let policy = Policy::<f64>::random(&device, &tiny_config(Family::Qwen35), seed, 0.02).unwrap();
+        let named = |suffix: &str| {
+            let (_, values) = policy.tensors().find(|(spec, _)| spec.name.ends_with(suffix)).unwrap();
+            values.to_vec()
+        };
+        let steps = named("dt_bias").into_iter().map(|bias| bias.exp().ln_1p());
+        let steps: Vec<f64> = steps.collect();
+        assert!(steps.iter().all(|step| (0.000_999..=0.1).contains(step)), "seed {seed}: {steps:?}");
+        let rates = named("A_log").into_iter().map(f64::exp);
+        rates.zip(steps).map(|(rate, step)| (-rate * step).exp()).collect::<Vec<f64>>()
+    };
+    let mut kept: Vec<f64> = (0..100).flat_map(kept).collect();
+    kept.sort_by(f64::total_cmp);
+    let quarters = [kept[kept.len() / 4], kept[kept.len() / 2], kept[kept.len() * 3 / 4]];
+    assert!(quarters[0] > 0.7 && quarters[1] > 0.9 && quarters[2] > 0.97, "{quarters:?}");
+}
+
 /// PEFT draws the first factor by `kaiming_uniform_` with a = sqrt(5), which is uniform in +-1/sqrt(inputs).
 #[test]
 fn adapters_start_in_the_range_of_peft() {

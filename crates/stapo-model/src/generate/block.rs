@@ -84,25 +84,21 @@ impl BlockPool {
     }
 }
 
-/// Cuts copies into runs whose pairs can be copied in any order: no pair of a run reads or writes a block that another
-/// pair of the run writes.
-pub fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
-    let mut runs = Vec::new();
-    let mut start = 0;
+/// Cuts copies, from one index to another each, into runs whose pairs can be copied in any order: no pair of a run reads or writes what
+/// another pair of the run writes. A run is `[n, 2]`.
+pub fn independent_runs(copies: impl Iterator<Item = [u32; 2]>) -> Vec<Vec<u32>> {
+    let mut runs: Vec<Vec<u32>> = Vec::new();
     let mut read = HashSet::new();
     let mut written = HashSet::new();
-    for (at, (from, to)) in copies.iter().enumerate() {
-        if written.contains(from) || written.contains(to) || read.contains(to) {
-            runs.push(&copies[start..at]);
-            start = at;
+    for [from, to] in copies {
+        if runs.is_empty() || written.contains(&from) || written.contains(&to) || read.contains(&to) {
+            runs.push(Vec::new());
             read.clear();
             written.clear();
         }
-        read.insert(*from);
-        written.insert(*to);
-    }
-    if start < copies.len() {
-        runs.push(&copies[start..]);
+        read.insert(from);
+        written.insert(to);
+        runs.last_mut().into_iter().for_each(|run| run.extend([from, to]));
     }
     runs
 }
@@ -110,6 +106,16 @@ pub fn independent_runs(copies: &[(Block, Block)]) -> Vec<&[(Block, Block)]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_that_touch_what_another_writes_come_in_a_later_run() {
+        let runs = |copies: &[[u32; 2]]| independent_runs(copies.iter().copied());
+        assert_eq!(runs(&[]), Vec::<Vec<u32>>::new());
+        assert_eq!(runs(&[[0, 1], [0, 2], [3, 4]]), [vec![0, 1, 0, 2, 3, 4]]);
+        assert_eq!(runs(&[[0, 1], [1, 2]]), [[0, 1], [1, 2]], "the second reads what the first writes");
+        assert_eq!(runs(&[[0, 1], [2, 1]]), [[0, 1], [2, 1]], "both write 1");
+        assert_eq!(runs(&[[0, 1], [2, 0]]), [[0, 1], [2, 0]], "the second writes what the first reads");
+    }
 
     #[test]
     fn the_block_released_last_is_taken_first_and_then_those_never_taken() {

@@ -1,8 +1,8 @@
 //! Runs scheduled sequences through the model.
 
-use super::block::{Block, independent_runs};
+use super::block::independent_runs;
 use super::memory::{Allocated, EngineMemory, MemorySize, divide_memory};
-use super::scheduler::{Capacity, ScheduledStep, Scheduler, StateCopy, Windows};
+use super::scheduler::{Capacity, ScheduledStep, Scheduler, Windows};
 use super::sequence::{Sequence, UnreadToken};
 use super::speculation::{Speculation, Speculator, StepCost, StepCounts};
 use super::step::{
@@ -342,11 +342,7 @@ impl<'a> Engine<'a> {
         let mut step = self.scheduler.plan();
         add_drafts(&mut self.speculator, &mut self.scheduler, &mut step)?;
         self.speculator.counts.n_steps += u64::from(!step.rows.is_empty());
-        self.copy_blocks(&step.copies)?;
-        for StateCopy { from, to } in &step.state_copies {
-            let states = self.memory.states.iter_mut().flatten();
-            states.for_each(|states| states.copy(from.0 as usize, to.0 as usize));
-        }
+        self.copy_blocks_and_states(&step)?;
         if step.rows.is_empty() {
             return Ok(None);
         }
@@ -373,15 +369,20 @@ impl<'a> Engine<'a> {
         Ok(Some(QueuedStep { drawn, tokens }))
     }
 
-    /// Copies shared blocks for the sequences that are about to write into them.
-    fn copy_blocks(&mut self, copies: &[(Block, Block)]) -> Result<(), OutOfMemory> {
+    /// Copies shared blocks for the sequences that are about to write into them, and the states of prompts for those that go on after them.
+    fn copy_blocks_and_states(&mut self, step: &ScheduledStep) -> Result<(), OutOfMemory> {
         let device = self.policy.device();
-        for run in independent_runs(copies) {
-            let pairs: Vec<u32> = run.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
+        for pairs in independent_runs(step.copies.iter().map(|(from, to)| [from.0, to.0])) {
             let pairs = device.upload(&pairs)?;
-            for cache in &mut self.memory.caches {
-                cache.copy_blocks(device, pairs.view());
-            }
+            self.memory.caches.iter_mut().for_each(|cache| cache.copy_blocks(device, pairs.view()));
+        }
+        for pairs in independent_runs(step.state_copies.iter().map(|(from, to)| [from.0, to.0])) {
+            let pairs = device.upload(&pairs)?;
+            self.memory
+                .states
+                .iter_mut()
+                .flatten()
+                .for_each(|states| states.copy_slots(device, pairs.view()));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::group::{Prefix, RequestGroup};
 use super::running::RunningSequences;
 use super::sequence::{Sequence, UnreadToken};
 use super::{Completion, FinishReason, Request, SampledToken, Ticket};
-pub use states::{StateCopy, states_within};
+pub use states::states_within;
 use std::collections::{BTreeMap, VecDeque};
 pub use windows::Windows;
 
@@ -37,7 +37,7 @@ pub struct ScheduledStep {
     pub rows: Vec<ScheduledRows>,
     pub copies: Vec<(Block, Block)>,
     /// These come first too.
-    pub state_copies: Vec<StateCopy>,
+    pub state_copies: Vec<(StateSlot, StateSlot)>,
 }
 
 /// Which of the scheduler's lists holds a sequence, and at which index.
@@ -70,7 +70,7 @@ pub struct Scheduler {
     windows: Windows,
     pool: BlockPool,
     /// Of the next step.
-    state_copies: Vec<StateCopy>,
+    state_copies: Vec<(StateSlot, StateSlot)>,
     groups: BTreeMap<Ticket, RequestGroup>,
     /// In the order of admission: the sequence admitted last is the first to be preempted.
     running: RunningSequences,
@@ -239,7 +239,7 @@ impl Scheduler {
         if group.is_filled_by(sequence) && sequence.n_cached >= sequence.n_prompt {
             let state = self.pool.take_state();
             if let (Some(from), Some(to)) = (sequence.state, state) {
-                self.state_copies.push(StateCopy { from, to });
+                self.state_copies.push((from, to));
             } else if self.pool.has_states() {
                 // Without a slot for the prompt's state, the next sample computes the prompt again.
                 group.prefix = Prefix::Absent;

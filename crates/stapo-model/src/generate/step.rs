@@ -136,11 +136,10 @@ impl StepRows {
         for scheduled in prefill {
             rows.push(&running[scheduled.running_idx], scheduled);
         }
-        let contexts = &rows.contexts[n_sequences_before..];
-        rows.prefill = (n_prefill > 0).then(|| {
-            let n_keys: usize = contexts.iter().map(|n| *n as usize).sum();
-            Prefill { n_sequences_before, n_tokens_before, mean_keys: n_keys / contexts.len() }
-        });
+        let contexts = rows.offsets.windows(2).zip(&rows.contexts).skip(n_sequences_before);
+        let n_keys: usize = contexts.map(|(rows, n)| (rows[1] - rows[0]) as usize * *n as usize).sum();
+        let mean_keys = n_keys / (rows.tokens.len() - n_tokens_before).max(1);
+        rows.prefill = (n_prefill > 0).then_some(Prefill { n_sequences_before, n_tokens_before, mean_keys });
         rows
     }
 

@@ -111,7 +111,7 @@ pub struct Prefill {
     /// Sequences in front of them, and the query tokens of those.
     pub n_sequences_before: usize,
     pub n_tokens_before: usize,
-    /// Keys of a sequence, on average.
+    /// Keys of a query token's sequence, on average.
     pub mean_keys: usize,
 }
 

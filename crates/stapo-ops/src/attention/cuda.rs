@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{Dims, Sequences};
 use crate::cuda::kernels::{
     ATTENTION, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_PIPELINED_HOPPER,
-    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, ELEMENTWISE, Source,
+    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, ATTENTION_SHORT_HOPPER,
+    ATTENTION_SHORT_HOPPER_RULED, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice, TILE_COLUMNS, TensorMap};
 use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
@@ -18,8 +19,8 @@ pub(super) const KEYS: usize = 64;
 /// Heads whose forward kernels, in training and generation alike, use Hopper's matrix instruction.
 const HOPPER_DIMS: [usize; 4] = [64, 96, 128, 256];
 /// Below this mean number of keys of a sequence, tiles of 192 queries would be left half empty: the pipelined kernel takes two
-/// consumers instead of three. Both give the same bits.
-const SHORT_TOKENS: usize = 512;
+/// consumers instead of three, where it can with two heads that share their keys. All give the same bits.
+pub(crate) const SHORT_TOKENS: usize = 512;
 /// From this number on it takes two consumers too, whose registers hold the results of earlier splits.
 pub(crate) const LONG_TOKENS: usize = 12_288;
 
@@ -111,11 +112,19 @@ pub(super) fn map(rows: Slice, n: usize, width: usize, tile_rows: usize) -> Tens
     TensorMap::of_columns(rows, n, (0, width, width), tile_rows)
 }
 
-/// As forward_pipelined_hopper.cu has it for a width of heads: whether it is compiled with LONG_SEQUENCES, warpgroups that multiply,
-/// stages of keys or values, and buffers of queries.
+/// How forward_feed_hopper.cu is compiled: with SHORT_SEQUENCES, with neither, with LONG_SEQUENCES.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Short,
+    Usual,
+    Long,
+}
+
+/// As forward_feed_hopper.cu has it for a width of heads: warpgroups that multiply, stages of keys or values, and buffers of
+/// queries.
 #[derive(Clone, Copy)]
 pub(super) struct Pipeline {
-    pub is_long: bool,
+    pub form: Form,
     consumers: usize,
     stages: usize,
     buffers: usize,
@@ -125,23 +134,23 @@ impl Pipeline {
     /// For sequences of `mean_keys` keys. All give the same bits.
     pub(super) fn new(heads: Heads, mean_keys: usize) -> Self {
         let is_wide = heads.dim > MAX_NARROW_DIM;
-        let is_long = !is_wide && !(SHORT_TOKENS..LONG_TOKENS).contains(&mean_keys);
-        let (consumers, stages, buffers) = match (is_wide, is_long) {
-            (true, _) => (2, 5, 1),
-            (false, true) => (2, 10, 2),
-            (false, false) => (3, 8, 2),
+        let form = match mean_keys {
+            ..SHORT_TOKENS if heads.group().is_multiple_of(2) => Form::Short,
+            SHORT_TOKENS..LONG_TOKENS => Form::Usual,
+            _ if is_wide => Form::Usual,
+            _ => Form::Long,
         };
-        Self { is_long, consumers, stages, buffers }
-    }
-
-    /// Queries of a tile.
-    pub(super) fn rows(self) -> usize {
-        64 * self.consumers
+        let (consumers, stages, buffers) = match form {
+            _ if is_wide => (2, 5, 1),
+            Form::Usual => (3, 8, 2),
+            Form::Short | Form::Long => (2, 10, 2),
+        };
+        Self { form, consumers, stages, buffers }
     }
 
     /// Starts the kernel, which takes tile after tile on every multiprocessor.
     pub(super) fn run(self, cuda: &Cuda, heads: Heads, launch: Launch<'_>) {
-        let shared = swizzled_bytes(heads, self.buffers * self.rows() + self.stages * KEYS);
+        let shared = swizzled_bytes(heads, (self.buffers * self.consumers + self.stages) * KEYS);
         let n_blocks = cuda.gpu.multiprocessors as usize;
         launch.programmatic_launch(true).run([n_blocks, 1], 128 * self.consumers + 128, shared);
     }
@@ -297,10 +306,10 @@ fn forward_pipelined(
     let has_maps = has_map(qkv, heads.qkv_width()) && sequences.fit_maps();
     assert!(has_maps, "attention::forward: rows that do not begin at multiples of 16 bytes");
     let pipeline = Pipeline::new(heads, sequences.mean_keys(d));
-    let (plain, ruled) = if pipeline.is_long {
-        (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED)
-    } else {
-        (&ATTENTION_PIPELINED_HOPPER, &ATTENTION_PIPELINED_HOPPER_RULED)
+    let (plain, ruled) = match pipeline.form {
+        Form::Short => (&ATTENTION_SHORT_HOPPER, &ATTENTION_SHORT_HOPPER_RULED),
+        Form::Usual => (&ATTENTION_PIPELINED_HOPPER, &ATTENTION_PIPELINED_HOPPER_RULED),
+        Form::Long => (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED),
     };
     let source = rule.choose(plain, ruled);
     let args = sequences
@@ -311,7 +320,7 @@ fn forward_pipelined(
         .four_bytes(out_pitch(d.tokens, heads, out))
         .four_bytes(sequences.n_before);
     let launch = cuda.kernel(source, "attention_forward_pipelined_hopper_bf16").head_dim(heads.dim);
-    let launch = launch.tensor_map(&map(qkv, d.tokens, heads.qkv_width(), pipeline.rows()));
+    let launch = launch.tensor_map(&map(qkv, d.tokens, heads.qkv_width(), KEYS));
     let launch = launch.tensor_map(&sequences.key_map(KEYS)).fields(&args);
     pipeline.run(cuda, heads, rule.last_argument(launch, qkv.kind));
 }

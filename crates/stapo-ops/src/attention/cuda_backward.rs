@@ -10,7 +10,7 @@ use super::{Dims, Saved};
 use crate::cuda::kernels::{
     ATTENTION_BACKWARD, ATTENTION_BACKWARD_PIPELINED_HOPPER, ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED,
     ATTENTION_BACKWARD_RULED, ATTENTION_BACKWARD_WIDE_HOPPER, ATTENTION_BACKWARD_WIDE_HOPPER_RULED,
-    ELEMENTWISE, Source,
+    ATTENTION_DELTA, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Memory, Slice};
 use crate::heads::{Heads, MAX_NARROW_DIM, ScoreRule};
@@ -76,10 +76,9 @@ pub(super) fn backward<T: Float>(
 /// The sum over a head's columns of d_out times out, `[T, query heads]` in f32.
 fn delta(cuda: &Arc<Cuda>, d: Dims, out: Slice, d_out: Slice) -> Memory {
     let (heads, kind) = (d.heads, out.kind);
-    let matrix = d.kernel_rule(None).choose(&ATTENTION_BACKWARD, &ATTENTION_BACKWARD_RULED);
     let delta = Memory::scratch(cuda, d.tokens * heads.query, ElementType::F32);
     let name = format!("attention_delta_{}", kind.name());
-    let launch = cuda.kernel(source(kind, heads, matrix), &name).head_dim(heads.dim).arg(out);
+    let launch = cuda.kernel(source(kind, heads, &ATTENTION_DELTA), &name).head_dim(heads.dim).arg(out);
     let is_bf16 = kind == ElementType::Bf16;
     let launch = if is_bf16 { launch.arg(out_pitch(d.tokens, heads, out)) } else { launch };
     launch.arg(d_out).arg(delta.slice()).arg(heads.query).run([d.tokens, 1], 128, 0);

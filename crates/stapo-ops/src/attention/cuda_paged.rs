@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::cache::{Cache, CacheDims, Dims, Groups, Prefill, Sequences};
 use super::cuda::{
-    KEYS, KernelRule, Pipeline, has_map, is_hopper, map, n_work_tiles, out_pitch, source, swizzled_bytes,
-    tile_bytes,
+    Form, KEYS, KernelRule, Pipeline, SHORT_TOKENS, has_map, is_hopper, map, n_work_tiles, out_pitch, source,
+    swizzled_bytes, tile_bytes,
 };
 use crate::cuda::kernels::{
     ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
     ATTENTION_LONG_PREFILL_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ATTENTION_PREFILL_HOPPER,
-    ATTENTION_PREFILL_HOPPER_RULED, ELEMENTWISE,
+    ATTENTION_PREFILL_HOPPER_RULED,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
@@ -30,15 +30,6 @@ pub(super) fn store(
     let launch = cuda.kernel(source(qkv.kind, heads, &ATTENTION_PAGED), &name).head_dim(heads.dim);
     let launch = launch.arg(qkv).arg(slots).arg(keys).arg(values).arg(heads.query).arg(heads.kv);
     launch.arg(cache.block_size).arg(cache.blocks * cache.block_size).run([tokens, 1], 128, 0);
-}
-
-/// Copies blocks of `len` elements of a cache: see `Cache::copy_blocks`.
-pub(super) fn copy_blocks(cuda: &Cuda, pairs: Slice, cache: Slice, len: usize) {
-    // Block sizes are multiples of 16, so a block is whole chunks of 16 bytes.
-    let n_chunks = len * cache.kind.n_bytes() / 16;
-    let n_blocks = cache.len / len.max(1);
-    let launch = cuda.kernel(&ELEMENTWISE, "copy_blocks").arg(pairs).arg(cache).arg(n_chunks).arg(n_blocks);
-    launch.run([pairs.len / 2, 1], 256, 0);
 }
 
 /// What a call reads and writes besides its rows: see `paged::forward`.
@@ -155,14 +146,15 @@ impl PagedCall {
     fn attend_prefill(&self, cuda: &Arc<Cuda>, qkv: Slice, prefill: Prefill) {
         let op = "attention::paged::forward";
         let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
-        let pipeline = Pipeline::new(heads, prefill.mean_keys);
-        let (plain, ruled) = if pipeline.is_long {
+        // There is no form for short sequences.
+        let pipeline = Pipeline::new(heads, prefill.mean_keys.max(SHORT_TOKENS));
+        let (plain, ruled) = if pipeline.form == Form::Long {
             (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED)
         } else {
             (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
         };
         let block_size = self.cache_dims.block_size;
-        let of_queries = map(qkv, tokens, heads.qkv_width(), pipeline.rows());
+        let of_queries = map(qkv, tokens, heads.qkv_width(), KEYS);
         let before = prefill.n_sequences_before;
         let behind = |lists: Slice, width: usize| lists.part(before * width, lists.len - before * width);
         // The log-sum-exp of rows, which only backward reads.

@@ -1,176 +1,4 @@
-// Packed attention with copies, products and softmax overlapped as in FlashAttention-3 (Shah et al., 2024): the steps
-// of forward_hopper.cu, and so the same bits. A block stays on its multiprocessor and takes tile after tile of 192
-// queries of one head. One warp, the producer, copies queries, keys and values by TMA; three warpgroups, the consumers,
-// have 64 queries each. While the matrix units multiply for one consumer, the others take their softmax.
-//
-// LONG_SEQUENCES: two consumers instead of three. Each has so many registers that the results of earlier splits stay there, which
-// is worth more than the third consumer where sequences have many splits. Sequences so short that tiles of 192 queries would be
-// left half empty take two consumers as well. Heads of 256 have two consumers too: their outputs
-// take so many registers, and queries so much shared memory that there is one buffer of them.
-
-// PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
-// 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits.
-
-#if HEAD_DIM > 128
-#define CONSUMERS 2
-#define CONSUMER_REGISTERS 240
-#define STAGES 5
-#define QUERY_BUFFERS 1
-#elif defined(LONG_SEQUENCES)
-#define CONSUMERS 2
-#define CONSUMER_REGISTERS 240
-#define STAGES 10
-#else
-#define CONSUMERS 3
-#define CONSUMER_REGISTERS 160
-#define STAGES 8
-#endif
-#ifndef QUERY_BUFFERS
-#define QUERY_BUFFERS 2
-#endif
-#define ROWS (64 * CONSUMERS)
-#define THREADS (128 * CONSUMERS + 128)
-// Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
-// with one at least the compiler keeps the operands of all products in uniform registers.
-#define SLICES 1
-#define TILE (KEYS * COLUMNS)
-
-// A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
-// of its table of blocks), positions of the tile's first row and of the sequence's first query, the head, and the keys that the last row sees (0: there are no more tiles).
-struct Turn {
-    int token, key_start, first, first_query, head, n_keys;
-};
-
-struct PipelineShared {
-    u64 queries_full[QUERY_BUFFERS], queries_empty[QUERY_BUFFERS], full[STAGES], empty[STAGES];
-    Turn turns[QUERY_BUFFERS];
-};
-
-struct ForwardArgs {
-    Packing packing;
-    bf16* out;
-    float* lse;
-    // How many tiles were drawn beyond the first of each block, and how many blocks have drawn their last. Both are 0 before
-    // and after a launch.
-    u32* drawn;
-    // Heads in front of the keys in a row of keys.
-    int out_pitch, heads_before_keys;
-#ifdef PAGED_KEYS
-    // As in paged.cu. `packing` has no keys then.
-    const u32 *contexts, *tables;
-    int table_width, shift;
-#endif
-};
-
-// A place in the ring of stages: tiles of keys and of values alternate there.
-struct Cursor {
-    int stage, parity;
-
-    __device__ __forceinline__ void advance(int n) {
-        stage += n;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
-    }
-};
-
-// The number of a block's next tile. Whoever is ready draws the next: tiles come with falling numbers of keys, so all blocks
-// end at about the same time. No bit depends on who computes a tile. By a whole warp.
-__device__ __forceinline__ int draw_tile(int turn, const ForwardArgs& args) {
-    u32 index = blockIdx.x;
-    if (turn > 0 && threadIdx.x % 32 == 0) index = gridDim.x + atomicAdd(args.drawn, 1u);
-    return __shfl_sync(0xffffffffu, index, 0);
-}
-
-// After the block's last draw: the last of all blocks leaves the counters as it found them. By one thread.
-__device__ __forceinline__ void end_draws(const ForwardArgs& args) {
-    if (atomicInc(args.drawn + 1, gridDim.x - 1) == gridDim.x - 1) *args.drawn = 0;
-}
-
-#ifdef PAGED_KEYS
-
-__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
-    WorkTile work;
-    const u32* offsets = args.packing.offsets;
-    int query = args.packing.query;
-    auto n_before = [&](int s) { return (int)(args.contexts[s] - (offsets[s + 1] - offsets[s])); };
-    auto rows_of = [&](int s) { return (int)(offsets[s + 1] - offsets[s]) + n_before(s) % KEYS; };
-    if (!find_tile(rows_of, args.packing.sequences, ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
-    int first_query = n_before(work.sequence), first = first_query / KEYS * KEYS + work.first;
-    return {(int)offsets[work.sequence] - first_query, work.sequence * args.table_width,
-            first, first_query, index % query, min((int)args.contexts[work.sequence], first + ROWS)};
-}
-
-// The keys and the values of the cache.
-struct KeyMaps {
-    TensorMap keys, values;
-};
-
-// Copies tile i, of the keys or values of step i / 2. Where the keys end in front of the step's last block, the last block with
-// keys is copied in its place: what lies behind the last key counts for nothing.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& maps,
-                                          const ForwardArgs& args, u64* barrier) {
-    const TensorMap& map = i % 2 ? maps.values : maps.keys;
-    int at_once = min(KEYS, 1 << args.shift);
-    for (int from = 0; from < KEYS; from += at_once) {
-        int key = i / 2 * KEYS + from;
-        u32 block = args.tables[t.key_start + (min(key, t.n_keys - 1) >> args.shift)];
-        int row = ((block * args.packing.kv + kv_head) << args.shift) + (key & ((1 << args.shift) - 1));
-        for (int part = 0; part < PARTS; ++part)
-            tma_load_tile(tile + (part * KEYS + from) * 64, map, part * 64, row, barrier);
-    }
-}
-
-#else
-
-__device__ __forceinline__ Turn find_turn(int index, const ForwardArgs& args) {
-    WorkTile work;
-    int query = args.packing.query;
-    if (!args.packing.find_queries(ROWS, index / query, &work)) return {0, 0, 0, 0, 0, 0};
-    Sequence s = args.packing.sequence(work.sequence);
-    return {s.token, s.key_start, work.first, s.first_query, index % query, min(work.rows, work.first + ROWS)};
-}
-
-typedef TensorMap KeyMaps;
-
-// Copies tile i, of the keys or values of step i / 2.
-__device__ __forceinline__ void load_tile(bf16* tile, int i, int kv_head, const Turn& t, const KeyMaps& map,
-                                          const ForwardArgs& args, u64* barrier) {
-    int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
-    for (int part = 0; part < PARTS; ++part)
-        tma_load_tile(tile + part * KEYS * 64, map, (first_head + kv_head) * HEAD_DIM + part * 64,
-                      t.key_start + i / 2 * KEYS, barrier);
-}
-
-#endif
-
-__device__ __forceinline__ int count_steps(int n_keys) { return (n_keys + KEYS - 1) / KEYS; }
-
-// The producer's loop. It finds the tiles for the consumers too.
-__device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& maps, const ForwardArgs& args,
-                                        const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
-    Cursor at = {0, 0};
-    bool is_first = true, goes_on = true;
-    for (int turn = 0; goes_on; ++turn) {
-        Turn t = find_turn(draw_tile(turn, args), args);
-        goes_on = t.n_keys > 0;
-        if (threadIdx.x % 32 > 0) continue;
-        int buffer = turn % QUERY_BUFFERS, round = turn / QUERY_BUFFERS;
-        if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
-        shared.turns[buffer] = t;
-        mbarrier_arrive_expect_bytes(shared.queries_full + buffer, goes_on ? ROWS * COLUMNS * 2 : 0);
-        for (int part = 0; goes_on && part < PARTS; ++part)
-            tma_load_tile(queries + (buffer * COLUMNS + part * 64) * ROWS, map_q, t.head * HEAD_DIM + part * 64,
-                          t.token + t.first, shared.queries_full + buffer);
-        int kv_head = t.head / (args.packing.query / args.packing.kv), n_tiles = 2 * count_steps(t.n_keys);
-        for (int i = 2 * (rule.first_key(t.first) / KEYS); i < n_tiles; ++i) {
-            if (!is_first) mbarrier_wait(shared.empty + at.stage, at.parity ^ 1);
-            mbarrier_arrive_expect_bytes(shared.full + at.stage, TILE * 2);
-            load_tile(tiles + at.stage * TILE, i, kv_head, t, maps, args, shared.full + at.stage);
-            at.advance(1);
-            is_first = is_first && at.stage > 0;
-        }
-    }
-    if (threadIdx.x % 32 == 0) end_draws(args);
-}
+// The consumers of packed attention, and its kernel. forward_feed_hopper.cu, in front of this, says how they share the work.
 
 // d (+)= a b^T: a [64, 16] in registers, b [64, 16] a K-major operand in shared memory.
 __device__ __forceinline__ void wgmma_registers_rows(float (&d)[8][4], const u32* a, u64 b, bool adds) {
@@ -214,9 +42,9 @@ struct Inputs {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + at.stage);
         at.advance(2);
     }
-    // Starts the scores of the next step.
-    __device__ __forceinline__ void start_scores(float (&s)[KEYS / 8][4]) {
-        wait(keys);
+    // Starts the scores of the next step; without keys, those of whatever lies there.
+    __device__ __forceinline__ void start_scores(float (&s)[KEYS / 8][4], bool has_keys = true) {
+        if (has_keys) wait(keys);
         fence_registers(s);
         wgmma_fence();
         u64 left = k_major_operand<ROWS>(queries, row, 0), right = k_major_operand<64>(tile(keys), 0, 0);
@@ -300,13 +128,11 @@ __device__ __forceinline__ void take_step(int step, int first, float (&s)[KEYS /
     }
 }
 
-// Takes the steps of 64 rows from `first` on.
-__device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const int (&last_key)[2], int n_keys,
-                                       const ScoreRule& rule, RowState& rows) {
-    float s[KEYS / 8][4];
+// Takes the steps of 64 rows from `first` on, whose first scores are started in s.
+__device__ __forceinline__ void attend(int first, int n_steps, float (&s)[KEYS / 8][4], Inputs& in,
+                                       const int (&last_key)[2], int n_keys, const ScoreRule& rule, RowState& rows) {
     SavedRows<DIM / 8> earlier;
     begin_split(rows);
-    in.start_scores(s);
     wgmma_wait<0>();
     fence_registers(s);
     in.release(in.keys);
@@ -327,6 +153,51 @@ __device__ __forceinline__ void attend(int first, int n_steps, Inputs& in, const
     end_seen_split(step, first, rows, earlier, last_key, rule, in.factor);
 }
 
+// Waits for the queries of a turn, which `in` reads from then on.
+__device__ __forceinline__ Turn begin_turn(int turn, bf16* queries, Inputs& in) {
+    in.buffer = turn % QUERY_BUFFERS;
+    in.queries = queries + in.buffer * ROWS * COLUMNS;
+    mbarrier_wait(in.shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
+    return in.shared.turn(in.buffer);
+}
+
+// Writes the results of a consumer's rows from position `first` on, of which `n_rows` are there.
+__device__ __forceinline__ void store_part(const Turn& t, int consumer, int first, int n_rows, const RowState& rows,
+                                           const ForwardArgs& args, const ScoreRule& rule, float factor) {
+    QueryTile tile;
+    tile.token = (long long)t.token + first;
+    tile.lead = t.first_query - first;
+    tile.n_rows = n_rows;
+    tile.head = t.head + consumer % TILE_HEADS;
+    store_rows(tile, rows, warpgroup_row(), args.packing.query, factor, rule, args.out, args.out_pitch, args.lse);
+}
+
+#if EARLY_SCORES
+
+// A consumer's loop. All consumers see all steps of a tile.
+__device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule& rule, PipelineShared& shared,
+                                        bf16* queries, bf16* tiles) {
+    int consumer = uniform(threadIdx.x / 128), row = warpgroup_row();
+    Inputs in = {shared, tiles, queries, consumer * 64, {0, 0}, {1, 0}, rule.factor()};
+    float s[KEYS / 8][4];
+    Turn t = begin_turn(0, queries, in);
+    in.load_queries();
+    in.start_scores(s, t.n_keys > 0);
+    for (int turn = 1; t.n_keys > 0; ++turn) {
+        int last_key[2] = {t.first + row, t.first + row + 8};
+        RowState rows;
+        attend(rule.first_key(t.first) / KEYS, t.first / KEYS + 1, s, in, last_key, t.n_keys, rule, rows);
+        Turn next = begin_turn(turn, queries, in);
+        in.load_queries();
+        in.start_scores(s, next.n_keys > 0);
+        store_part(t, consumer, t.first, t.n_keys - t.first, rows, args, rule, in.factor);
+        t = next;
+    }
+    wgmma_wait<0>();
+}
+
+#else
+
 // Passes steps that a consumer's rows do not see.
 __device__ __forceinline__ void pass_steps(int from, int end, Inputs& in) {
     for (int step = from; step < end; ++step) {
@@ -338,39 +209,35 @@ __device__ __forceinline__ void pass_steps(int from, int end, Inputs& in) {
 // A consumer's loop.
 __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule& rule, PipelineShared& shared,
                                         bf16* queries, bf16* tiles) {
-    int top_row = uniform(threadIdx.x / 128) * 64, row = top_row + warpgroup_row();
-    Inputs in = {shared, tiles, queries, top_row, {0, 0}, {1, 0}, rule.factor()};
+    int consumer = uniform(threadIdx.x / 128), row = warpgroup_row();
+    Inputs in = {shared, tiles, queries, consumer * 64, {0, 0}, {1, 0}, rule.factor()};
     for (int turn = 0;; ++turn) {
-        in.buffer = turn % QUERY_BUFFERS;
-        in.queries = queries + in.buffer * ROWS * COLUMNS;
-        mbarrier_wait(shared.queries_full + in.buffer, turn / QUERY_BUFFERS % 2);
-        const Turn& t = shared.turns[in.buffer];
-        int n_keys = uniform(t.n_keys), token = uniform(t.token), first = uniform(t.first), head = uniform(t.head);
-        int first_query = uniform(t.first_query);
-        if (n_keys == 0) break;
-        int n_steps = count_steps(n_keys);
+        Turn t = begin_turn(turn, queries, in);
+        if (t.n_keys == 0) break;
+        int n_steps = count_steps(t.n_keys), first = t.first + 64 * consumer % HEIGHT;
         in.load_queries();
         int last_key[2] = {first + row, first + row + 8};
         RowState rows;
         // Steps that this consumer's rows see: none where the tile has no such rows.
-        bool has_rows = first + top_row < n_keys;
-        int first_step = rule.first_key(first) / KEYS, first_seen = rule.first_key(first + top_row) / KEYS;
-        int n_own = has_rows ? min(n_steps, (first + top_row) / KEYS + 1) : first_step;
-        if (has_rows) pass_steps(first_step, first_seen, in);
-        if (has_rows) attend(first_seen, n_own, in, last_key, n_keys, rule, rows);
+        bool has_rows = first < t.n_keys;
+        int first_step = rule.first_key(t.first) / KEYS, first_seen = rule.first_key(first) / KEYS;
+        int n_own = has_rows ? min(n_steps, first / KEYS + 1) : first_step;
+        if (has_rows) {
+            float s[KEYS / 8][4];
+            pass_steps(first_step, first_seen, in);
+            in.start_scores(s);
+            attend(first_seen, n_own, s, in, last_key, t.n_keys, rule, rows);
+        }
         pass_steps(n_own, n_steps, in);
         if (!has_rows) in.release_queries();
-        QueryTile tile;
-        tile.token = (long long)token + first;
-        tile.lead = first_query - first;
-        tile.n_rows = has_rows ? n_keys - first : 0;
-        tile.head = head;
-        store_rows(tile, rows, row, args.packing.query, in.factor, rule, args.out, args.out_pitch, args.lse);
+        store_part(t, consumer, first, has_rows ? t.n_keys - first : 0, rows, args, rule, in.factor);
     }
 }
 
-// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] in tiles of ROWS queries, and rows of keys and values in tiles
-// of 64; with PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
+#endif
+
+// Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and rows of keys and values, both in tiles of 64; with
+// PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
 // Shared: queries [QUERY_BUFFERS][ROWS], keys and values [STAGES][64].
 KERNEL __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
@@ -381,16 +248,24 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
     launch_dependents();
     if (threadIdx.x == 0) {
         for (int b = 0; b < QUERY_BUFFERS; ++b)
-            mbarrier_init(shared.queries_full + b, 1), mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS);
+            mbarrier_init(shared.queries_full + b, 1),
+                mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS + PRODUCERS - 1);
         for (int b = 0; b < STAGES; ++b)
             mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS);
+#ifdef PAGED_KEYS
+        for (int b = 0; b < QUERY_BUFFERS; ++b) mbarrier_init(shared.turn_full + b, 1);
+#endif
         mbarrier_init_fence();
     }
     __syncthreads();
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
-        take_producer_registers<24>();
-        if (threadIdx.x / 32 == 4 * CONSUMERS) produce(map_q, maps, args, rule, shared, queries, tiles);
+        take_producer_registers<PRODUCER_REGISTERS>();
+        int warp = uniform(threadIdx.x / 32) - 4 * CONSUMERS;
+        if (warp == 0) produce(map_q, maps, args, rule, shared, queries, tiles);
+#ifdef PAGED_KEYS
+        if (warp == 1) produce_values(maps, args, rule, shared, tiles);
+#endif
     } else {
         take_consumer_registers<CONSUMER_REGISTERS>();
         consume(args, rule, shared, queries, tiles);

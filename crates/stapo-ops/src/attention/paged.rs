@@ -23,16 +23,7 @@ impl<T: Float> Cache<T> {
     /// one pair writes is in no other.
     pub fn copy_blocks(&mut self, device: &Device, pairs: View<'_, u32>) {
         for buffer in [&mut self.keys, &mut self.values] {
-            let len = buffer.len() / self.dims.blocks;
-            if let Backend::Cuda(cuda) = device.backend() {
-                cuda_paged::copy_blocks(cuda, pairs.cuda(), buffer.view().cuda(), len);
-                continue;
-            }
-            for pair in pairs.host().chunks_exact(2) {
-                let places = [pair[0], pair[1]].map(|block| block as usize * len..(block as usize + 1) * len);
-                let [from, mut to] = buffer.disjoint_mut(places);
-                to.copy_from(from.into_view());
-            }
+            buffer.copy_blocks(device, pairs, self.dims.blocks);
         }
     }
 }

@@ -112,6 +112,62 @@ __device__ __forceinline__ bool find_tile(const RowsOf& n_rows_of, int sequences
     }
 }
 
+// Positions whose tiles come last: see TileSearch.
+#define NEAR 512
+
+// The tiles of a sequence from position 0 on are counted from 0; those from `first` to `end` have queries.
+struct TileRange {
+    int first, end;
+};
+
+// Finds tiles one after another for a block that takes many of them; numbers rise. Tiles are numbered by falling position, so by
+// falling number of keys, but those of the first NEAR positions come after all others and sequence by sequence: they are short, so
+// their order needs not be by length, and blocks that run at a time read the keys of few sequences, which lie in the L2 cache.
+struct TileSearch {
+    // The search has come to the tiles that are number `level` from 1 on in their sequences (`near`: to all tiles up to that one), of
+    // sequences from `start` on; `before` tiles are in front of them.
+    int near, level, start = 0, before = 0;
+
+    // tiles(s): the TileRange of sequence s. By a whole warp, as `find`.
+    template <class Tiles>
+    __device__ __forceinline__ TileSearch(const Tiles& tiles, int sequences, int near) : near(near) {
+        int most = near;
+        for (int s = threadIdx.x % 32; s < sequences; s += 32) most = max(most, tiles(s).end);
+        level = __reduce_max_sync(0xffffffffu, most);
+    }
+
+    // The tile of number `index`, counted in its sequence, and that sequence. False: there are fewer tiles.
+    template <class Tiles>
+    __device__ __forceinline__ bool find(const Tiles& tiles, int sequences, int index, int* sequence, int* tile) {
+        int lane = threadIdx.x % 32;
+        for (;; start += 32) {
+            if (start >= sequences) {
+                if (level == near) return false;
+                --level, start = 0;
+            }
+            TileRange range = {0, 0};
+            if (start + lane < sequences) range = tiles(start + lane);
+            range = {max(range.first, level > near ? level - 1 : 0), min(range.end, level)};
+            int behind = max(0, range.end - range.first);
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                int lower = __shfl_up_sync(0xffffffffu, behind, step);
+                behind += lane >= step ? lower : 0;
+            }
+            behind += before;
+            u32 holders = __ballot_sync(0xffffffffu, behind > index);
+            if (holders > 0) {
+                int owner = __ffs(holders) - 1;
+                *sequence = start + owner;
+                // A sequence's last tile comes first.
+                *tile = __shfl_sync(0xffffffffu, range.first + behind - 1, owner) - index;
+                return true;
+            }
+            before = __shfl_sync(0xffffffffu, behind, 31);
+        }
+    }
+};
+
 // As find_tile, for (tokens * per_token) rows of each sequence.
 __device__ __forceinline__ bool find_work_tile(const u32* offsets, int sequences, int per_token, int height, int index,
                                                WorkTile* work) {

@@ -1,7 +1,7 @@
 //! One open GPU: its context, its stream, its kernels, and the state that transfers and products keep between calls.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -14,9 +14,10 @@ use super::error::{CudaError, OrPanic, fail};
 use super::kernel_cache::{Target, compile_ahead};
 use super::kernel_set::{KernelSet, KernelUse, LIKELY_HEAD_DIM};
 use super::kernels::{ELEMENTWISE, Source};
+use super::libraries::Library;
 use super::module::{self, Function};
 use super::pinned::Pinned;
-use super::probe::{Gpu, gpu, probe};
+use super::probe::{Gpu, gpu, gpus, probe};
 use super::signal::Signals;
 
 /// How weights and activations are stored on the GPU. Sums, log-probabilities, gradients of weights and optimizer state
@@ -66,8 +67,8 @@ pub(crate) struct Cuda {
     prepared: Mutex<HashSet<KernelUse>>,
     /// Threads that compile ahead.
     compilers: Mutex<Vec<JoinHandle<()>>>,
-    /// Microseconds in which the host waited for kernels.
-    kernel_micros: AtomicU64,
+    /// Seconds in which the host waited for the kernels of each source.
+    kernel_waits: Mutex<Vec<(&'static str, f64)>>,
     pub(super) blas: Mutex<Blas>,
     /// Pinned blocks that wait for their next use.
     pub(super) pinned: Mutex<Vec<Pinned>>,
@@ -83,6 +84,8 @@ unsafe impl Sync for Cuda {}
 
 impl Cuda {
     pub(crate) fn new(options: CudaOptions) -> Result<Arc<Cuda>, CudaError> {
+        // Compiling begins before cuBLASLt, a large library, is read from disk and before the context is there.
+        let compilers = Self::compile_likely(options);
         let found = probe();
         if let Some(obstacle) = found.obstacle() {
             return Err(CudaError::Unavailable(obstacle));
@@ -90,12 +93,6 @@ impl Cuda {
         if options.ordinal >= found.gpus.len() {
             return Err(CudaError::NoSuchGpu { ordinal: options.ordinal, n_gpus: found.gpus.len() });
         }
-        // Compiling begins before the context is there, which takes a while too.
-        let capability = found.gpus[options.ordinal].compute_capability;
-        let kernels = KernelSet::new(capability, options.precision == Precision::F32);
-        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM });
-        let likely = likely.filter(|_| kernels.is_hopper);
-        let compilers = compile_ahead(kernels.common().chain(likely).collect());
         let opened = Self::open(options);
         let cuda = opened.map_err(|error| CudaError::failed("opening the GPU", error))?;
         lock(&cuda.compilers).extend(compilers);
@@ -106,9 +103,23 @@ impl Cuda {
                 cuda.make_current();
                 lock(&cuda.blas).handle();
             });
-            cuda.timed(|| cuda.load(&ELEMENTWISE, 0))
+            cuda.load(&ELEMENTWISE, 0)
         })?;
         Ok(Arc::new(cuda))
+    }
+
+    /// Starts threads that compile what most models use; none where the GPU or the compiler is not found, which [`probe`] reports.
+    fn compile_likely(options: CudaOptions) -> Vec<JoinHandle<()>> {
+        let gpus = if Library::Driver.find() && Library::Nvrtc.find() {
+            gpus().unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        let Some(gpu) = gpus.get(options.ordinal) else { return Vec::new() };
+        let kernels = KernelSet::new(gpu.compute_capability, options.precision == Precision::F32);
+        let likely = kernels.used_by(KernelUse::Attention { head_dim: LIKELY_HEAD_DIM, is_ruled: false });
+        let likely = likely.filter(|_| kernels.is_hopper);
+        compile_ahead(kernels.common().chain(likely).collect())
     }
 
     /// The same GPU with a separate stream. Its kernels are loaded when they are first used.
@@ -143,7 +154,7 @@ impl Cuda {
             functions: Mutex::default(),
             prepared: Mutex::default(),
             compilers: Mutex::default(),
-            kernel_micros: AtomicU64::new(0),
+            kernel_waits: Mutex::default(),
             blas: Mutex::default(),
             pinned: Mutex::default(),
             signals: Mutex::default(),
@@ -159,25 +170,20 @@ impl Cuda {
         lock(&self.compilers).extend(compile_ahead(used.collect()));
     }
 
-    /// Seconds in which the host waited for kernels to be compiled, or read from the cache, and loaded.
-    pub(crate) fn kernel_seconds(&self) -> f64 {
-        self.kernel_micros.load(Ordering::Relaxed) as f64 * 1e-6
-    }
-
-    /// Counts the time of `load`.
-    fn timed<T>(&self, load: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let loaded = load();
-        self.kernel_micros.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
-        loaded
+    /// Sources of kernels in the order of their first use, and the seconds in which the host waited for each to be compiled, or
+    /// read from the cache, and loaded.
+    pub(crate) fn kernel_waits(&self) -> Vec<(&'static str, f64)> {
+        lock(&self.kernel_waits).clone()
     }
 
     /// Makes every kernel of `source` callable.
     fn load(&self, source: &'static Source, head_dim: usize) -> Result<(), CudaError> {
+        let start = Instant::now();
         self.make_current();
         let loaded = module::load(&Target { source, arch: self.kernels.arch.clone(), head_dim })?;
         let keyed = loaded.into_iter().map(|(name, function)| ((source.name, name, head_dim), function));
         lock(&self.functions).extend(keyed);
+        lock(&self.kernel_waits).push((source.name, start.elapsed().as_secs_f64()));
         Ok(())
     }
 
@@ -188,7 +194,7 @@ impl Cuda {
         if let Some(function) = lock(&self.functions).get(&key) {
             return *function;
         }
-        self.timed(|| self.load(source, head_dim)).unwrap_or_else(|error| fail(error));
+        self.load(source, head_dim).unwrap_or_else(|error| fail(error));
         let found = lock(&self.functions).get(&key).copied();
         found.unwrap_or_else(|| panic!("kernels {}: no {name}", source.name))
     }

@@ -64,14 +64,33 @@ KERNEL sum_of_parts_bf16(const float* parts, bf16* y, u64 n, int n_parts) {
     store8(y + at, 0, 8, true, sum);
 }
 
-// to[j] += the sum over rows of parts [rows, columns], in order.
+// to[j] += the sum over rows of parts [rows, columns], in order. One warp sums 32 columns, while all eight load the rows behind.
 KERNEL column_sums_add(const float* parts, float* to, int rows, int columns) {
-    int j = element();
-    if (j >= columns) return;
-    float sum = 0.0f;
+    constexpr int WARPS = 8, EACH = 16, ROWS = WARPS * EACH;
+    __shared__ float tiles[2][ROWS][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = blockIdx.x * 32 + lane;
+    // The next row of the thread, and how many rows there are from it on.
+    const float* next = parts + (size_t)warp * columns + j;
+    size_t apart = (size_t)WARPS * columns;
+    int n_left = j < columns ? rows - warp : 0;
+    float ahead[EACH], sum = 0.0f;
+    auto load = [&] {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i, next += apart) ahead[i] = i * WARPS < n_left ? *next : 0.0f;
+        n_left -= ROWS;
+    };
+    load();
+    for (int start = 0, stage = 0; start < rows; start += ROWS, stage ^= 1) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) tiles[stage][i * WARPS + warp][lane] = ahead[i];
+        __syncthreads();
+        load();
+        if (warp > 0) continue;
+        int n = min(ROWS, rows - start);
 #pragma unroll 16
-    for (int r = 0; r < rows; ++r) sum += parts[(size_t)r * columns + j];
-    to[j] += sum;
+        for (int r = 0; r < n; ++r) sum += tiles[stage][r][lane];
+    }
+    if (warp == 0 && j < columns) to[j] += sum;
 }
 
 // parts [gridDim.y, columns]: the sums of consecutive rows of x [rows, columns].
@@ -235,12 +254,19 @@ PRODUCT(float, float)
 PRODUCT(bf16, bf16)
 PRODUCT(bf16, float)
 
-// Grid: pairs [n, 2] of blocks of a cache, each of n_chunks times 16 bytes; a pair's first block is copied over its
-// second.
-KERNEL copy_blocks(const u32* pairs, uint4* cache, u64 n_chunks, u32 n_blocks) {
+template <class Unit> __device__ __forceinline__ void copy_block(const void* from, void* to, u64 n_bytes) {
+    u64 first = (u64)blockIdx.y * blockDim.x + threadIdx.x;
+    for (u64 i = first; i < n_bytes / sizeof(Unit); i += gridDim.y * blockDim.x) ((Unit*)to)[i] = ((const Unit*)from)[i];
+}
+
+// Grid: (pairs [n, 2] of blocks of n_bytes, parts of a block); a pair's first block is copied over its second.
+KERNEL copy_blocks(const u32* pairs, char* blocks, u64 n_bytes, u32 n_blocks) {
     u32 from = pairs[2 * blockIdx.x], to = pairs[2 * blockIdx.x + 1];
     if (from >= n_blocks || to >= n_blocks) __trap();
-    for (u64 i = threadIdx.x; i < n_chunks; i += blockDim.x) cache[to * n_chunks + i] = cache[from * n_chunks + i];
+    if (n_bytes % sizeof(uint4) == 0)
+        copy_block<uint4>(blocks + from * n_bytes, blocks + to * n_bytes, n_bytes);
+    else
+        copy_block<u16>(blocks + from * n_bytes, blocks + to * n_bytes, n_bytes);
 }
 
 // to [groups x padded_rows, padded] = from [groups x rows, columns], rows of a group and columns filled up with zeros; `to`

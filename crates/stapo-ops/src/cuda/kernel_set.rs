@@ -12,6 +12,8 @@ pub enum KernelUse {
     /// Layers with attention, and what all models with such layers use.
     Attention {
         head_dim: usize,
+        /// Whether scores have a window, a softcap, sinks or a scale of their own.
+        is_ruled: bool,
     },
     DeltaNet {
         head_dim: usize,
@@ -23,7 +25,7 @@ impl KernelUse {
     /// 0 for kernels that do not depend on it.
     fn head_dim(self) -> usize {
         match self {
-            Self::Attention { head_dim } | Self::DeltaNet { head_dim } => head_dim,
+            Self::Attention { head_dim, .. } | Self::DeltaNet { head_dim } => head_dim,
             Self::Adapters => 0,
         }
     }
@@ -52,29 +54,26 @@ impl KernelSet {
             let is_once = source.scope == Scope::Once && !source.is_of_deltanet();
             is_once && source.is_of_precision(self.is_plain)
         };
-        self.in_order(SOURCES.iter().filter(is_common), 0)
+        self.targets(SOURCES.iter().filter(is_common), 0)
     }
 
     /// Those that a part of a model uses from its first step on, in addition to those that every model uses.
     pub fn used_by(&self, part: KernelUse) -> impl Iterator<Item = Target> {
         let is_used = move |source: &&&'static Source| self.is_used(source, part);
-        self.in_order(SOURCES.iter().filter(is_used), part.head_dim())
+        self.targets(SOURCES.iter().filter(is_used), part.head_dim())
     }
 
-    /// Those of the first update first.
-    fn in_order<'a>(
+    fn targets<'a>(
         &self,
         sources: impl Iterator<Item = &'a &'static Source>,
         head_dim: usize,
     ) -> impl Iterator<Item = Target> {
-        let (later, first): (Vec<&'static Source>, Vec<_>) =
-            sources.copied().partition(|source| source.comes_later());
-        let target = move |source: &'static Source| Target {
+        let target = move |source: &&'static Source| Target {
             source,
             arch: self.arch.clone(),
             head_dim: source.width(head_dim),
         };
-        first.into_iter().chain(later).map(target)
+        sources.map(target)
     }
 
     fn is_used(&self, source: &Source, part: KernelUse) -> bool {
@@ -86,9 +85,10 @@ impl KernelSet {
                 source.is_of_deltanet() && (scope == Scope::Once || has_hopper_form)
             }
             (KernelUse::Attention { .. }, _) if source.is_of_adapters() || source.is_of_deltanet() => false,
-            (_, Scope::Once | Scope::HeadDimOnDemand | Scope::HopperOnDemand) => false,
-            (_, Scope::Hopper | Scope::HopperOnce) => has_hopper_form,
-            (_, Scope::HeadDim) => {
+            (KernelUse::Attention { is_ruled, .. }, _) if !source.suits_rule(is_ruled) => false,
+            (_, Scope::Once | Scope::HopperOnDemand) => false,
+            (_, Scope::Hopper | Scope::HopperRuled | Scope::HopperOnce) => has_hopper_form,
+            (_, Scope::HeadDim | Scope::HeadDimRuled) => {
                 source.is_of_precision(self.is_plain) && !(has_hopper_form && source.has_hopper_form())
             }
         }

@@ -21,10 +21,12 @@ pub enum Scope {
     Once,
     /// Once for each width of a head.
     HeadDim,
-    /// Once for each width of a head, when a layer first needs it.
-    HeadDimOnDemand,
+    /// Once for each width of a head, where layers have a rule of scores.
+    HeadDimRuled,
     /// Once for each of [`Source::hopper_dims`], for `sm_90a` only.
     Hopper,
+    /// The same, where layers have a rule of scores.
+    HopperRuled,
     /// The same, when a layer first needs it.
     HopperOnDemand,
     /// Once, for `sm_90a` only.
@@ -34,7 +36,7 @@ pub enum Scope {
 impl Scope {
     /// Whether a source is compiled for each width of a head.
     pub(super) fn has_width(self) -> bool {
-        matches!(self, Scope::HeadDim | Scope::HeadDimOnDemand | Scope::Hopper | Scope::HopperOnDemand)
+        !matches!(self, Scope::Once | Scope::HopperOnce)
     }
 }
 
@@ -44,19 +46,21 @@ const ROW_NORMS: &str = include_str!("../rmsnorm/rmsnorm.cu");
 /// The kernels of rmsnorm.cu for rows in f32, instead of those for bf16.
 const FLOAT_ROWS: &str = "#define FLOAT_ROWS\n";
 const ROW: &str = include_str!("../lm_head/row.cu");
-const DELTA: &str = include_str!("../attention/delta.cu");
 const HOPPER: &str = include_str!("../attention/hopper.cu");
 const TILES: &str = include_str!("../attention/tiles.cu");
 const SOFTMAX: &str = include_str!("../attention/softmax.cu");
 const STREAMS: &str = include_str!("../attention/streams.cu");
 const FEEDS: &str = include_str!("../attention/feeds.cu");
 const RULE: &str = include_str!("../attention/rule.cu");
+const FORWARD_FEED: &str = include_str!("../attention/forward_feed_hopper.cu");
 const BACKWARD_FEED: &str = include_str!("../attention/backward_feed_hopper.cu");
 /// Makes the kernels of a source take the rule of scores.
 const TAKES_RULE: &str = "#define SCORE_RULE\n";
-/// Few consumers, with more registers each: see forward_pipelined_hopper.cu.
+/// Few consumers, with more registers each: see forward_feed_hopper.cu.
 const LONG: &str = "#define LONG_SEQUENCES\n";
-/// Keys and values of a paged cache: see forward_pipelined_hopper.cu.
+/// Two heads at a time: see forward_feed_hopper.cu.
+const SHORT: &str = "#define SHORT_SEQUENCES\n";
+/// Keys and values of a paged cache: see forward_feed_hopper.cu.
 const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
@@ -102,45 +106,50 @@ sources! {
     SAMPLING = "sampling", Once, [ROW, include_str!("../sampling/sampling.cu")];
     ATTENTION = "attention", HeadDim, [TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
     ATTENTION_PAGED = "attention_paged", HeadDim, [TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/paged.cu")];
+    ATTENTION_DELTA = "attention_delta", HeadDim, [include_str!("../attention/delta.cu")];
     ATTENTION_BACKWARD = "attention_backward", HeadDim,
-        [TILES, SOFTMAX, RULE, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
-    ATTENTION_RULED = "attention_ruled", HeadDimOnDemand,
+        [TILES, SOFTMAX, RULE, MMA, STREAMS, include_str!("../attention/backward.cu")];
+    ATTENTION_RULED = "attention_ruled", HeadDimRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/forward.cu")];
-    ATTENTION_PAGED_RULED = "attention_paged_ruled", HeadDimOnDemand,
+    ATTENTION_PAGED_RULED = "attention_paged_ruled", HeadDimRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, FEEDS, include_str!("../attention/paged.cu")];
-    ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimOnDemand,
-        [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, DELTA, STREAMS, include_str!("../attention/backward.cu")];
+    ATTENTION_BACKWARD_RULED = "attention_backward_ruled", HeadDimRuled,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, MMA, STREAMS, include_str!("../attention/backward.cu")];
     ATTENTION_HOPPER = "attention_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
-    ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperOnDemand,
+    ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperRuled,
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
-        [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperRuled,
+        [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_SHORT_HOPPER = "attention_short_hopper", Hopper,
+        [SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_SHORT_HOPPER_RULED = "attention_short_hopper_ruled", HopperOnDemand,
+        [TAKES_RULE, SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_PREFILL_HOPPER = "attention_prefill_hopper", Hopper,
-        [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
-    ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+    ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperRuled,
+        [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_PREFILL_HOPPER = "attention_long_prefill_hopper", HopperOnDemand,
-        [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_LONG_PREFILL_HOPPER_RULED = "attention_long_prefill_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
-    ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperOnDemand,
+    ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperRuled,
         [TAKES_RULE, HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_BACKWARD_PIPELINED_HOPPER = "attention_backward_pipelined_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
-    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperOnDemand,
+    ATTENTION_BACKWARD_PIPELINED_HOPPER_RULED = "attention_backward_pipelined_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_pipelined_hopper.cu")];
     ATTENTION_BACKWARD_WIDE_HOPPER = "attention_backward_wide_hopper", Hopper,
         [TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
-    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperOnDemand,
+    ATTENTION_BACKWARD_WIDE_HOPPER_RULED = "attention_backward_wide_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, STREAMS, TMA, BACKWARD_FEED, include_str!("../attention/backward_wide_hopper.cu")];
     MATMUL_SMALL_M = "matmul_small_m", HopperOnce, [GATE, WGMMA, TMA, RING, SMALL_M];
     MATMUL_FEW_ROWS = "matmul_few_rows", HopperOnce,
@@ -153,7 +162,7 @@ sources! {
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
         [WITHOUT_SMALL_M_KERNELS, GATE, WGMMA, TMA, RING, SMALL_M, SIGNALS, include_str!("../lora/small_m.cu")];
-    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu")];
+    LORA_MIDDLE_M = "lora_middle_m", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/middle_m.cu"), include_str!("../lora/deep_m.cu")];
     DELTANET_ROWS = "deltanet_rows", Once, [DELTANET, include_str!("../deltanet/rows.cu")];
     DELTANET_PLAIN = "deltanet_plain", Once, [DELTANET, include_str!("../deltanet/plain.cu")];
     DELTANET_CHUNKS = "deltanet_chunks", HopperOnDemand,
@@ -164,6 +173,28 @@ sources! {
     OUTPUT_GATE = "output_gate", Once, [include_str!("../output_gate/output_gate.cu")];
     ATTENTION_PLAIN = "attention_plain", HeadDim, [include_str!("../attention/plain.cu")];
 }
+
+/// What the first update of most models uses, in the order in which it is compiled.
+static FIRST: [&Source; 18] = [
+    &ELEMENTWISE,
+    &ATTENTION_BACKWARD_WIDE_HOPPER,
+    &ATTENTION_PIPELINED_HOPPER,
+    &ATTENTION_BACKWARD_PIPELINED_HOPPER,
+    &MATMUL_GATED_LARGE_M,
+    &RMSNORM,
+    &EMBEDDING,
+    &MATMUL_DEEP_LARGE_M,
+    &ROPE,
+    &RMSNORM_WARPS,
+    &LM_HEAD,
+    &SWIGLU,
+    &ATTENTION_DELTA,
+    &ADAMW,
+    &LORA,
+    &LORA_BACKWARD,
+    &ATTENTION,
+    &ATTENTION_BACKWARD,
+];
 
 impl Source {
     /// The width of a head that the source is compiled for: 0 where it does not depend on one.
@@ -188,23 +219,31 @@ impl Source {
         is_of_both || [&ATTENTION_PLAIN, &RMSNORM_FLOAT].iter().any(|own| own.name == self.name) == is_plain
     }
 
+    /// The place of the source among those that are compiled: first what the first update of most models waits for, and of this
+    /// what opens the GPU, then what takes longest.
+    pub(super) fn turn(&self) -> usize {
+        FIRST.iter().position(|source| source.name == self.plain_name()).unwrap_or(FIRST.len())
+    }
+
     /// Whether the first update of most models does without the kernels.
     pub(super) fn comes_later(&self) -> bool {
-        let later = [
-            &QUANTISED,
-            &ROPE_PARTS,
-            &SHA256,
-            &OUTPUT_GATE,
-            &ATTENTION_LONG_HOPPER,
-            &SAMPLING,
-            &ATTENTION_DECODE_HOPPER,
-            &ATTENTION_PREFILL_HOPPER,
-            &MATMUL_SMALL_M,
-            &MATMUL_FEW_ROWS,
-            &LORA_SMALL_M,
-            &LORA_MIDDLE_M,
-        ];
-        later.iter().any(|own| own.name == self.name)
+        self.turn() == FIRST.len()
+    }
+
+    /// The name of the source whose kernels do the same without a rule of scores: its own where they take none.
+    fn plain_name(&self) -> &'static str {
+        self.name.strip_suffix("_ruled").unwrap_or(self.name)
+    }
+
+    /// Whether layers with a rule of scores, or those without, use the kernels.
+    pub(super) fn suits_rule(&self, is_ruled: bool) -> bool {
+        let is_ruled_form_of = |other: &&Source| other.name != self.name && other.plain_name() == self.name;
+        let takes_rule = self.plain_name() != self.name;
+        if takes_rule {
+            is_ruled
+        } else {
+            !(is_ruled && SOURCES.iter().copied().any(|other| is_ruled_form_of(&other)))
+        }
     }
 
     /// Widths of heads that have kernels with Hopper's matrix instruction.
@@ -221,7 +260,7 @@ impl Source {
 
     /// Whether Hopper GPUs use other kernels for the same.
     pub(super) fn has_hopper_form(&self) -> bool {
-        [&ATTENTION, &ATTENTION_PAGED].iter().any(|own| own.name == self.name)
+        [&ATTENTION, &ATTENTION_PAGED, &ATTENTION_BACKWARD].iter().any(|own| own.name == self.plain_name())
     }
 }
 
@@ -245,10 +284,23 @@ pub fn compile(source: &Source, arch: &str, head_dim: usize) -> Result<Vec<u8>, 
 fn options(source: &Source, arch: &str, head_dim: usize) -> Vec<String> {
     let mut options = vec![format!("--gpu-architecture={arch}")];
     options.extend(["--std=c++17", "--fmad=false", "-default-device"].map(String::from));
+    // Leaves out what no kernel uses of the language, and with it a tenth of the time to compile.
+    if version() >= (12, 4) {
+        options.push("-minimal".into());
+    }
     if source.scope.has_width() {
         options.push(format!("-DHEAD_DIM={head_dim}"));
     }
     options
+}
+
+/// NVRTC's version, such as (13, 0).
+fn version() -> (i32, i32) {
+    let mut major = 0;
+    let mut minor = 0;
+    // SAFETY: both numbers are written to live integers. Where the call fails, they stay 0.
+    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    (major, minor)
 }
 
 fn log(program: sys::nvrtcProgram) -> String {
@@ -273,10 +325,7 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcErro
 /// The name of the file that keeps the machine code: by the hash of everything that the code depends on.
 pub(super) fn file_name(source: &Source, arch: &str, head_dim: usize) -> String {
     let mut hash = Sha256::new();
-    let mut major = 0;
-    let mut minor = 0;
-    // SAFETY: both numbers are written to live integers. Where the call fails, they stay 0.
-    let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    let (major, minor) = version();
     hash.update(format!("{major}.{minor} {:?}", options(source, arch, head_dim)));
     source.parts.iter().for_each(|part| hash.update(part));
     let hash = hash.finalize().iter().take(16).fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));

@@ -13,6 +13,9 @@ use super::kernels::Source;
 use super::module::Function;
 use super::tensor_map::TensorMap;
 
+/// The most rows of kernels so short that their start counts, as decode has them.
+const SHORT_KERNEL_ROWS: usize = 512;
+
 /// A kernel with its arguments.
 pub(crate) struct Launch<'a> {
     cuda: &'a Cuda,
@@ -44,6 +47,11 @@ impl Cuda {
             wants_most_shared: false,
             writes_weights: false,
         }
+    }
+
+    /// Whether a kernel for so many rows, which waits for the previous kernel, is a programmatic launch.
+    pub(crate) fn launches_ahead(&self, rows: usize) -> bool {
+        self.is_hopper() && rows <= SHORT_KERNEL_ROWS
     }
 }
 

@@ -119,7 +119,7 @@ pub(super) fn describe(error: result::DriverError) -> String {
     }
 }
 
-fn gpus() -> Result<Vec<Gpu>, result::DriverError> {
+pub(super) fn gpus() -> Result<Vec<Gpu>, result::DriverError> {
     result::init()?;
     (0..device::get_count()?).map(|ordinal| gpu(device::get(ordinal)?)).collect()
 }

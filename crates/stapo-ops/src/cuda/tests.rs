@@ -1,4 +1,5 @@
-use super::kernels::Scope;
+use super::kernel_set::{KernelSet, KernelUse};
+use super::kernels::{SOURCES, Scope};
 use super::{Found, FoundLibrary, Gpu, probe};
 
 fn complete() -> Found {
@@ -48,6 +49,26 @@ fn each_obstacle_names_its_remedy() {
     assert!(obstacle(|f| f.driver_error = Some("X".into())).contains("failed: X"));
 }
 
+/// Layers with a rule of scores wait for the kernels that take it, and for no others that do the same; the first update's come first.
+#[test]
+fn kernels_are_compiled_for_the_layers_that_use_them() {
+    let hopper = KernelSet::new((9, 0), false);
+    let names = |head_dim, is_ruled| -> Vec<&str> {
+        let used = hopper.used_by(KernelUse::Attention { head_dim, is_ruled });
+        used.map(|target| target.source.name).collect()
+    };
+    let (plain, ruled) = (names(256, false), names(256, true));
+    assert!(plain.contains(&"attention_backward_wide_hopper") && ruled.contains(&"matmul_gated_large_m"));
+    assert!(ruled.contains(&"attention_backward_wide_hopper_ruled"));
+    assert!(!plain.iter().any(|name| name.ends_with("_ruled")) && !plain.contains(&"attention_backward"));
+    let plain_form = |name: &&str| name.strip_suffix("_ruled").is_some_and(|plain| ruled.contains(&plain));
+    assert!(!ruled.iter().any(plain_form));
+    assert!(names(128, false).contains(&"attention_delta") && names(10, true).contains(&"attention_ruled"));
+    let turn = |name: &str| SOURCES.iter().find(|source| source.name == name).map(|source| source.turn());
+    assert!(turn("elementwise") < turn("attention_pipelined_hopper_ruled"));
+    assert!(turn("attention_pipelined_hopper") < turn("sampling"));
+}
+
 /// NVRTC compiles without a GPU, so a machine without one finds a broken kernel too.
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
@@ -60,17 +81,17 @@ fn every_kernel_compiles_for_every_architecture() {
         return;
     }
     std::thread::scope(|scope| {
-        for source in super::kernels::SOURCES {
+        for source in SOURCES {
             scope.spawn(move || {
                 for (arch, head_dims) in
                     [("sm_80", &[128][..]), ("sm_89", &[64]), ("sm_90a", &[10, 64, 128, 256])]
                 {
                     let head_dims = match source.scope {
                         Scope::Once => &[0],
-                        Scope::HeadDim | Scope::HeadDimOnDemand => head_dims,
-                        Scope::Hopper | Scope::HopperOnDemand if arch == "sm_90a" => source.hopper_dims(),
-                        Scope::HopperOnce if arch == "sm_90a" => &[0],
-                        Scope::Hopper | Scope::HopperOnDemand | Scope::HopperOnce => &[],
+                        Scope::HeadDim | Scope::HeadDimRuled => head_dims,
+                        _ if arch != "sm_90a" => &[],
+                        Scope::HopperOnce => &[0],
+                        Scope::Hopper | Scope::HopperRuled | Scope::HopperOnDemand => source.hopper_dims(),
                     };
                     for head_dim in head_dims {
                         let code = super::kernels::compile(source, arch, *head_dim);

@@ -45,14 +45,17 @@ struct ChunkArgs {
     // [slots, value heads, KEPT_ROWS, DIM] and [slots, value heads, KEPT_NUMBERS].
     bf16* kept_rows;
     float* kept_numbers;
-    // [chunks, value heads, 2, CHUNK, CHUNK]: -L with T on its diagonal, then the weights of D in the outputs.
+    // [chunks, value heads, 2, CHUNK, CHUNK]: -L with T on its diagonal, then the weights of D in the outputs. Blocks above the diagonal
+    // hold anything.
     bf16* squares;
     // [chunks, value heads]
     Gates64* gates;
-    // [chunks, value heads, DIM * DIM / 2]: the state in front of each chunk as a left operand with keys as rows; may be 0.
+    // For backward, else 0: [chunks, value heads, DIM * DIM / 2], the state in front of each chunk as a left operand with keys as rows, and
+    // [T, value_width], the corrected values.
     u32* borders;
-    // [T, value_width] each: the corrected values, for backward, and the outputs. Either may be 0.
-    bf16 *corrected, *out;
+    bf16* corrected;
+    // [T, value_width]: the outputs; 0 for backward.
+    bf16* out;
     Heads h;
     // Blocks of threads that share the columns of a value head, where chunks are taken in order.
     int slices;
@@ -274,15 +277,15 @@ __device__ __forceinline__ void advance(float (*s)[4], const u32 (*d)[4], const 
 
 // Sums of the log decays up to each row, by one warp. A scan: the sum of a row reads the rows in front of it and itself.
 __device__ __forceinline__ void cumulate(float* c) {
-    if (threadIdx.x >= 32) return;
-    float low = c[threadIdx.x], high = c[threadIdx.x + 32];
+    int lane = threadIdx.x % 32;
+    float low = c[lane], high = c[lane + 32];
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         float before_low = __shfl_up_sync(0xffffffffu, low, step), before_high = __shfl_up_sync(0xffffffffu, high, step);
-        if (threadIdx.x >= step) low += before_low, high += before_high;
+        if (lane >= step) low += before_low, high += before_high;
     }
-    c[threadIdx.x] = low;
-    c[threadIdx.x + 32] = __shfl_sync(0xffffffffu, low, 31) + high;
+    c[lane] = low;
+    c[lane + 32] = __shfl_sync(0xffffffffu, low, 31) + high;
 }
 
 // exp(c_i - c_j), 0 where j is hidden from i.

@@ -13,7 +13,13 @@ struct ConvRows {
     Sequences sequences;
 };
 
-__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// Without the steps that keep numbers below 1e-38.
+__device__ __forceinline__ float fast_sigmoid(float x) {
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950216293335f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return inverse;
+}
 
 __device__ __forceinline__ void widen8(float* x, uint4 row) {
     u32 words[4] = {row.x, row.y, row.z, row.w};
@@ -43,25 +49,36 @@ struct Convolution {
     float weights[TAPS][8];
     // The rows in front of the next one, the earliest first.
     uint4 before[TAPS - 1];
-    // The next row and the end of its sequence.
-    int row, sequence, end, column;
+    // The next row, and where its sequence begins and ends in the call.
+    int row, sequence, start, end, column;
 
     __device__ __forceinline__ Convolution(const ConvRows& of, int row, int sequence, int column)
         : row(row), sequence(sequence), column(column) {
+        take_weights((const uint4*)(of.conv + (size_t)column * TAPS));
+        enter(of);
+    }
+
+    // Of one row, from its weights and the rows in front, the earliest first.
+    __device__ __forceinline__ Convolution(const uint4* loaded) {
+        take_weights(loaded);
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; ++i) before[i] = loaded[TAPS + i];
+    }
+
+    __device__ __forceinline__ void take_weights(const uint4* from) {
 #pragma unroll
         for (int half = 0; half < TAPS; ++half) {
             float two[8];
-            widen8(two, ((const uint4*)(of.conv + (size_t)column * TAPS))[half]);
+            widen8(two, from[half]);
 #pragma unroll
             for (int i = 0; i < 8; ++i) weights[i % TAPS][2 * half + i / TAPS] = two[i];
         }
-        enter(of);
     }
 
     // Takes the rows in front of `row` from its sequence: those of the call, else those of earlier calls.
     __device__ __forceinline__ void enter(const ConvRows& of) {
-        int done = row - (int)of.sequences.offsets[sequence];
-        end = of.sequences.offsets[sequence + 1];
+        start = of.sequences.offsets[sequence], end = of.sequences.offsets[sequence + 1];
+        int done = row - start;
         int position = done + of.sequences.done(sequence);
 #pragma unroll
         for (int i = 0; i < TAPS - 1; ++i) {

@@ -31,16 +31,17 @@ fn prepare_bytes(dim: usize) -> usize {
     tile_bytes(2 * CHUNK, dim) + 2 * SQUARE_BYTES + 4 * (CHUNK * BLOCK + GATES)
 }
 
-/// Two of `Stage` of tile.cu.
+/// `STAGES` of tile.cu.
 fn stages_bytes(dim: usize) -> usize {
-    2 * (tile_bytes(3 * CHUNK, dim) + 2 * SQUARE_BYTES + 4 * GATES)
+    let n_stages = if dim > 64 { 3 } else { 2 };
+    n_stages * (tile_bytes(3 * CHUNK, dim) + 2 * SQUARE_BYTES + 4 * GATES)
 }
 
 /// `DecodeShared` of decode.cu, rounded up.
 fn decode_bytes(dim: usize) -> usize {
     let weights = 2 * (BLOCK + 2) * (CHUNK + 8);
     let numbers = BLOCK * BLOCK + 4 * CHUNK + BLOCK + 4;
-    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * numbers + 2 * 2 * dim
+    tile_bytes(2 * CHUNK + 2 * BLOCK, dim) + weights + 4 * numbers + 2 * (3 + 3 * 7) * dim
 }
 
 /// `RowsShared` of tile_backward.cu.

@@ -7,7 +7,7 @@ use super::cuda_inputs::{COLUMNS, Destination, Inputs, RecurrenceGradients, TAPS
 use crate::cuda::kernels::DELTANET_TILE_ROWS;
 use crate::cuda::{Cuda, ElementType, Launch, Memory, Slice, parts_for};
 
-/// Threads of a block that runs the convolution.
+/// Threads of a block that runs the convolution, as in rows_tile.cu.
 const CONV_THREADS: usize = 128;
 /// Consecutive rows of a thread, where there are enough of them to fill the GPU.
 const ROWS_AT_ONCE: usize = 32;

@@ -28,36 +28,49 @@ struct DecodeShared {
     float scores[2][CHUNK];
     float near[BLOCK];
     float log_decay[CHUNK], c[CHUNK];
-    // The row's value and its output.
-    bf16 value[DIM], out[DIM];
+    // The row's value and its output, and the norm's weight.
+    bf16 value[DIM], out[DIM], norm[DIM];
+    // What the convolution of eight columns reads besides the row itself: weights, then the rows in front, the earliest first.
+    bf16 taps[3 * HEAD_LANES][8 * (2 * TAPS - 1)];
     float beta;
 };
 
-// Loads what was kept of the rows in front of row t.
-__device__ __forceinline__ void load_kept(DecodeShared& s, const bf16* rows, const float* numbers, int t) {
-    int block = t / BLOCK * BLOCK;
-    for (int i = threadIdx.x; i < (block + BLOCK) * DIM / 8; i += DIM) {
-        int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
-        if (r != t) copy8(s.k + to, rows + r * DIM + column, r < t);
-        copy8(s.d + to, rows + (CHUNK + r) * DIM + column, r < t);
+// Numbers that were kept of the rows in front, in registers while they are on their way.
+struct KeptNumbers {
+    float log_decay, inverse[BLOCK * BLOCK / DIM];
+
+    __device__ __forceinline__ KeptNumbers(const float* numbers, int t) {
+        log_decay = (int)threadIdx.x < t ? numbers[threadIdx.x] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < BLOCK * BLOCK / DIM; ++i) inverse[i] = numbers[CHUNK + i * DIM + threadIdx.x];
     }
-    for (int i = threadIdx.x; i < BLOCK * DIM / 8; i += DIM) {
-        int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
-        copy8(s.sides + to, rows + (2 * CHUNK + r) * DIM + column, block + r < t);
-        if (r > 1) copy8(s.pair + to, rows, false);
+
+    __device__ __forceinline__ void store(DecodeShared& s, int t) const {
+        if (threadIdx.x < CHUNK && (int)threadIdx.x != t) s.log_decay[threadIdx.x] = s.c[threadIdx.x] = log_decay;
+#pragma unroll
+        for (int i = 0; i < BLOCK * BLOCK / DIM; ++i) s.inverse[i * DIM + threadIdx.x] = inverse[i];
     }
-    cp_async_commit();
-    for (int i = threadIdx.x; i < (BLOCK + 2) * SQUARE; i += DIM) s.weights[i] = round_to<bf16>(0.0f);
-    for (int i = threadIdx.x; i < BLOCK * BLOCK; i += DIM) s.inverse[i] = i / BLOCK < t - block ? numbers[CHUNK + i] : 0.0f;
-    if (threadIdx.x < CHUNK && (int)threadIdx.x != t) {
-        s.log_decay[threadIdx.x] = (int)threadIdx.x < t ? numbers[threadIdx.x] : 0.0f;
-        s.c[threadIdx.x] = s.log_decay[threadIdx.x];
+};
+
+// Starts the copies of the rows that were kept in front of row t, and clears what no row fills.
+__device__ __forceinline__ void load_kept(DecodeShared& s, const bf16* rows, int t) {
+    int block = t / BLOCK * BLOCK, first = threadIdx.x / HEAD_LANES, column = threadIdx.x % HEAD_LANES * 8;
+    const bf16* from = rows + column;
+    for (int r = first; r < block + BLOCK; r += 8) {
+        if (r != t) copy8(s.k + r * STRIDE + column, from + r * DIM, r < t);
+        copy8(s.d + r * STRIDE + column, from + (CHUNK + r) * DIM, r < t);
     }
+#pragma unroll
+    for (int r = first; r < BLOCK; r += 8) {
+        copy8(s.sides + r * STRIDE + column, from + (2 * CHUNK + r) * DIM, block + r < t);
+        if (r > 1) *(uint4*)(s.pair + r * STRIDE + column) = make_uint4(0, 0, 0, 0);
+    }
+    for (int i = threadIdx.x * 8; i < (BLOCK + 2) * SQUARE; i += DIM * 8) *(uint4*)(s.weights + i) = make_uint4(0, 0, 0, 0);
 }
 
-// The gates of row t.
+// The gates of row t, by a thread that mixes no columns.
 __device__ __forceinline__ void load_gates(DecodeShared& s, const ChunkArgs& a, int token, int head, int t) {
-    if ((int)threadIdx.x != t) return;
+    if (threadIdx.x != DIM - 1) return;
     Gates gates = gates_of(a.raw + (size_t)token * a.h.input_width(), a.a_log, a.dt_bias, a.h, head);
     s.log_decay[t] = s.c[t] = gates.log_decay;
     s.beta = gates.beta;
@@ -75,35 +88,58 @@ __device__ __forceinline__ void load_mixed(DecodeShared& s, const ChunkArgs& a, 
     *(uint4*)(s.value + column) = *(const uint4*)(row + 2 * a.h.key_width() + head * DIM);
 }
 
-// The query, the key and the value of a row from its input, by two warps at most: some neighbouring lanes have each. The input is kept for
-// the rows behind.
-__device__ __forceinline__ void mix_row(DecodeShared& s, const DecodeArgs& a, int token, int sequence, int head, int t) {
-    if (threadIdx.x >= 64) return;
-    const Heads& h = a.chunk.h;
-    int part = min((int)threadIdx.x / HEAD_LANES, 2), at = threadIdx.x % HEAD_LANES * 8;
-    int column = at + (part == 2 ? 2 * h.key_width() + head * DIM : part * h.key_width() + head / h.group() * DIM);
-    ConvRows rows = {a.chunk.raw, a.conv, a.carried, h, a.chunk.sequences};
-    Convolution conv(rows, token, sequence, column);
-    uint4 x = *(const uint4*)(a.chunk.raw + (size_t)token * h.input_width() + column);
-    float sums[8];
-    mix_columns(sums, conv, x, part < 2, part == 0);
-    if (threadIdx.x >= 3 * HEAD_LANES) return;
-    uint4 mixed = pack8(sums);
-    if (part == 2) *(uint4*)(s.value + at) = mixed;
-    if (part < 2) *(uint4*)(s.pair + (1 - part) * STRIDE + at) = mixed;
-    if (part == 1) *(uint4*)(s.k + t * STRIDE + at) = mixed;
-    size_t kept = (size_t)a.chunk.sequences.slots[sequence] * TAPS + (a.chunk.sequences.contexts[sequence] - 1) % TAPS;
-    *(uint4*)(a.carried + kept * h.conv_width() + column) = x;
-}
+// The query, the key and the value of a row from its input: HEAD_LANES neighbouring lanes have each.
+struct MixedColumns {
+    int part, at, column;
 
-// The norm of the row's output, by one warp.
-__device__ __forceinline__ void norm_row(const DecodeShared& s, const DecodeArgs& a, int token, int head) {
-    const Heads& h = a.chunk.h;
+    __device__ __forceinline__ MixedColumns(const DecodeArgs& a, int head) {
+        const Heads& h = a.chunk.h;
+        part = min((int)threadIdx.x / HEAD_LANES, 2), at = threadIdx.x % HEAD_LANES * 8;
+        column = at + (part == 2 ? 2 * h.key_width() + head * DIM : part * h.key_width() + head / h.group() * DIM);
+    }
+
+    // Starts the copies of what the convolution reads besides the row itself; each thread reads what it has copied.
+    __device__ __forceinline__ void load(DecodeShared& s, const DecodeArgs& a, size_t slot, int done) const {
+        if (threadIdx.x >= 3 * HEAD_LANES) return;
+        bf16* to = s.taps[threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) copy8(to + 8 * i, a.conv + (size_t)column * TAPS + 8 * i, true);
+#pragma unroll
+        for (int lag = TAPS - 1; lag > 0; --lag)
+            copy8(to + 8 * (2 * TAPS - 1 - lag), row_of(a, slot, max(done - lag, 0)), lag <= done);
+    }
+
+    // Where the row at a position of its sequence is kept.
+    __device__ __forceinline__ bf16* row_of(const DecodeArgs& a, size_t slot, int position) const {
+        return a.carried + (slot * TAPS + position % TAPS) * a.chunk.h.conv_width() + column;
+    }
+
+    // The row itself, by whole warps, because their lanes exchange sums in `mix`.
+    __device__ __forceinline__ uint4 input(const DecodeArgs& a, int token) const {
+        const bf16* row = a.chunk.raw + (size_t)token * a.chunk.h.input_width();
+        return threadIdx.x < 64 ? *(const uint4*)(row + column) : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void mix(DecodeShared& s, const DecodeArgs& a, size_t slot, int done, uint4 x) const {
+        if (threadIdx.x >= 64) return;
+        float sums[8];
+        mix_columns(sums, Convolution((const uint4*)s.taps[min((int)threadIdx.x, 3 * HEAD_LANES - 1)]), x, part < 2, part == 0);
+        if (threadIdx.x >= 3 * HEAD_LANES) return;
+        uint4 mixed = pack8(sums);
+        if (part == 2) *(uint4*)(s.value + at) = mixed;
+        if (part < 2) *(uint4*)(s.pair + (1 - part) * STRIDE + at) = mixed;
+        if (part == 1) *(uint4*)(s.k + done % CHUNK * STRIDE + at) = mixed;
+        *(uint4*)row_of(a, slot, done) = x;
+    }
+};
+
+// The norm of the row's output, by one warp. gate: z, by lane.
+__device__ __forceinline__ void norm_row(const DecodeShared& s, const DecodeArgs& a, uint4 gate, int token, int head) {
     int at = threadIdx.x % HEAD_LANES * 8;
     float x[8], z[8], w[8];
     widen8(x, *(const uint4*)(s.out + at));
-    widen8(z, *(const uint4*)(a.chunk.raw + (size_t)token * h.input_width() + h.conv_width() + head * DIM + at));
-    widen8(w, *(const uint4*)(a.norm + at));
+    widen8(z, gate);
+    widen8(w, *(const uint4*)(s.norm + at));
     norm_columns(x, z, w, a.eps);
     if (threadIdx.x < HEAD_LANES) store8_anywhere(a.out + (size_t)token * a.pitch + head * DIM + at, x);
 }
@@ -143,7 +179,9 @@ __device__ __forceinline__ void weigh_row(DecodeShared& s, float* numbers, int t
     if (j < BLOCK) {
         int row = t - block;
         float value = row == j ? 1.0f : 0.0f;
-        for (int before = 0; before < row; ++before) value = fmaf(s.near[before], s.inverse[before * BLOCK + j], value);
+#pragma unroll
+        for (int before = 0; before < BLOCK - 1; ++before)
+            if (before < row) value = fmaf(s.near[before], s.inverse[before * BLOCK + j], value);
         s.weights[2 * SQUARE + j] = round_to<bf16>(value);
         numbers[CHUNK + row * BLOCK + j] = value;
     }
@@ -151,47 +189,62 @@ __device__ __forceinline__ void weigh_row(DecodeShared& s, float* numbers, int t
     __syncthreads();
 }
 
-// The output, the corrected value and the side of sixteen columns from `column` on. state: S^T by sixteen keys.
-__device__ __forceinline__ void decode_columns(DecodeShared& s, const uint4* state, int column, int t) {
-    int lane = threadIdx.x % 32, block = t / BLOCK * BLOCK;
-    // Column 0 is of the key, column 1 of the query: the first lane of four has both.
-    float row[4] = {};
-    u32 left[4], right[4];
+// S^T of the key and of the query, in columns 0 and 1 of `rows`: the first lane of four has both. state: S^T by sixteen columns of
+// values and sixteen keys.
+__device__ __forceinline__ void read_pair(const DecodeShared& s, const uint4 (*state)[DIM / 16], float (&rows)[2][4]) {
+    zero(rows);
 #pragma unroll
     for (int keys = 0; keys < DIM / 16; ++keys) {
-        u32 read[4] = {state[keys].x, state[keys].y, state[keys].z, state[keys].w};
+        u32 right[4];
         load_by_rows(right, s.pair, STRIDE, 0, keys * 16);
-        mma(row, read, right);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            uint4 x = state[half][keys];
+            u32 read[4] = {x.x, x.y, x.z, x.w};
+            mma(rows[half], read, right);
+        }
     }
+}
+
+// The outputs, the corrected values and the sides of a warp's 32 columns from `column` on, from what `read_pair` left in `rows`.
+__device__ __forceinline__ void decode_columns(DecodeShared& s, float (&rows)[2][4], int column, int t) {
+    int lane = threadIdx.x % 32, block = t / BLOCK * BLOCK;
+    float solved[2][4];
+    u32 left[4], right[4];
+    zero(solved);
     float decay = expf(s.c[t]);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float value = widen(s.value[column + lane / 4 + half * 8]);
-        row[2 * half] = s.beta * fmaf(-decay, row[2 * half], value);
-        row[2 * half + 1] *= decay;
+    for (int i = 0; i < 4; ++i) {
+        float* row = rows[i / 2] + i % 2 * 2;
+        row[0] = s.beta * fmaf(-decay, row[0], widen(s.value[column + i * 8 + lane / 4]));
+        row[1] *= decay;
     }
+    // Adds the products of sixteen rows of a tile, by columns, with what is in `right`.
+    auto add = [&](float (*to)[4], const bf16* tile, int row) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load_transposed(left, tile, STRIDE, row, column + half * 16);
+            mma(to[half], left, right);
+        }
+    };
     for (int before = 0; before < block; before += BLOCK) {
-        load_transposed(left, s.d, STRIDE, before, column);
         load_by_rows(right, s.weights, SQUARE, 0, before);
-        mma(row, left, right);
+        add(rows, s.d, before);
     }
-    auto store = [&](bf16* to, const float* x) {
+    auto store = [&](bf16* to, const float (*x)[4], int of_query) {
         if (lane % 4 == 0) {
-            to[column + lane / 4] = round_to<bf16>(x[0]);
-            to[column + lane / 4 + 8] = round_to<bf16>(x[2]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[column + i * 8 + lane / 4] = round_to<bf16>(x[i / 2][i % 2 * 2 + of_query]);
         }
         __syncwarp();
     };
-    store(s.sides + (t - block) * STRIDE, row);
-    load_transposed(left, s.sides, STRIDE, 0, column);
+    store(s.sides + (t - block) * STRIDE, rows, 0);
     load_by_rows(right, s.weights + 2 * SQUARE, SQUARE, 0, 0);
-    float solved[4] = {};
-    mma(solved, left, right);
-    store(s.d + t * STRIDE, solved);
-    load_transposed(left, s.d, STRIDE, block, column);
+    add(solved, s.sides, 0);
+    store(s.d + t * STRIDE, solved, 0);
     load_by_rows(right, s.weights, SQUARE, 0, block);
-    mma(row, left, right);
-    store(s.out, row + 1);
+    add(rows, s.d, block);
+    store(s.out, rows, 1);
 }
 
 // Grid: (value heads, sequences); DIM threads. Sequences with several rows are those of tile.cu.
@@ -200,11 +253,13 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
     DecodeShared& s = *(DecodeShared*)memory;
     const ChunkArgs& a = args.chunk;
     launch_dependents();
-    int head = blockIdx.x, sequence = blockIdx.y, token = a.sequences.offsets[sequence];
-    if (a.sequences.offsets[sequence + 1] - token != 1) return;
-    int done = a.sequences.done(sequence), t = done % CHUNK, warp = threadIdx.x / 32;
-    size_t slot = a.sequences.slots[sequence];
-    StatePlanes planes(a.states, slot * a.h.value + head);
+    int head = blockIdx.x, sequence = blockIdx.y, warp = threadIdx.x / 32;
+    u32 token = a.sequences.offsets[sequence], end = a.sequences.offsets[sequence + 1];
+    u32 context = a.sequences.contexts[sequence], slot = a.sequences.slots[sequence];
+    // The last two hold for every sequence: asked here, all four numbers are loaded at once.
+    if (!((end - token == 1) & (context > 0) & (slot != ~0u))) return;
+    int done = (int)context - 1, t = done % CHUNK;
+    StatePlanes planes(a.states, (size_t)slot * a.h.value + head);
     uint4 state[2][DIM / 16];
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -213,26 +268,41 @@ KERNEL __launch_bounds__(DIM, 512 / DIM) deltanet_decode(const __grid_constant__
             state[half][keys] = done < CHUNK ? make_uint4(0, 0, 0, 0) : *planes.at(2 * warp + half, keys);
     bf16* rows = kept_rows(a, slot, head);
     float* numbers = kept_numbers(a, slot, head);
-    load_kept(s, rows, numbers, t);
-    // Earlier steps wrote what was read so far.
+    MixedColumns columns(args, head);
+    if (args.conv) {
+        columns.load(s, args, slot, done);
+        if (threadIdx.x < HEAD_LANES) copy8(s.norm + threadIdx.x * 8, args.norm + threadIdx.x * 8, true);
+    }
+    cp_async_commit();
+    // Earlier steps wrote what was read so far, and the rest of what was kept, which comes while the row is mixed.
     wait_for_previous_kernel();
+    const bf16* gates = a.raw + (size_t)token * a.h.input_width() + a.h.conv_width() + head * DIM;
+    uint4 x = make_uint4(0, 0, 0, 0), gate = x;
+    if (args.conv) x = columns.input(args, token);
+    if (args.conv && warp == 0) gate = *(const uint4*)(gates + threadIdx.x % HEAD_LANES * 8);
+    load_kept(s, rows, t);
+    cp_async_commit();
+    KeptNumbers kept(numbers, t);
     load_gates(s, a, token, head, t);
+    cp_async_wait<1>();
     if (args.conv)
-        mix_row(s, args, token, sequence, head, t);
+        columns.mix(s, args, slot, done, x);
     else
         load_mixed(s, a, token, head, t);
+    kept.store(s, t);
     cp_async_wait<0>();
     __syncthreads();
-    cumulate(s.c);
+    float products[2][4];
+    read_pair(s, state, products);
     score_row(s, t);
+    if (warp == DIM / 32 - 1) cumulate(s.c);
     __syncthreads();
     weigh_row(s, numbers, t);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) decode_columns(s, state[half], warp * 32 + half * 16, t);
+    decode_columns(s, products, warp * 32, t);
     __syncthreads();
     if (!args.conv && threadIdx.x < DIM / 8)
         *(uint4*)(a.out + (size_t)token * a.h.value_width() + head * DIM + threadIdx.x * 8) = *(const uint4*)(s.out + threadIdx.x * 8);
-    if (args.conv && warp == 0) norm_row(s, args, token, head);
+    if (args.conv && warp == 0) norm_row(s, args, gate, token, head);
     int lane = threadIdx.x % 32;
     if (t + 1 < CHUNK) {
         // Eight columns of a row for each lane: the key, the corrected value, the side.

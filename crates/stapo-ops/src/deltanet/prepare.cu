@@ -57,7 +57,7 @@ __device__ __forceinline__ void prepare_gates(Gates64& g, const ChunkArgs& a, co
         g.beta[r] = gates.beta;
     }
     __syncthreads();
-    cumulate(g.c);
+    if (r < 32) cumulate(g.c);
     __syncthreads();
     if (r < CHUNK) {
         g.decay[r] = expf(g.c[r]);
@@ -65,24 +65,30 @@ __device__ __forceinline__ void prepare_gates(Gates64& g, const ChunkArgs& a, co
     }
 }
 
-// -L, in f32 within the blocks on the diagonal, and the weights of D.
+// -L, in f32 within the blocks on the diagonal, and the weights of D, two columns at a time. Blocks above the diagonal are not written.
 __device__ __forceinline__ void write_squares(PrepareShared& s, float (*keys)[4], float (*queries)[4], int row) {
+    const float* c = s.gates.c;
 #pragma unroll
-    for (int n = 0; n < CHUNK / 8; ++n)
-        for_elements([&](int e, int r, int column) {
-            int i = row + r, j = n * 8 + column;
-            if (j >= row + BLOCK) {
-                s.squares[0][i * SQUARE + j] = s.squares[1][i * SQUARE + j] = round_to<bf16>(0.0f);
-                return;
+    for (int n = 0; n < CHUNK / 8; ++n) {
+        int block = n * 8 / BLOCK * BLOCK;
+        if (block > row) break;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int i = row + threadIdx.x % 32 / 4 + half * 8, j = n * 8 + threadIdx.x % 4 * 2;
+            float entries[2], weights[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float decay = decay_between(c, i, j + e, j + e <= i);
+                entries[e] = j + e < i ? -(s.gates.beta[i] * decay * keys[n][2 * half + e]) : 0.0f;
+                weights[e] = decay * queries[n][2 * half + e];
             }
-            float decay = decay_between(s.gates.c, i, j, j <= i);
-            float entry = j < i ? -(s.gates.beta[i] * decay * keys[n][e]) : 0.0f;
-            if (j >= row)
-                s.near[i * BLOCK + j - row] = entry;
+            if (block == row)
+                *(float2*)(s.near + i * BLOCK + j - row) = make_float2(entries[0], entries[1]);
             else
-                s.squares[0][i * SQUARE + j] = round_to<bf16>(entry);
-            s.squares[1][i * SQUARE + j] = round_to<bf16>(decay * queries[n][e]);
-        });
+                *(u32*)(s.squares[0] + i * SQUARE + j) = pack(entries[0], entries[1]);
+            *(u32*)(s.squares[1] + i * SQUARE + j) = pack(weights[0], weights[1]);
+        }
+    }
 }
 
 // T of the block from `row` on, a lane for each column, row after row. Rows of T below `first` were kept.
@@ -126,7 +132,8 @@ KERNEL __launch_bounds__(PREPARE_THREADS, 3) deltanet_prepare(const __grid_const
         size_t to = (size_t)blockIdx.x * a.h.value + head;
         for (int i = threadIdx.x; i < 2 * CHUNK * CHUNK / 8; i += PREPARE_THREADS) {
             int r = i % (CHUNK * CHUNK / 8) / (CHUNK / 8), column = i % (CHUNK / 8) * 8, square = i / (CHUNK * CHUNK / 8);
-            ((uint4*)(a.squares + to * 2 * CHUNK * CHUNK))[i] = *(const uint4*)(s.squares[square] + r * SQUARE + column);
+            if (column / BLOCK <= r / BLOCK)
+                ((uint4*)(a.squares + to * 2 * CHUNK * CHUNK))[i] = *(const uint4*)(s.squares[square] + r * SQUARE + column);
         }
         for (int i = threadIdx.x; i < (int)(sizeof(Gates64) / 16); i += PREPARE_THREADS)
             ((uint4*)(a.gates + to))[i] = ((const uint4*)&s.gates)[i];

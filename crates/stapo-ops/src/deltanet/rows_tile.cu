@@ -18,17 +18,51 @@ struct Place {
     }
 };
 
+// Rows that are on their way to a thread, which reads what it has copied itself.
+#define ROWS_AHEAD 4
+#define CONV_THREADS 128
+
+struct RowsAhead {
+    uint4 rows[ROWS_AHEAD][CONV_THREADS];
+
+    __device__ __forceinline__ void load(int row, const bf16* from, bool is_there) {
+        cp_async(shared_address(&rows[row % ROWS_AHEAD][threadIdx.x]), from, is_there);
+    }
+    __device__ __forceinline__ uint4 at(int row) const { return rows[row % ROWS_AHEAD][threadIdx.x]; }
+};
+
+// Rows of a thread's eight columns, `pitch` apart.
+struct ColumnRows {
+    const bf16* first;
+    int pitch;
+
+    __device__ __forceinline__ const bf16* at(int row) const { return first + (long long)row * pitch; }
+
+    // The gradients of what the recurrence took in. keyed [2, n_rows, value, DIM]: those of queries and keys by value head, here of the
+    // first that shares the key head; values [n_rows, conv_width] has those of values.
+    static __device__ __forceinline__ ColumnRows gradients(const bf16* keyed, const bf16* values, const Heads& h, const Place& at, int n_rows) {
+        int is_key = at.head >= h.key, head = (at.head - is_key * h.key) * h.group();
+        if (!at.is_normed) return {values + at.column, h.conv_width()};
+        return {keyed + ((size_t)is_key * n_rows * h.value + head) * DIM + at.column % DIM, h.value * DIM};
+    }
+};
+
 // Shapes: mixed [T, conv_width]; inv_norms [T, norms]. Grid: (rows, columns).
 KERNEL deltanet_mix(const __grid_constant__ ConvRows rows, bf16* mixed, float* inv_norms, int n_rows, int per_block) {
+    __shared__ RowsAhead ahead;
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
     Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
-    const bf16* next_raw = rows.raw + (size_t)at.first * h.input_width() + at.column;
-    // The next row is loaded while this one is computed.
-    uint4 next = *(const uint4*)next_raw;
+    ColumnRows inputs = {rows.raw + at.column, h.input_width()};
+    auto load = [&](int row) {
+        ahead.load(row, inputs.at(min(row, at.end - 1)), row < at.end);
+        cp_async_commit();
+    };
+    for (int row = at.first; row < at.first + ROWS_AHEAD - 1; ++row) load(row);
     for (int row = at.first; row < at.end; ++row) {
-        uint4 x = next;
-        if (row + 1 < at.end) next = *(const uint4*)(next_raw += h.input_width());
+        load(row + ROWS_AHEAD - 1);
+        cp_async_wait<ROWS_AHEAD - 1>();
+        uint4 x = ahead.at(row);
         float sums[8], inv = mix_columns(sums, conv, x, at.is_normed, at.head < h.key);
         if (at.is_there) {
             *(uint4*)(mixed + (size_t)row * h.conv_width() + at.column) = pack8(sums);
@@ -91,27 +125,13 @@ KERNEL deltanet_norm_backward(const bf16* raw, const bf16* outputs, const bf16* 
     }
 }
 
-// The gradients of what the recurrence took in. keyed [2, T, value, DIM]: those of queries and keys by value head; values [T, conv_width] has
-// those of values.
-struct RecurrenceGradients {
-    const bf16 *keyed, *values;
-    size_t n_rows;
-
-    // Of a thread's columns in one row; of queries and keys, those of the first value head that shares the key head.
-    __device__ __forceinline__ const bf16* at(const Heads& h, const Place& at, int row) const {
-        int is_key = at.head >= h.key, first = (at.head - is_key * h.key) * h.group();
-        if (!at.is_normed) return values + (size_t)row * h.conv_width() + at.column;
-        return keyed + ((is_key * n_rows + row) * h.value + first) * DIM + at.column % DIM;
-    }
-};
-
 // The gradient of eight columns of the convolution in front of SiLU, in one row, from the input x and the gradients from `from` on, of which
-// `first` is loaded. Those of a key head are added in the order of the value heads that share it.
-__device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, const Convolution& conv, const Place& at, uint4 x,
-                                            uint4 first, const bf16* from, const float* inv_norms, int row) {
-    const Heads& h = rows.h;
+// `first` is loaded, of `group` value heads. Those of a key head are added in the order of the value heads that share it. inv: one over the
+// head's length.
+__device__ __forceinline__ void gradient_of(float* d, const Heads& h, const Convolution& conv, const Place& at, uint4 x, uint4 first,
+                                            const bf16* from, int group, float inv) {
     widen8(d, first);
-    for (int i = 1; i < h.group() && at.is_normed; ++i) {
+    for (int i = 1; i < group; ++i) {
         float more[8];
         widen8(more, *(const uint4*)(from + (size_t)i * DIM));
 #pragma unroll
@@ -126,8 +146,7 @@ __device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, cons
     }
     dot = head_sum(dot);
     if (at.is_normed) {
-        float inv = inv_norms[(size_t)row * h.norms() + at.head], along = -(dot * inv * inv);
-        float factor = at.head >= h.key ? inv : inv * (1.0f / sqrtf((float)DIM));
+        float along = -(dot * inv * inv), factor = at.head >= h.key ? inv : inv * (1.0f / sqrtf((float)DIM));
 #pragma unroll
         for (int i = 0; i < 8; ++i) d[i] = fmaf(along, sums[i] * gates[i], d[i]) * factor;
     }
@@ -137,57 +156,67 @@ __device__ __forceinline__ void gradient_of(float* d, const ConvRows& rows, cons
 
 // The gradient of queries, keys and values in front of the convolution, and parts [gridDim.x, conv_width, TAPS] of that of its weight.
 // Grid: (rows, columns); rows of `d_raw` are `pitch` apart.
-KERNEL __launch_bounds__(128, 3) deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float* inv_norms, const bf16* keyed, const bf16* values,
-                             bf16* d_raw, int pitch, float* parts, int n_rows, int per_block) {
+KERNEL __launch_bounds__(CONV_THREADS, 3) deltanet_mix_backward(const __grid_constant__ ConvRows rows, const float* inv_norms,
+                                                                const bf16* keyed, const bf16* values, bf16* d_raw, int pitch,
+                                                                float* parts, int n_rows, int per_block) {
+    __shared__ RowsAhead inputs_ahead, gradients_ahead;
     const Heads& h = rows.h;
     Place at(h, n_rows, per_block);
     Convolution conv(rows, at.first, rows.sequences.of_row(at.first), at.column);
-    // d_sums[i]: the gradient of the input i rows in front of the next row, as far as known.
+    // d_sums[i]: the gradient of the input i rows in front of the last row, as far as known.
     float d_weights[TAPS][8] = {}, d_sums[TAPS - 1][8] = {};
     // Rows behind the last one give to the rows of the block.
     int end = min(n_rows, at.end + TAPS - 1);
-    RecurrenceGradients gradients = {keyed, values, (size_t)n_rows};
-    const bf16* next_raw = rows.raw + (size_t)at.first * h.input_width() + at.column;
-    // The next row is loaded while this one is computed.
-    uint4 next_x = *(const uint4*)next_raw, next_d = *(const uint4*)gradients.at(h, at, at.first);
-    for (int row = at.first; row < end; ++row) {
-        uint4 x = next_x, first = next_d;
-        if (row + 1 < end) {
-            next_raw += h.input_width();
-            next_x = *(const uint4*)next_raw;
-            next_d = *(const uint4*)gradients.at(h, at, row + 1);
-        }
-        float d[8], values_of[8];
-        gradient_of(d, rows, conv, at, x, first, gradients.at(h, at, row), inv_norms, row);
-        int done = row - (int)rows.sequences.offsets[conv.sequence];
-        bool is_own = row < at.end, is_last = row + 1 == conv.end;
+    ColumnRows inputs = {rows.raw + at.column, h.input_width()};
+    ColumnRows gradients = ColumnRows::gradients(keyed, values, h, at, n_rows);
+    int group = at.is_normed ? h.group() : 1, n_norms = h.norms();
+    auto load = [&](int row) {
+        int of = min(row, end - 1);
+        inputs_ahead.load(row, inputs.at(of), row < end);
+        gradients_ahead.load(row, gradients.at(of), row < end);
+        cp_async_commit();
+    };
+    for (int row = at.first; row < at.first + ROWS_AHEAD - 1; ++row) load(row);
+    const float* next_inv = inv_norms + (size_t)at.first * n_norms + min(at.head, 2 * h.key - 1);
+    float inv = *next_inv;
+    auto store = [&](int to, const float* d) {
+        if (at.is_there && to >= max(at.first, conv.start) && to < at.end) store8_anywhere(d_raw + (size_t)to * pitch + at.column, d);
+    };
+    auto step = [&](int row, bool is_of_block) {
+        load(row + ROWS_AHEAD - 1);
+        cp_async_wait<ROWS_AHEAD - 1>();
+        uint4 x = inputs_ahead.at(row);
+        float d[8], complete[8];
+        gradient_of(d, h, conv, at, x, gradients_ahead.at(row), gradients.at(row), group, inv);
+        if (row + 1 < end) inv = *(next_inv += n_norms);
 #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) {
+        for (int tap = 0; is_of_block && tap < TAPS; ++tap) {
+            float values_of[8];
             widen8(values_of, tap + 1 < TAPS ? conv.before[tap] : x);
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (is_own) d_weights[tap][i] = fmaf(d[i], values_of[i], d_weights[tap][i]);
+            for (int i = 0; i < 8; ++i) d_weights[tap][i] = fmaf(d[i], values_of[i], d_weights[tap][i]);
         }
         // Row - lag takes weight TAPS - 1 - lag. The row three in front is complete; at the end of a sequence, all are.
-        float now[TAPS][8];
 #pragma unroll
-        for (int lag = 0; lag < TAPS; ++lag)
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                now[lag][i] = fmaf(conv.weights[TAPS - 1 - lag][i], d[i], lag == 0 ? 0.0f : d_sums[lag - 1][i]);
-        conv.step(rows, x);
-#pragma unroll
-        for (int lag = 0; lag < TAPS; ++lag) {
-            int to = row - lag;
-            bool is_complete = lag == TAPS - 1 || is_last;
-            if (is_complete && lag <= done && to >= at.first && to < at.end && at.is_there)
-                store8_anywhere(d_raw + (size_t)to * pitch + at.column, now[lag]);
+        for (int i = 0; i < 8; ++i) {
+            complete[i] = fmaf(conv.weights[0][i], d[i], d_sums[2][i]);
+            d_sums[2][i] = fmaf(conv.weights[1][i], d[i], d_sums[1][i]);
+            d_sums[1][i] = fmaf(conv.weights[2][i], d[i], d_sums[0][i]);
+            d_sums[0][i] = fmaf(conv.weights[3][i], d[i], 0.0f);
         }
+        store(row - TAPS + 1, complete);
+        if (row + 1 == conv.end) {
 #pragma unroll
-        for (int lag = 0; lag < TAPS - 1; ++lag)
+            for (int lag = 0; lag < TAPS - 1; ++lag) {
+                store(row - lag, d_sums[lag]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) d_sums[lag][i] = is_last ? 0.0f : now[lag][i];
-    }
+                for (int i = 0; i < 8; ++i) d_sums[lag][i] = 0.0f;
+            }
+        }
+        conv.step(rows, x);
+    };
+    for (int row = at.first; row < at.end; ++row) step(row, true);
+    for (int row = at.end; row < end; ++row) step(row, false);
     if (!at.is_there) return;
     float4* to = (float4*)(parts + ((size_t)blockIdx.x * h.conv_width() + at.column) * TAPS);
 #pragma unroll

@@ -2,7 +2,7 @@
 
 use super::cuda_chunks::{KEPT_NUMBERS, KEPT_ROWS};
 use super::{Heads, Sequences, cpu, cuda_inputs};
-use crate::{Buffer, Device, Float, OutOfMemory};
+use crate::{Buffer, Device, Float, OutOfMemory, View};
 
 /// What one layer keeps of sequences between calls.
 #[derive(Debug)]
@@ -53,17 +53,11 @@ impl<T: Float> States<T> {
         state + rows + if keeps_chunk { chunk } else { 0 }
     }
 
-    /// Copies the state of one slot to another.
-    pub fn copy(&mut self, from: usize, to: usize) {
-        if from == to {
-            return;
-        }
+    /// Copies the state of each pair's first slot over that of its second. Shape: pairs `[n, 2]`; a slot that one pair writes is in no
+    /// other.
+    pub fn copy_slots(&mut self, device: &Device, pairs: View<'_, u32>) {
         let n_slots = self.n_slots;
-        for buffer in self.buffers_mut() {
-            let len = buffer.len() / n_slots;
-            let [from, mut to] = buffer.disjoint_mut([from, to].map(|slot| slot * len..(slot + 1) * len));
-            to.copy_from(from.into_view());
-        }
+        self.buffers_mut().for_each(|buffer| buffer.copy_blocks(device, pairs, n_slots));
     }
 
     /// All memory, each buffer the same count of numbers for each slot.

@@ -244,7 +244,7 @@ pub(crate) fn check_calls(device: &Device, heads: Heads, lengths: [usize; 3], ro
         }
         // A sequence moves to another slot.
         if call == 3 {
-            states.copy(0, 3);
+            states.copy_slots(device, device.upload(&[0, 3]).unwrap().view());
             slots[1] = 3;
         }
     }

@@ -1,6 +1,9 @@
 // The chunks of a sequence in their order: corrected values, outputs and states. A block of threads has some columns of one value head
 // of one sequence, and each of its first warps sixteen of them. The other warps, if there are any, load the chunks ahead.
 
+// Chunks in shared memory at once: the one in progress, and those on their way.
+#define STAGES (DIM > 64 ? 3 : 2)
+
 // The inputs of one chunk.
 struct Stage {
     bf16 q[CHUNK * STRIDE];
@@ -33,16 +36,16 @@ struct Columns {
     __device__ __forceinline__ bool computes() const { return (int)threadIdx.x < 2 * width; }
 };
 
-// Starts the copies of keys and queries of a chunk, what `prepare` left of it, and rows `values(r)` [DIM].
+// Starts the copies of keys of a chunk, what `prepare` left of it, rows `values(r)` [DIM], and where outputs are computed queries.
 template <class Values>
 __device__ __forceinline__ void load_stage(Stage& s, const ChunkArgs& a, const Columns& at, const Chunk& c, const bf16* kept,
-                                           size_t number, Values values) {
+                                           size_t number, Values values, bool has_outputs) {
     if (at.loader < 0) return;
     for (int i = at.loader; i < CHUNK * DIM / 8; i += at.loaders) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
         bool is_kept = r < c.first;
         const bf16* query = a.mixed + (c.has(r) ? c.row + r : 0) * a.h.conv_width() + at.key_head * DIM + column;
-        copy8(s.q + to, query, c.has(r));
+        if (has_outputs) copy8(s.q + to, query, c.has(r));
         copy8(s.k + to, is_kept ? kept + r * DIM + column : query + a.h.key_width(), is_kept || c.has(r));
     }
     for (int i = at.loader; i < CHUNK * at.width / 8; i += at.loaders) {
@@ -50,13 +53,12 @@ __device__ __forceinline__ void load_stage(Stage& s, const ChunkArgs& a, const C
         copy8(s.values + r * STRIDE + column, values(r) + column, r < c.n);
     }
     const bf16* squares = a.squares + (number * a.h.value + at.head) * 2 * CHUNK * CHUNK;
-    for (int i = at.loader; i < 2 * CHUNK * CHUNK / 8; i += at.loaders) {
+    for (int i = at.loader; i < (has_outputs ? 2 : 1) * CHUNK * CHUNK / 8; i += at.loaders) {
         int r = i % (CHUNK * CHUNK / 8) / (CHUNK / 8), column = i % (CHUNK / 8) * 8, square = i / (CHUNK * CHUNK / 8);
-        copy8(s.squares[square] + r * SQUARE + column, squares + i * 8, true);
+        if (column / BLOCK <= r / BLOCK) copy8(s.squares[square] + r * SQUARE + column, squares + i * 8, true);
     }
     const bf16* gates = (const bf16*)(a.gates + number * a.h.value + at.head);
     for (int i = at.loader; i < (int)(sizeof(Gates64) / 16); i += at.loaders) copy8((bf16*)&s.gates + i * 8, gates + i * 8, true);
-    cp_async_commit();
 }
 
 // The values of a chunk's rows.
@@ -84,14 +86,14 @@ __device__ __forceinline__ void store_columns(const bf16* tile, bf16* to, size_t
     __syncwarp();
 }
 
-// of_keys = S^T k^T and of_queries = S^T q^T for all rows. `border` takes the state as a left operand with keys as rows.
-__device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], float (*of_keys)[4], float (*of_queries)[4],
-                                           uint4* border, bool has_queries) {
+// of_keys = S^T k^T for all rows. With OUTPUTS of_queries = S^T q^T, else `border` takes the state as a left operand with keys as rows.
+template <bool OUTPUTS>
+__device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], float (*of_keys)[4], float (*of_queries)[4], uint4* border) {
 #pragma unroll
     for (int keys = 0; keys < DIM / 16; ++keys) {
         u32 left[4];
         state_operand(left, state + 2 * keys);
-        if (border)
+        if (!OUTPUTS)
             border[keys * (DIM / 16) * 32] =
                 make_uint4(transpose8(left[0]), transpose8(left[2]), transpose8(left[1]), transpose8(left[3]));
 #pragma unroll
@@ -99,7 +101,7 @@ __device__ __forceinline__ void read_state(const Stage& s, float (*state)[4], fl
             u32 right[4];
             load_by_rows(right, s.k, STRIDE, b * BLOCK, keys * 16);
             mma_pair(of_keys + 2 * b, left, right);
-            if (!has_queries) continue;
+            if (!OUTPUTS) continue;
             load_by_rows(right, s.q, STRIDE, b * BLOCK, keys * 16);
             mma_pair(of_queries + 2 * b, left, right);
         }
@@ -163,7 +165,8 @@ __device__ __forceinline__ void solve(Stage& s, u32 (*d)[4], float (*rows)[4], i
     }
 }
 
-// One chunk, and the state behind it if it is full.
+// One chunk, and the state behind it if it is full. With OUTPUTS it gives outputs, else what backward needs.
+template <bool OUTPUTS>
 __device__ __forceinline__ void run_chunk(Stage& s, const ChunkArgs& a, const Columns& at, const Chunk& c, size_t number, bf16* kept,
                                           float (*state)[4]) {
     float rows[CHUNK / 8][4], outputs[CHUNK / 8][4];
@@ -171,14 +174,14 @@ __device__ __forceinline__ void run_chunk(Stage& s, const ChunkArgs& a, const Co
     zero(rows);
     zero(outputs);
     uint4* border = (uint4*)(a.borders + (number * a.h.value + at.head) * DIM * DIM / 2) + at.warp / 16 * 32 + threadIdx.x % 32;
-    read_state(s, state, rows, outputs, a.borders ? border : 0, a.out);
+    read_state<OUTPUTS>(s, state, rows, outputs, border);
     solve(s, d, rows, at.warp, c, kept ? kept + 2 * CHUNK * DIM : 0);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) store_transposed(d[b], s.values, STRIDE, b * BLOCK, at.warp);
     long long values = c.row * a.h.value_width() + at.head * DIM;
-    if (a.corrected) store_columns(s.values, a.corrected + values, a.h.value_width(), c, at.warp);
+    if (!OUTPUTS) store_columns(s.values, a.corrected + values, a.h.value_width(), c, at.warp);
     if (kept && c.n < CHUNK) store_columns(s.values, kept + CHUNK * DIM, DIM, c, at.warp);
-    if (a.out) {
+    if (OUTPUTS) {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
 #pragma unroll
@@ -216,18 +219,23 @@ KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
     zero(state);
     if (a.states && at.computes() && of_call.done >= CHUNK) planes.load(state, at.warp / 16);
     auto load = [&](int index) {
-        Chunk c = of_call.chunk(index);
-        const bf16* values = a.mixed + 2 * a.h.key_width() + at.head * DIM;
-        load_stage(stages[index % 2], a, at, c, kept, number + index, ValueRows{kept, values, c, (size_t)a.h.conv_width()});
+        if (index < n) {
+            Chunk c = of_call.chunk(index);
+            const bf16* values = a.mixed + 2 * a.h.key_width() + at.head * DIM;
+            ValueRows rows = {kept, values, c, (size_t)a.h.conv_width()};
+            load_stage(stages[index % STAGES], a, at, c, kept, number + index, rows, a.out);
+        }
+        cp_async_commit();
     };
-    load(0);
+    for (int index = 0; index < STAGES - 1; ++index) load(index);
     bool is_changed = false;
     for (int index = 0; index < n; ++index) {
-        cp_async_wait<0>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
-        if (index + 1 < n) load(index + 1);
+        load(index + STAGES - 1);
         Chunk c = of_call.chunk(index);
-        if (at.computes()) run_chunk(stages[index % 2], a, at, c, number + index, kept, state);
+        if (at.computes() && a.out) run_chunk<true>(stages[index % STAGES], a, at, c, number + index, kept, state);
+        if (at.computes() && !a.out) run_chunk<false>(stages[index % STAGES], a, at, c, number + index, kept, state);
         is_changed |= c.n == CHUNK;
     }
     // Nobody reads the state of a sequence in its first chunk: it is 0.

@@ -93,7 +93,7 @@ __device__ __forceinline__ void chunk_backward(Stage& s, const BackwardArgs& a, 
     u32 d_out[BLOCKS][4], y[BLOCKS][4];
     zero(rows);
     uint4* border = (uint4*)(a.d_borders + (number * h.value + at.head) * DIM * DIM / 2) + at.warp / 16 * 32 + threadIdx.x % 32;
-    read_state(s, d_state, rows, rows, border, false);
+    read_state<false>(s, d_state, rows, rows, border);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) load_transposed(d_out[b], s.values, STRIDE, b * BLOCK, at.warp);
     values_backward(s, rows, d_out);
@@ -125,16 +125,19 @@ KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
     float d_state[DIM / 8][4];
     zero(d_state);
     auto load = [&](int index) {
-        Chunk c = of_call.chunk(index);
-        OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
-        load_stage(stages[index % 2], f, at, c, 0, number + index, rows);
+        if (index >= 0) {
+            Chunk c = of_call.chunk(index);
+            OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
+            load_stage(stages[index % STAGES], f, at, c, 0, number + index, rows, true);
+        }
+        cp_async_commit();
     };
-    load(n - 1);
+    for (int index = n - 1; index > n - STAGES; --index) load(index);
     for (int index = n - 1; index >= 0; --index) {
-        cp_async_wait<0>();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
-        if (index > 0) load(index - 1);
-        if (at.computes()) chunk_backward(stages[index % 2], a, at, of_call.chunk(index), number + index, d_state);
+        load(index - STAGES + 1);
+        if (at.computes()) chunk_backward(stages[index % STAGES], a, at, of_call.chunk(index), number + index, d_state);
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use super::matmul_add_rmsnorm;
 use super::matmul_swiglu::GateUp;
-use crate::cuda::{Cuda, Slice};
+use crate::cuda::{Cuda, SPLIT_K_BYTES, Slice};
 use crate::device::Backend;
 use crate::lora::cuda::Layer;
+use crate::lora::deep_m::{self, MAX_ROWS};
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::large_m;
-use crate::matmul::small_m::{MAX_ROWS, Output};
+use crate::matmul::small_m::Output;
 use crate::rmsnorm::cuda::{Addend, Addition};
 use crate::{Device, Float, View, ViewMut, Weight, Write, check, matmul, pitch_of, rmsnorm, swiglu};
 
@@ -168,7 +169,7 @@ pub fn forward_add_rmsnorm<T: Float>(
     {
         let to = (sum.cuda(), out.normed.cuda(), out.inv_rms.cuda());
         let (stream, norm_weight) = (stream.cuda(), norm_weight.cuda());
-        if let Some(partials) = partials_of_few_rows(cuda, &product.overlapped_layer(dims.tokens)) {
+        if let Some(partials) = overlapped_partials(cuda, &product.overlapped_layer(dims.tokens)) {
             let add = Addition { addend: Addend::SplitK(partials), rows: None, sum: to.0 };
             return rmsnorm::cuda::forward(cuda, dims, stream, Some(add), norm_weight, to.1, to.2);
         }
@@ -181,13 +182,14 @@ pub fn forward_add_rmsnorm<T: Float>(
     rmsnorm::forward_add(device, dims, residual, norm_weight, sum, out);
 }
 
-/// The partial sums of a split-K product of few rows; `None` if one kernel does not compute them.
-fn partials_of_few_rows<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
+/// The partial sums of a split-K product that computes `x A^T` too; `None` if none of its kernels fits.
+fn overlapped_partials<T: Float>(cuda: &Arc<Cuda>, layer: &Layer<'_, T>) -> Option<Slice> {
     let d = layer.d;
-    if d.tokens > MAX_ROWS {
+    let n_partials = SPLIT_K * d.tokens * d.outputs;
+    if d.tokens > MAX_ROWS || 4 * (n_partials + deep_m::n_further(layer)) > SPLIT_K_BYTES {
         return None;
     }
-    let partials = cuda.split_k_workspace(SPLIT_K * d.tokens * d.outputs);
+    let partials = cuda.split_k_workspace(n_partials);
     let output = Output::SplitK { n_splits: SPLIT_K };
     layer.fits(output, cuda, partials).then(|| {
         layer.run(output, cuda, partials);

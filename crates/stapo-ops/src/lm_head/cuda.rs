@@ -5,13 +5,9 @@ use crate::cuda::kernels::LM_HEAD;
 use crate::cuda::{Cuda, ElementType, MatrixProduct, Memory, Slice};
 use crate::{Float, Weight, Write, matmul};
 
-/// Bytes of f32 logits that a chunk holds.
-const CHUNK_BYTES: usize = 5 << 28;
-/// The most rows of a chunk.
+/// The most rows of a chunk. Each chunk reads and writes the whole gradient of the head, and the gradient of fewer rows has too few
+/// tiles for all multiprocessors. Plans of memory count as many rows.
 const MAX_ROWS: usize = 2048;
-/// The fewest rows of a chunk. Each chunk reads and writes the whole gradient of the head, so few long chunks save
-/// memory traffic.
-const MIN_ROWS: usize = 128;
 
 /// Threads that sum over a row. Training and sampling use the same number, because it determines the order of the sums.
 pub(crate) const ROW_THREADS: usize = 1024;
@@ -29,10 +25,9 @@ fn n_aligned(vocab: usize, kind: ElementType) -> usize {
 
 /// Rows of logits that a chunk holds. Chunks are as even as multiples of 8 allow: products of a last chunk with few rows would leave
 /// most multiprocessors without work.
-pub(crate) fn chunk_rows(vocab: usize, tokens: usize) -> usize {
-    let most = (CHUNK_BYTES / (4 * vocab.max(1))).clamp(MIN_ROWS, MAX_ROWS);
-    let n_chunks = tokens.div_ceil(most).max(1);
-    tokens.div_ceil(n_chunks).next_multiple_of(8).min(most).min(tokens)
+pub(crate) fn chunk_rows(tokens: usize) -> usize {
+    let n_chunks = tokens.div_ceil(MAX_ROWS).max(1);
+    tokens.div_ceil(n_chunks).next_multiple_of(8).min(tokens)
 }
 
 /// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each. `memory` has
@@ -104,7 +99,7 @@ pub(super) fn forward<T: Float>(
     let op = "lm_head::forward";
     let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let n_logits = chunk_rows(vocab, dims.tokens) * row_pitch(vocab);
+    let n_logits = chunk_rows(dims.tokens) * row_pitch(vocab);
     let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
     let slopes = scores.slopes.as_ref();
     let slopes = slopes.map(|slopes| (slopes.cuda(), Memory::scratch(cuda, n_logits, hidden.kind)));
@@ -204,7 +199,7 @@ pub(super) fn backward<T: Float>(
     let op = "lm_head::backward";
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
-    let (at_once, pitch) = (chunk_rows(vocab, dims.tokens), row_pitch(vocab));
+    let (at_once, pitch) = (chunk_rows(dims.tokens), row_pitch(vocab));
     let mut has_logits = last.is_some();
     let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * pitch, ElementType::F32));
     assert!(memory.slice().len == at_once * pitch, "{op}: logits of another forward");

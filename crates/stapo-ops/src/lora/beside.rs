@@ -1,9 +1,10 @@
-//! Products with joined adapters that compute `x A^T` on the way: of few rows (`small_m`) and of some hundred (`middle_m`).
+//! Products with joined adapters that compute `x A^T` on the way: of few rows (`small_m`) and of some hundred (`middle_m`,
+//! `deep_m`).
 
 use std::sync::Arc;
 
 use super::cuda::Layer;
-use super::{middle_m, small_m};
+use super::{deep_m, middle_m, small_m};
 use crate::Float;
 use crate::cuda::{Cuda, Slice};
 use crate::matmul::small_m::{Output, fits_tiles};
@@ -18,7 +19,9 @@ impl<T: Float> Layer<'_, T> {
         let (x, w) = (x.part(0, d.tokens * d.inputs), weight.view().cuda().part(0, d.outputs * d.inputs));
         fits_tiles(output, cuda, *d, x, w, y)
             && super::cuda::fits(cuda, adapter)
-            && (small_m::fits(self, output, cuda) || (output == Output::Product && middle_m::fits(self)))
+            && (small_m::fits(self, output, cuda)
+                || deep_m::fits(self, output)
+                || (output == Output::Product && middle_m::fits(self)))
     }
 
     /// `lora::project`, and the product as `matmul::small_m::run` with adapters. Rows of a SwiGLU's y may have further columns
@@ -26,6 +29,8 @@ impl<T: Float> Layer<'_, T> {
     pub(crate) fn run(&self, output: Output, cuda: &Arc<Cuda>, y: Slice) {
         if small_m::fits(self, output, cuda) {
             small_m::run(self, output, cuda, y);
+        } else if deep_m::fits(self, output) {
+            deep_m::run(self, cuda, y);
         } else {
             middle_m::run(self, cuda, y);
         }

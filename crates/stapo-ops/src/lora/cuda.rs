@@ -17,7 +17,7 @@ pub(super) const MODULES: usize = 3;
 /// Threads of the kernels with a producer warp, as in operands.cu.
 pub(super) const THREADS: usize = 160;
 /// Parts of the depth of `x A^T`, as in operands.cu.
-const PARTS: usize = 4;
+pub(super) const PARTS: usize = 4;
 /// The highest rank: what the factors of three modules take of shared memory.
 const MAX_RANK: usize = 128;
 

@@ -3,7 +3,6 @@ use std::sync::Arc;
 use super::{Dims, Saved};
 use crate::cuda::kernels::{RMSNORM, RMSNORM_FLOAT, RMSNORM_WARPS, Source};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
-use crate::matmul::small_m;
 use crate::{Float, Write, pitch_of};
 
 /// The most threads of a row, each with eight columns; the threads of a wider row loop.
@@ -65,11 +64,9 @@ pub(crate) fn forward(
             launch = begun.arg(rows).arg(weight).arg(sum.same(x, op));
         }
     }
-    // In decode the norm runs between small-M products, which use programmatic dependent launch too.
-    let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
     let pitch = pitch_of(op, "normed", normed.len, d.tokens, d.width);
     let launch = launch.arg(normed).arg(pitch).arg(inv_rms.f32(op)).arg(d.width).arg(d.eps as f32);
-    launch.programmatic_launch(is_programmatic).run([d.tokens, 1], threads, 0);
+    launch.programmatic_launch(cuda.launches_ahead(d.tokens)).run([d.tokens, 1], threads, 0);
 }
 
 /// The kernels for rows that are stored as x is.
@@ -145,7 +142,7 @@ pub(crate) fn forward_result(cuda: &Cuda, d: Dims, result: &NormedResult) {
         .four_bytes(d.width)
         .four_bytes(pitch_of(op, "normed", result.normed.len, d.tokens, d.width))
         .four_bytes(d.eps as f32);
-    let is_programmatic = cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS;
+    let is_programmatic = cuda.launches_ahead(d.tokens);
     let name = format!("rmsnorm_forward_result_{}", product.name());
     let launch = cuda.kernel(source(product), &name).fields(&args).programmatic_launch(is_programmatic);
     launch.run([d.tokens, 1], d.width.div_ceil(8).next_multiple_of(32), 0);

@@ -7,6 +7,8 @@ use crate::heads::Heads;
 use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
+/// The width of heads that has a kernel with 16 bytes a thread, as in rope.cu.
+const EIGHTS_DIM: usize = 128;
 /// The most threads of a block that norms, each with eight columns.
 const MAX_THREADS: usize = 1024;
 
@@ -42,12 +44,16 @@ pub(crate) fn forward_heads<T: Float>(
 ) {
     let op = "rope::forward";
     let heads = d.heads;
-    let name = format!("rope_forward_{}", out.same(raw, op).name());
-    let launch =
-        cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(table.cos.view().cuda().f32(op));
-    let launch = launch.arg(table.sin.view().cuda()).arg(positions);
     let query_weight = norm.map(|(norm, _)| norm.query_weight.cuda().same(raw, op));
     let key_weight = norm.map(|(norm, _)| norm.key_weight.cuda().same(raw, op));
+    let (cos, sin) = (table.cos.view().cuda().f32(op), table.sin.view().cuda());
+    let read = [raw, out, cos, sin].into_iter().chain(query_weight).chain(key_weight);
+    let are_eights = out.same(raw, op).kind == ElementType::Bf16
+        && heads.dim == EIGHTS_DIM
+        && read.into_iter().all(|slice| slice.address.is_multiple_of(16));
+    let name = if are_eights { "rope_forward_eights".into() } else { format!("rope_forward_{}", raw.name()) };
+    let launch =
+        cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(cos).arg(sin).arg(positions);
     let inv_rms = norm.map(|(_, inv_rms)| inv_rms.f32(op));
     let eps = norm.map_or(0.0, |(norm, _)| norm.eps as f32);
     let launch = launch.arg(query_weight).arg(key_weight).arg(inv_rms);

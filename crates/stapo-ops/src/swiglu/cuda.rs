@@ -22,7 +22,8 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, gate_up: Slice, out: Slice) {
     for_rows(d.tokens, |start, n| {
         let gate_up = gate_up.part(2 * start * d.width, 2 * n * d.width);
         let launch = cuda.kernel(&SWIGLU, &name).arg(gate_up).arg(out.part(start * pitch, n * pitch));
-        launch.arg(d.width).arg(pitch).run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
+        let launch = launch.arg(d.width).arg(pitch).programmatic_launch(cuda.launches_ahead(d.tokens));
+        launch.run([d.width.div_ceil(8 * THREADS), n], THREADS, 0);
     });
 }
 

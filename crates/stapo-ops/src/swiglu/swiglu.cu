@@ -5,6 +5,7 @@ template <class S, bool GELU>
 __device__ __forceinline__ void forward(const S* gate_up, S* out, int width, int pitch) {
     launch_dependents();
     int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    wait_for_previous_kernel();
     if (at >= width) return;
     size_t row = blockIdx.y;
     bool whole = is_whole(width);

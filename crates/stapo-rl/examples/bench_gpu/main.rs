@@ -29,13 +29,16 @@ use std::time::Instant;
 mod prefill;
 mod quantised;
 mod rollout;
+mod start;
 mod step;
 mod update;
+
+use start::{Start, waited_seconds};
 
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    let begin = Instant::now();
+    let mut start = Start::new();
     let mut arguments = std::env::args().skip(1);
     let task = arguments.next().ok_or("expected train, decode, prefill, exact, rollout, step or update")?;
     let options = Options::parse(arguments)?;
@@ -50,7 +53,7 @@ fn main() -> Result<(), Failure> {
         _ => Training::None,
     };
     let device = Device::cuda(CudaOptions { training, ..CudaOptions::default() })?;
-    let opened = begin.elapsed().as_secs_f64();
+    start.end_part("device");
     let config = shape(&options)?;
     let lora = lora(&options);
     let spec = PolicySpec { config: &config, lora: lora.as_ref() };
@@ -60,9 +63,10 @@ fn main() -> Result<(), Failure> {
     };
     fill_adapters(&mut policy);
     device.synchronize();
-    eprintln!("device {opened:.2} s, weights {:.2} s", begin.elapsed().as_secs_f64() - opened);
+    start.end_part("weights");
+    eprintln!("seconds of the start: {}", start.parts());
     match task.as_str() {
-        "train" => train(policy, &options, saved_bytes, begin),
+        "train" => train(policy, &options, saved_bytes, start),
         "decode" => decode(&policy, &options),
         "prefill" => prefill::prefill(&policy, &options),
         "exact" => exact(&policy, &options),
@@ -138,7 +142,7 @@ fn lessons(options: &Options, vocabulary: usize) -> Result<Vec<(Range<usize>, Pa
 }
 
 /// Measures optimizer steps over the micro-batches of [`lessons`].
-fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant) -> Result<(), Failure> {
+fn train(mut policy: Policy, options: &Options, saved_bytes: u64, mut begun: Start) -> Result<(), Failure> {
     let device = policy.device().clone();
     let recompute = [Recompute::Layers, Recompute::Inputs, Recompute::Nothing][options.get("keep", 2).min(2)];
     let mut optimizer =
@@ -161,7 +165,7 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
     let mut best = f64::INFINITY;
     let mut parts = [0.0; 4];
     let mut peak = 0.0f64;
-    let mut first = 0.0;
+    begun.end_part("memory");
     for step in 0..=options.get("steps", 3) {
         let start = Instant::now();
         let mut times = [0.0; 4];
@@ -191,19 +195,21 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, begin: Instant
             times[0], times[3], times[1], times[2]
         );
         if step == 0 {
-            first = begin.elapsed().as_secs_f64();
+            begun.end_part("step");
         } else if seconds < best {
             (best, parts) = (seconds, times);
         }
     }
     println!(
-        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {first:.1}, "kernel_s": {:.2}, "planned_gib": {planned:.1}}}"#,
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {:.2}, "start": {{{}}}, "kernel_s": {:.2}, "planned_gib": {planned:.1}}}"#,
         (n_sequences * length) as f64 / best,
         parts[0],
         parts[3],
         parts[1],
         parts[2],
-        device.kernel_seconds(),
+        begun.seconds(),
+        begun.parts(),
+        waited_seconds(&device),
     );
     Ok(())
 }

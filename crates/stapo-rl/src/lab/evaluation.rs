@@ -10,7 +10,7 @@ mod table;
 mod together;
 
 pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
-pub use benchmark::{Benchmark, KNOWN, QuestionStyle, SIX};
+pub use benchmark::{Benchmark, KNOWN, OTHER_SAMPLES, QuestionStyle, SIX};
 pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
 pub use during::{Evaluated, expanded};

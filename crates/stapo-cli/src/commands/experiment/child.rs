@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 pub struct Job<'a> {
     pub folder: &'a Path,
@@ -32,8 +33,8 @@ pub enum Finished {
     Done,
     /// The run was interrupted and has saved a checkpoint.
     Stopped,
-    /// The run did not start, since it would not have ended in time.
-    Left,
+    /// The run did not start, since it needs this time and would not have ended within the limit.
+    Left(Duration),
 }
 
 impl Job<'_> {
@@ -48,9 +49,9 @@ impl Job<'_> {
             return Ok(Finished::Done);
         }
         if let Some(limit) = self.limit
-            && !limit.allows(self.folder, self.arm, self.config()?.steps)
+            && let Some(needed) = limit.too_long(self.folder, self.arm, self.config()?.steps)
         {
-            return Ok(Finished::Left);
+            return Ok(Finished::Left(needed));
         }
         let mut command = restart::command().context("starting the run")?;
         command.args(["train", "--tied", "--json", "--threads", &self.threads.to_string()]);

@@ -16,37 +16,76 @@ pub struct TimeLimit<'a> {
 }
 
 impl TimeLimit<'_> {
-    /// Whether a run would end in time, by the pace of the experiment's other runs or, before there is one, by `stapo plan`.
-    pub fn allows(&self, folder: &Path, arm: &Arm, n_steps: u64) -> bool {
+    /// The time that a run needs, if the run would not end in time: by the experiment's other runs or, before there is one, by `stapo
+    /// plan`.
+    pub fn too_long(&self, folder: &Path, arm: &Arm, n_steps: u64) -> Option<Duration> {
         let metrics: Vec<Metrics> = Run::read_metrics(&folder.join(&arm.run)).unwrap_or_default();
         let steps_left = n_steps.saturating_sub(metrics.last().map_or(0, |metrics| metrics.step));
-        let pace = self.slowest_pace(folder).or_else(|| self.planned_pace(folder, arm).ok().flatten());
-        let Some(pace) = pace else {
+        let cost = self.slowest(folder).or_else(|| self.planned(folder, arm).ok().flatten());
+        let Some(cost) = cost else {
             eprintln!("{}: no estimate of its time; it starts", arm.run);
-            return true;
+            return None;
         };
-        let needed = Duration::try_from_secs_f64(pace * steps_left as f64).unwrap_or(Duration::MAX);
-        Instant::now().checked_add(needed).is_some_and(|end| end <= self.until)
+        let seconds = cost.start + cost.per_step * steps_left as f64;
+        let needed = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let is_in_time = Instant::now().checked_add(needed).is_some_and(|end| end <= self.until);
+        (!is_in_time).then_some(needed)
     }
 
-    /// Seconds per step of the slowest run that has made two steps. The first step is left out, which compiles kernels.
-    fn slowest_pace(&self, folder: &Path) -> Option<f64> {
-        let paces = self.experiment.arms.iter().filter_map(|arm| {
+    fn slowest(&self, folder: &Path) -> Option<Cost> {
+        let runs = self.experiment.arms.iter().filter_map(|arm| {
             let metrics: Vec<Metrics> = Run::read_metrics(&folder.join(&arm.run)).ok()?;
             let (first, last) = (metrics.first()?, metrics.last()?);
-            let seconds = last.wall_seconds? - first.wall_seconds?;
-            (last.step > first.step).then(|| seconds / (last.step - first.step) as f64)
+            Some([(first.step, first.wall_seconds?), (last.step, last.wall_seconds?)])
         });
-        paces.reduce(f64::max)
+        Cost::of_slowest(runs)
     }
 
-    /// Seconds per step by `stapo plan`, which knows of one run alone: runs at the same time share the machine.
-    fn planned_pace(&self, folder: &Path, arm: &Arm) -> Result<Option<f64>> {
+    /// The cost by `stapo plan`, which knows of one run alone: runs at the same time share the machine.
+    fn planned(&self, folder: &Path, arm: &Arm) -> Result<Option<Cost>> {
         let mut command = restart::command()?;
         command.args(["plan", "--json", "--quiet"]).arg(folder.join("config.toml"));
         command.args(arm.settings.iter().flat_map(|setting| ["--set", setting]));
         let plan: Value = serde_json::from_slice(&command.output()?.stdout)?;
         let seconds = plan["time"]["seconds"].as_f64().zip(plan["steps"].as_f64());
-        Ok(seconds.map(|(seconds, steps)| seconds / steps.max(1.0) * self.jobs as f64))
+        Ok(seconds.map(|(seconds, steps)| Cost {
+            start: 0.0,
+            per_step: seconds / steps.max(1.0) * self.jobs as f64,
+        }))
+    }
+}
+
+/// Seconds of a run.
+#[derive(Debug, PartialEq)]
+struct Cost {
+    /// Until its first step has ended: loading, compiling kernels, and the evaluation before training.
+    start: f64,
+    /// Of every later step.
+    per_step: f64,
+}
+
+impl Cost {
+    /// The larger of both parts over runs, each given as step and wall seconds of its first and its last metrics; `None` before
+    /// one has made two steps.
+    fn of_slowest(runs: impl Iterator<Item = [(u64, f64); 2]>) -> Option<Self> {
+        let later = runs.filter(|[first, last]| last.0 > first.0);
+        let costs = later.map(|[first, last]| Self {
+            start: first.1,
+            per_step: (last.1 - first.1) / (last.0 - first.0) as f64,
+        });
+        costs.reduce(|a, b| Self { start: a.start.max(b.start), per_step: a.per_step.max(b.per_step) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_costs_its_start_and_its_steps_as_the_slowest_did() {
+        // A benchmark before the first step takes a minute, and later steps two seconds.
+        let runs = [[(1, 60.0), (11, 80.0)], [(1, 6.0), (3, 8.0)], [(1, 90.0), (1, 90.0)]];
+        assert_eq!(Cost::of_slowest(runs.into_iter()), Some(Cost { start: 60.0, per_step: 2.0 }));
+        assert_eq!(Cost::of_slowest([[(1, 90.0), (1, 90.0)]].into_iter()), None);
     }
 }

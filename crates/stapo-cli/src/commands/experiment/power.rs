@@ -3,7 +3,10 @@
 use anyhow::Result;
 use stapo_core::stats::PairedDesign;
 use stapo_rl::Config;
+use stapo_rl::lab::evaluation::{Benchmark, KNOWN, OTHER_SAMPLES, expanded};
 use stapo_rl::lab::experiment::ArmRuns;
+use stapo_rl::reward::Programs;
+use stapo_rl::tasks::Task;
 
 /// Standard deviations, in points, that a difference between two arms of a seed may have beyond the chance of sampling.
 const ASSUMED_SPREADS: [f64; 4] = [0.0, 1.0, 2.0, 4.0];
@@ -11,31 +14,68 @@ const ASSUMED_SPREADS: [f64; 4] = [0.0, 1.0, 2.0, 4.0];
 /// Prints what a paired t test over the seeds finds with a power of 80 % at the 5 % level: for assumed spreads of runs, and for
 /// the spread of the runs that have ended.
 pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) -> Result<()> {
-    let n_problems = config.evaluation.problems;
-    let n_answers = n_problems * config.evaluation.samples;
-    println!(
-        "held-out accuracy, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation"
-    );
+    for Questions { name, n_problems, n_answers } in questions(config)? {
+        println!("{name}, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation");
+        if n_seeds < 2 {
+            continue;
+        }
+        println!(
+            "detectable with a power of 80 % at the 5 % level, by a t test of the differences between two arms of one seed:"
+        );
+        println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
+        for spread in ASSUMED_SPREADS {
+            let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
+            println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, chance(n_answers))?);
+        }
+    }
     if n_seeds < 2 {
         println!("one seed detects nothing: a paired test needs at least two");
-        return Ok(());
-    }
-    println!(
-        "detectable with a power of 80 % at the 5 % level, by a t test of the differences between two arms of one seed:"
-    );
-    println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
-    for spread in ASSUMED_SPREADS {
-        let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
-        println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, chance(n_answers))?);
-    }
-    if let Some(measured) = measured_deviation(runs, method) {
+    } else if let Some(measured) = measured_deviation(runs, method) {
         let found = detectable(measured, n_seeds, 0.0)?;
         println!(
-            "measured in the runs that have ended: differences deviate by {:.1} points, detectable {found:.1}",
+            "measured in the runs that have ended: differences of held-out accuracy deviate by {:.1} points, detectable {found:.1}",
             100.0 * measured
         );
     }
     Ok(())
+}
+
+/// What an evaluation asks.
+#[derive(Debug, PartialEq)]
+struct Questions {
+    name: String,
+    n_problems: usize,
+    n_answers: usize,
+}
+
+/// The held-out problems of the task, if it holds any out, and the benchmarks.
+fn questions(config: &Config) -> Result<Vec<Questions>> {
+    let evaluation = &config.evaluation;
+    let mut found = Vec::new();
+    if config.task.held_out_share() > 0.0 {
+        let opened = Task::open_with(&config.task, Programs::Never);
+        let n_problems = match opened {
+            Ok(task) => task.held_out(evaluation.problems).len(),
+            Err(error) => {
+                eprintln!("note: {error}; all of evaluation.problems are taken as there");
+                evaluation.problems
+            }
+        };
+        let n_answers = n_problems * evaluation.samples;
+        found.push(Questions { name: "held-out accuracy".into(), n_problems, n_answers });
+    }
+    for name in evaluation.benchmarks.iter().flat_map(|name| expanded(name)) {
+        let known = KNOWN.iter().find(|known| known.name == name);
+        let n_questions = match known {
+            Some(known) => known.n_questions,
+            None => Benchmark::n_questions(&name, &evaluation.benchmark_data)?,
+        };
+        let n_problems = n_questions.min(evaluation.benchmark_limit.unwrap_or(usize::MAX));
+        let n_samples =
+            evaluation.benchmark_samples.unwrap_or(known.map_or(OTHER_SAMPLES, |known| known.n_samples));
+        found.push(Questions { name, n_problems, n_answers: n_problems * n_samples });
+    }
+    Ok(found)
 }
 
 /// The variance of an accuracy by sampling. Answers are taken as independent with an accuracy of one half, at which chance is
@@ -89,6 +129,20 @@ mod tests {
     use stapo_core::record::Metrics;
     use stapo_rl::lab::experiment::SeedRun;
     use stapo_rl::plan::config::CanaryConfig;
+
+    #[test]
+    fn benchmarks_count_with_their_questions_and_a_task_without_held_out_problems_does_not() {
+        let config = |settings: &[&str]| Config::from_toml("", settings.iter().copied()).unwrap();
+        let asked = |settings: &[&str]| questions(&config(settings)).unwrap();
+        let expected =
+            |name: &str, n_problems, n_answers| Questions { name: name.into(), n_problems, n_answers };
+        let few = ["evaluation.problems=64", "evaluation.samples=2"];
+        assert_eq!(asked(&few), [expected("held-out accuracy", 64, 128)]);
+        let benchmarks = ["evaluation.benchmarks=[\"gsm8k\",\"mbpp\"]", "evaluation.benchmark_samples=2"];
+        let only =
+            [&benchmarks[..], &["evaluation.benchmark_limit=1000", "task.held_out_share=0.0"]].concat();
+        assert_eq!(asked(&only), [expected("gsm8k", 1000, 2000), expected("mbpp", 500, 1000)]);
+    }
 
     /// With five seeds a paired t test has a power of 80 % at 1.6820 standard deviations (SciPy 1.17.1, non-central t).
     #[test]

@@ -4,13 +4,6 @@
 use super::{Prefix, Scheduler, Sequence, StateSlot};
 use crate::generate::group::RequestGroup;
 
-/// A state to be copied before the next step, in order with the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateCopy {
-    pub from: StateSlot,
-    pub to: StateSlot,
-}
-
 /// States of `state_bytes` that an engine keeps within the memory for keys and values: they take half of it at most, and no more than
 /// all sequences and as many prompts need. `None` for a model without states.
 pub fn states_within(kv_bytes: u64, state_bytes: u64, max_sequences: usize) -> Option<usize> {
@@ -52,7 +45,7 @@ impl Scheduler {
             sequence.state = self.pool.take_state();
         }
         if let (Some(from), Some(to)) = (of_prompt, sequence.state) {
-            self.state_copies.push(StateCopy { from, to });
+            self.state_copies.push((from, to));
         }
     }
 }

@@ -74,23 +74,38 @@ fn each_split_of_each_sequence_is_in_one_group_of_sequences_that_share_it() {
     assert!(groups.contains(&&[3, 2, (SPLIT_KEYS / GROUPED_KEYS) as u32, 0][..]));
 }
 
-#[test]
-fn sequences_with_many_rows_and_keys_come_last_in_their_order() {
+fn scheduler_of(prompts: &[usize], max_rows: usize) -> Scheduler {
     let capacity = Capacity {
         n_blocks: 1000,
         n_states: None,
         block_tokens: BLOCK,
-        max_rows: 1200,
+        max_rows,
         max_sequences: 9,
         max_draws: 9,
     };
     let windows = Windows { of_sets: vec![None], n_before: 0, n_rewound: 0 };
     let mut scheduler = Scheduler::new(capacity, windows);
-    for (ticket, n_prompt) in [600, 5, 511, 700].into_iter().enumerate() {
-        let prompt = vec![0; n_prompt];
+    for (ticket, n_prompt) in prompts.iter().enumerate() {
+        let prompt = vec![0; *n_prompt];
         let request = Request { problem: 0, prompt, n_samples: 1, max_tokens: 9, stops: vec![] };
         scheduler.submit(Ticket(ticket as u64), request, |_| 9);
     }
+    scheduler
+}
+
+#[test]
+fn the_mean_of_keys_counts_the_rows_that_read_them() {
+    let mut scheduler = scheduler_of(&[600, 1800], 2400);
+    let mut step = scheduler.plan();
+    let n_prefill = put_prefill_last(&mut step, scheduler.running());
+    let prefill = StepRows::new(&step, scheduler.running(), BLOCK, n_prefill).shape().prefill;
+    let mean_keys = (600 * 600 + 1800 * 1800) / 2400;
+    assert_eq!(prefill, Some(Prefill { n_sequences_before: 0, n_tokens_before: 0, mean_keys }));
+}
+
+#[test]
+fn sequences_with_many_rows_and_keys_come_last_in_their_order() {
+    let mut scheduler = scheduler_of(&[600, 5, 511, 700], 1200);
     // The rows of each step and its prompts: 84 rows are too few for the kernel of prefill, 511 keys too. The chunk of 616 rows
     // that follows them is after the rows of all other sequences.
     let expected = [

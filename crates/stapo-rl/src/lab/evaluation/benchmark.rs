@@ -41,7 +41,7 @@ pub struct Known {
 }
 
 /// Samples per question of a benchmark that is not in the paper.
-const OTHER_SAMPLES: usize = 4;
+pub const OTHER_SAMPLES: usize = 4;
 
 /// How the questions of a benchmark are asked, where it is not the benchmark's usual way.
 #[derive(Debug, Clone, Copy, Default)]

@@ -33,7 +33,7 @@ pub struct Shape {
     pub max_positions: usize,
     /// Standard deviation of the random weights.
     pub deviation: f64,
-    /// A hybrid: gated DeltaNet in three of four layers, with as many value heads as query heads.
+    /// A hybrid: gated DeltaNet in three of four layers, with as many key and value heads as query heads.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_hybrid: bool,
 }
@@ -69,7 +69,7 @@ impl Shape {
         }
         let mut layers = ModelConfig::repeat_layer("config.start", layer, self.n_layers)?;
         let heads = DeltaNetHeads {
-            key: self.n_kv_heads,
+            key: self.n_heads,
             value: self.n_heads,
             key_dim: self.head_dim,
             value_dim: self.head_dim,
