@@ -274,8 +274,8 @@ fn a_resumed_evaluation_tells_of_another_program_and_refuses_another_device() {
     };
     assert_eq!(resumed("2 (new)", "cpu", &inputs), Ok(vec![]));
     assert_eq!(resumed("", "", &inputs), Ok(vec![]));
-    let told = "the evaluation was begun by stapo 1 (old), this is stapo 2 (new)".to_string();
-    assert_eq!(resumed("1 (old)", "cpu", &inputs), Ok(vec![told]));
+    let warning = "the evaluation was begun by stapo 1 (old), this is stapo 2 (new)".to_string();
+    assert_eq!(resumed("1 (old)", "cpu", &inputs), Ok(vec![warning]));
     let said = resumed("2 (new)", "cuda", &inputs).unwrap_err();
     assert!(said.contains("device: was cuda, is cpu"), "{said}");
     let warnings = resumed("2 (new)", "cpu", &[]).unwrap();
