@@ -375,6 +375,32 @@ fn random_matrices_have_the_deviation_asked_for_and_those_of_the_residual_stream
     }
 }
 
+/// A decay begins between 0.01 and 16, and a convolution over four positions between -1/2 and 1/2.
+#[test]
+fn a_delta_net_starts_in_its_ranges() {
+    let policy =
+        Policy::<f64>::random(&Device::cpu(CpuOptions::default()), &tiny_config(Family::Qwen35), 3, 0.1)
+            .unwrap();
+    let mut n_checked = 0;
+    for (spec, values) in policy.tensors() {
+        let values = values.to_vec();
+        let within = |low: f64, high: f64| values.iter().all(|value| (low..=high).contains(value));
+        if spec.name.ends_with("A_log") {
+            assert!(within(0.01f64.ln(), 16f64.ln()), "{}: {values:?}", spec.name);
+            n_checked += 1;
+        } else if let [_, _, kernel] = spec.shape[..] {
+            let most = 1.0 / (kernel as f64).sqrt();
+            assert!(
+                within(-most, most) && !within(-0.8 * most, most) && !within(-most, 0.8 * most),
+                "{}",
+                spec.name
+            );
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked > 1);
+}
+
 /// Heads that forget everything have hardly a gradient by which they could learn to keep something.
 #[test]
 fn random_states_of_delta_net_last_for_many_tokens() {

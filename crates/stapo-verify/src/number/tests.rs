@@ -2,6 +2,7 @@ use super::complex::Complex;
 use super::elementary::{atan, exp, ln, pi, sin_cos};
 use super::real::Real;
 use super::{HIGH_BITS, LOW_BITS};
+use dashu_int::IBig;
 use dashu_ratio::RBig;
 use std::cmp::Ordering;
 
@@ -77,6 +78,16 @@ fn both_precisions_agree() {
 fn perfect_squares_have_exact_roots() {
     assert!(real(9, 4).sqrt(LOW_BITS).unwrap().is_exact());
     assert!(!real(2, 1).sqrt(LOW_BITS).unwrap().is_exact());
+}
+
+/// Of a number of 5 more bits than are kept, the last 5 may be zeros.
+#[test]
+fn zeros_are_cut_without_an_error() {
+    let shifted = |length: usize| {
+        let odd = (IBig::ONE << (length - 1)) + IBig::ONE;
+        Real::from_int(&(odd << 5), LOW_BITS).unwrap()
+    };
+    assert!(shifted(LOW_BITS).is_exact() && !shifted(LOW_BITS + 1).is_exact());
 }
 
 #[test]

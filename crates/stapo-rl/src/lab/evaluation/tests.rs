@@ -274,8 +274,8 @@ fn a_resumed_evaluation_tells_of_another_program_and_refuses_another_device() {
     };
     assert_eq!(resumed("2 (new)", "cpu", &inputs), Ok(vec![]));
     assert_eq!(resumed("", "", &inputs), Ok(vec![]));
-    let told = "the evaluation was begun by stapo 1 (old), this is stapo 2 (new)".to_string();
-    assert_eq!(resumed("1 (old)", "cpu", &inputs), Ok(vec![told]));
+    let warning = "the evaluation was begun by stapo 1 (old), this is stapo 2 (new)".to_string();
+    assert_eq!(resumed("1 (old)", "cpu", &inputs), Ok(vec![warning]));
     let said = resumed("2 (new)", "cuda", &inputs).unwrap_err();
     assert!(said.contains("device: was cuda, is cpu"), "{said}");
     let warnings = resumed("2 (new)", "cpu", &[]).unwrap();
@@ -283,4 +283,15 @@ fn a_resumed_evaluation_tells_of_another_program_and_refuses_another_device() {
     let other = [FileHash { sha256: "b".into(), ..inputs[0].clone() }];
     let said = resumed("2 (new)", "cpu", &other).unwrap_err();
     assert!(said.contains("weights: was b, is a"), "{said}");
+}
+
+#[test]
+fn questions_of_one_side_alone_are_counted_and_left_out() {
+    let side = |questions: &[&str]| -> Vec<EvalRecord> {
+        let right = |question: &&str| record(question, 0, Some("7"), Verdict::Right, false);
+        questions.iter().map(right).collect()
+    };
+    let compared = compare(&side(&["a", "b", "c", "d"]), &side(&["b", "c", "e"])).unwrap();
+    assert_eq!((compared.len(), compared[0].paired.n_questions, compared[0].n_unshared), (1, 2, 3));
+    assert!(compare(&side(&["a", "b"]), &side(&["b", "c"])).unwrap().is_empty(), "one shared question");
 }

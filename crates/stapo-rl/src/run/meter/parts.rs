@@ -143,6 +143,14 @@ mod tests {
     use stapo_model::CpuOptions;
 
     #[test]
+    fn a_device_that_works_half_of_the_time_is_half_busy() {
+        let mut times = PartTimes { wall: 4.0, ..PartTimes::default() };
+        (times.device[0], times.device[1]) = (1.5, 0.5);
+        assert_eq!(times.busy_share(), 0.5);
+        assert_eq!(PartTimes::default().busy_share(), 0.0);
+    }
+
+    #[test]
     fn parts_are_counted_only_while_they_are_watched() {
         let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
         let meter = Meter::default();
