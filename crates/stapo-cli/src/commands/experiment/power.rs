@@ -25,7 +25,10 @@ pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) ->
         println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
         for spread in ASSUMED_SPREADS {
             let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
-            println!("{spread:>34.1}  {:>29.1}{note}", detectable(spread / 100.0, n_seeds, chance(n_answers))?);
+            println!(
+                "{spread:>34.1}  {:>29.1}{note}",
+                detectable(spread / 100.0, n_seeds, chance(n_answers))?
+            );
         }
     }
     if n_seeds < 2 {
