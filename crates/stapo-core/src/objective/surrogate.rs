@@ -251,11 +251,11 @@ mod tests {
     /// Probabilities of 0 and 1 are 1 apart.
     #[test]
     fn a_move_of_exactly_the_bound_is_not_clipped() {
-        let certain = f64::NEG_INFINITY;
+        let impossible = f64::NEG_INFINITY;
         for (bound, is_clipped) in [(1.0, false), (0.999, true)] {
             let total = Surrogate::TotalVariation { low: bound, high: bound, cap: None };
-            assert_eq!(at(total, 2.0, 1.0, (0.0, certain)).clipped, is_clipped);
-            assert_eq!(at(total, 0.5, -1.0, (certain, 0.0)).clipped, is_clipped);
+            assert_eq!(at(total, 2.0, 1.0, (0.0, impossible)).clipped, is_clipped);
+            assert_eq!(at(total, 0.5, -1.0, (impossible, 0.0)).clipped, is_clipped);
         }
         let (logp, behavior_logp) = (-0.5, -1.5);
         let exact = binary_kl(behavior_logp, logp);

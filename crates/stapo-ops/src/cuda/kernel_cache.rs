@@ -3,7 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use sha2::{Digest, Sha256};
@@ -72,32 +72,29 @@ impl Target {
 pub(super) fn compile_ahead(mut targets: Vec<Target>) -> Vec<JoinHandle<()>> {
     targets.sort_by_key(|target| target.source.turn());
     let is_new = |target: &Target| !target.path().is_some_and(|path| path.exists());
-    let mut left = [VecDeque::new(), VecDeque::new()];
+    let mut left = VecDeque::new();
     for target in targets.into_iter().filter(is_new) {
         if let Entry::Vacant(entry) = in_background().entry(target.file_name()) {
-            let compiled = Arc::clone(entry.insert(Compiled::default()));
-            left[usize::from(target.source.comes_later())].push_back((target, compiled));
+            left.push_back((target, Arc::clone(entry.insert(Compiled::default()))));
         }
     }
     // Half of the cores, and what the first update does without only when all the rest is there: more at a time would make the
     // sources that are needed first come as late as the last.
-    let n_left = left[0].len() + left[1].len();
-    let n_threads = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)).min(n_left);
-    let left = Arc::new(left.map(Mutex::new));
-    let is_first_done = Arc::new(Barrier::new(n_threads));
-    let next = |left: &Mutex<VecDeque<(Target, Compiled)>>| {
-        left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    };
+    let n_threads = thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)).min(left.len());
+    let left = Arc::new(Mutex::new(left));
+    let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    // Read by whoever compiles a source of the first update; the others wait until nobody does. A thread that panics stops
+    // nobody.
+    let first_update = Arc::new(RwLock::new(()));
     let work = move || {
-        for (round, left) in left.iter().enumerate() {
-            if round > 0 {
-                is_first_done.wait();
+        while let Some((target, compiled)) = next() {
+            let compiles_first = (!target.source.comes_later()).then(|| first_update.read());
+            if compiles_first.is_none() {
+                drop(first_update.write());
             }
-            while let Some((target, compiled)) = next(left) {
-                let code = compiled.get_or_init(|| target.compile().ok());
-                if code.as_deref().is_none_or(|code| target.keep(code)) {
-                    in_background().remove(&target.file_name());
-                }
+            let code = compiled.get_or_init(|| target.compile().ok());
+            if code.as_deref().is_none_or(|code| target.keep(code)) {
+                in_background().remove(&target.file_name());
             }
         }
     };

@@ -62,6 +62,7 @@ const LONG: &str = "#define LONG_SEQUENCES\n";
 const SHORT: &str = "#define SHORT_SEQUENCES\n";
 /// Keys and values of a paged cache: see forward_feed_hopper.cu.
 const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
+const PIPELINED_FORWARD: &str = include_str!("../attention/forward_pipelined_hopper.cu");
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
 const WGMMA: &str = include_str!("wgmma.cu");
@@ -120,25 +121,25 @@ sources! {
     ATTENTION_HOPPER_RULED = "attention_hopper_ruled", HopperRuled,
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, FEEDS, include_str!("../attention/forward_hopper.cu")];
     ATTENTION_PIPELINED_HOPPER = "attention_pipelined_hopper", Hopper,
-        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_PIPELINED_HOPPER_RULED = "attention_pipelined_hopper_ruled", HopperRuled,
-        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
-        [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperRuled,
-        [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_SHORT_HOPPER = "attention_short_hopper", Hopper,
-        [SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_SHORT_HOPPER_RULED = "attention_short_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, SHORT, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_PREFILL_HOPPER = "attention_prefill_hopper", Hopper,
-        [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_PREFILL_HOPPER_RULED = "attention_prefill_hopper_ruled", HopperRuled,
-        [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_PREFILL_HOPPER = "attention_long_prefill_hopper", HopperOnDemand,
-        [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_PREFILL_HOPPER_RULED = "attention_long_prefill_hopper_ruled", HopperOnDemand,
-        [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, include_str!("../attention/forward_pipelined_hopper.cu")];
+        [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
         [HEAD, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, DECODE_FEED, include_str!("../attention/decode_hopper.cu")];
     ATTENTION_DECODE_HOPPER_RULED = "attention_decode_hopper_ruled", HopperRuled,
