@@ -23,7 +23,7 @@ fn a_gpu_lost_in_the_midst_of_work_is_told_with_its_remedy() {
         out.view().to_vec()
     });
     let text = lost.expect_err("the kernel stops").to_string();
-    assert!(text.contains("what was on the GPU is lost") && text.contains("last checkpoint"), "{text}");
+    assert!(text.contains("the GPU's memory is lost") && text.contains("last checkpoint"), "{text}");
     assert!(!is_failing());
     // Whatever is asked of it now fails the same way, and giving memory back does not crash.
     assert!(guard(|| device.synchronize()).is_err());
