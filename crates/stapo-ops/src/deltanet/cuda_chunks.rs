@@ -18,8 +18,8 @@ const GATES: usize = 5 * CHUNK + BLOCK * BLOCK;
 /// Bytes of a tile of `CHUNK` rows and columns in shared memory.
 const SQUARE_BYTES: usize = 2 * CHUNK * (CHUNK + 8);
 const PREPARE_THREADS: usize = 128;
-/// Threads for which the registers of a multiprocessor suffice in kernels that keep states in registers.
-const MAX_THREADS: usize = 256;
+/// The most threads of a block that load chunks, as in tile.cu.
+const MAX_LOADERS: usize = 128;
 
 /// Bytes of a tile of so many rows in shared memory.
 fn tile_bytes(rows: usize, dim: usize) -> usize {
@@ -116,18 +116,18 @@ fn chunk_args(cuda: &Cuda, inputs: &Inputs, prepared: Option<&Prepared>, to: &Ch
 }
 
 /// Blocks that share the columns of a value head in kernels that take the chunks of a sequence in order. A warp has sixteen columns;
-/// where heads are too few to fill the GPU, two blocks share them.
+/// where each of two blocks finds a multiprocessor, the two share them. No bit depends on the choice.
 fn n_slices(cuda: &Cuda, inputs: &Inputs) -> usize {
     let n_heads = inputs.d.heads.value * inputs.d.sequences;
-    if n_heads < cuda.gpu.multiprocessors as usize { 2 } else { 1 }
+    if 2 * n_heads <= cuda.gpu.multiprocessors as usize { 2 } else { 1 }
 }
 
-/// The grid and the threads of such kernels. As many warps load as compute, where there are registers for them.
+/// The grid and the threads of such kernels: of those that compute and of those that load, see tile.cu.
 fn sequential_shape(cuda: &Cuda, inputs: &Inputs) -> ([usize; 2], usize) {
     let Heads { value, value_dim, .. } = inputs.d.heads;
     let n_slices = n_slices(cuda, inputs);
     let threads = 2 * value_dim / n_slices;
-    ([value * n_slices, inputs.d.sequences], if threads <= MAX_THREADS / 2 { 2 * threads } else { threads })
+    ([value * n_slices, inputs.d.sequences], threads + threads.min(MAX_LOADERS))
 }
 
 fn run_prepared(cuda: &Arc<Cuda>, inputs: &Inputs, args: &Fields, n_chunks: usize) {

@@ -1,8 +1,14 @@
 // The chunks of a sequence in their order: corrected values, outputs and states. A block of threads has some columns of one value head
-// of one sequence, and each of its first warps sixteen of them. The other warps, if there are any, load the chunks ahead.
+// of one sequence, and each of its first warps sixteen of them. The other warps load the chunks ahead.
 
 // Chunks in shared memory at once: the one in progress, and those on their way.
 #define STAGES (DIM > 64 ? 3 : 2)
+
+// The most threads of a block: warps for all columns of a head, and four that load.
+#define SEQUENTIAL_THREADS (2 * DIM + 128)
+// Registers of the threads that compute and of those that load. Narrow heads need no division of them.
+#define COMPUTE_REGISTERS 232
+#define LOAD_REGISTERS 40
 
 // The inputs of one chunk.
 struct Stage {
@@ -19,7 +25,7 @@ struct Stage {
 // The columns of a block of threads, and of its warps.
 struct Columns {
     int head, key_head, start, width, warp;
-    // The number of this thread among those that load, below 0 where it does not, and their number.
+    // The number of this thread among those that load, below 0 where it computes, and their number.
     int loader, loaders;
 
     __device__ __forceinline__ Columns(const Heads& h, int slices) {
@@ -28,19 +34,48 @@ struct Columns {
         key_head = head / h.group();
         start = blockIdx.x % slices * width;
         warp = start + threadIdx.x / 32 * 16;
-        bool has_loaders = (int)blockDim.x > 2 * width;
-        loader = has_loaders ? (int)threadIdx.x - 2 * width : (int)threadIdx.x;
-        loaders = has_loaders ? (int)blockDim.x - 2 * width : (int)blockDim.x;
+        loader = (int)threadIdx.x - 2 * width;
+        loaders = (int)blockDim.x - 2 * width;
     }
 
-    __device__ __forceinline__ bool computes() const { return (int)threadIdx.x < 2 * width; }
+    // The same for all threads of a warp. Takes the registers of the thread's task.
+    __device__ __forceinline__ bool computes() const {
+        bool computes = __shfl_sync(0xffffffffu, loader, 0) < 0;
+#if DIM > 64
+        if (computes)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOAD_REGISTERS));
+#endif
+        return computes;
+    }
 };
+
+// The loops of both kinds of threads over n chunks: `load(i)` starts the copies of chunk i to its stage, `run(i)` computes with it.
+template <class Load> __device__ __forceinline__ void load_chunks(int n, Load load) {
+    auto start = [&](int i) {
+        if (i < n) load(i);
+        cp_async_commit();
+    };
+    for (int i = 0; i < STAGES - 1; ++i) start(i);
+    for (int i = 0; i < n; ++i) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        start(i + STAGES - 1);
+    }
+}
+
+template <class Run> __device__ __forceinline__ void run_chunks(int n, Run run) {
+    for (int i = 0; i < n; ++i) {
+        __syncthreads();
+        run(i);
+    }
+}
 
 // Starts the copies of keys of a chunk, what `prepare` left of it, rows `values(r)` [DIM], and where outputs are computed queries.
 template <class Values>
 __device__ __forceinline__ void load_stage(Stage& s, const ChunkArgs& a, const Columns& at, const Chunk& c, const bf16* kept,
                                            size_t number, Values values, bool has_outputs) {
-    if (at.loader < 0) return;
     for (int i = at.loader; i < CHUNK * DIM / 8; i += at.loaders) {
         int r = i / (DIM / 8), column = i % (DIM / 8) * 8, to = r * STRIDE + column;
         bool is_kept = r < c.first;
@@ -205,7 +240,7 @@ __device__ __forceinline__ void run_chunk(Stage& s, const ChunkArgs& a, const Co
 }
 
 // Grid: (value heads and slices of their columns, sequences).
-KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
+KERNEL __launch_bounds__(SEQUENTIAL_THREADS) deltanet_chunks(const __grid_constant__ ChunkArgs a) {
     extern __shared__ __align__(16) char memory[];
     Stage* stages = (Stage*)memory;
     int sequence = blockIdx.y, n = n_chunks(a.sequences, sequence);
@@ -215,29 +250,24 @@ KERNEL deltanet_chunks(const __grid_constant__ ChunkArgs a) {
     size_t slot = a.states ? a.sequences.slots[sequence] : 0, number = chunks_before(a.sequences, sequence);
     bf16* kept = a.states ? kept_rows(a, slot, at.head) : 0;
     StatePlanes planes(a.states, slot * a.h.value + at.head);
-    float state[DIM / 8][4];
-    zero(state);
-    if (a.states && at.computes() && of_call.done >= CHUNK) planes.load(state, at.warp / 16);
-    auto load = [&](int index) {
-        if (index < n) {
+    if (!at.computes()) {
+        return load_chunks(n, [&](int index) {
             Chunk c = of_call.chunk(index);
             const bf16* values = a.mixed + 2 * a.h.key_width() + at.head * DIM;
             ValueRows rows = {kept, values, c, (size_t)a.h.conv_width()};
             load_stage(stages[index % STAGES], a, at, c, kept, number + index, rows, a.out);
-        }
-        cp_async_commit();
-    };
-    for (int index = 0; index < STAGES - 1; ++index) load(index);
-    bool is_changed = false;
-    for (int index = 0; index < n; ++index) {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
-        load(index + STAGES - 1);
-        Chunk c = of_call.chunk(index);
-        if (at.computes() && a.out) run_chunk<true>(stages[index % STAGES], a, at, c, number + index, kept, state);
-        if (at.computes() && !a.out) run_chunk<false>(stages[index % STAGES], a, at, c, number + index, kept, state);
-        is_changed |= c.n == CHUNK;
+        });
     }
+    float state[DIM / 8][4];
+    zero(state);
+    if (a.states && of_call.done >= CHUNK) planes.load(state, at.warp / 16);
+    bool is_changed = false;
+    run_chunks(n, [&](int index) {
+        Chunk c = of_call.chunk(index);
+        if (a.out) run_chunk<true>(stages[index % STAGES], a, at, c, number + index, kept, state);
+        if (!a.out) run_chunk<false>(stages[index % STAGES], a, at, c, number + index, kept, state);
+        is_changed |= c.n == CHUNK;
+    });
     // Nobody reads the state of a sequence in its first chunk: it is 0.
-    if (a.states && is_changed && at.computes()) planes.store(state, at.warp / 16);
+    if (a.states && is_changed) planes.store(state, at.warp / 16);
 }

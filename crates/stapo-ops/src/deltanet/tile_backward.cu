@@ -113,7 +113,7 @@ __device__ __forceinline__ void chunk_backward(Stage& s, const BackwardArgs& a, 
 }
 
 // Grid: (value heads and slices of their columns, sequences).
-KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
+KERNEL __launch_bounds__(SEQUENTIAL_THREADS) deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
     extern __shared__ __align__(16) char memory[];
     Stage* stages = (Stage*)memory;
     const ChunkArgs& f = a.forward;
@@ -122,23 +122,21 @@ KERNEL deltanet_states_backward(const __grid_constant__ BackwardArgs a) {
     Columns at(f.h, f.slices);
     SequenceRows of_call(f.sequences, sequence);
     size_t number = chunks_before(f.sequences, sequence);
-    float d_state[DIM / 8][4];
-    zero(d_state);
-    auto load = [&](int index) {
-        if (index >= 0) {
+    // From the last chunk to the first.
+    if (!at.computes()) {
+        return load_chunks(n, [&](int i) {
+            int index = n - 1 - i;
             Chunk c = of_call.chunk(index);
             OutputRows rows = {a.d_outputs + at.head * DIM, c, (size_t)f.h.value_width()};
-            load_stage(stages[index % STAGES], f, at, c, 0, number + index, rows, true);
-        }
-        cp_async_commit();
-    };
-    for (int index = n - 1; index > n - STAGES; --index) load(index);
-    for (int index = n - 1; index >= 0; --index) {
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
-        load(index - STAGES + 1);
-        if (at.computes()) chunk_backward(stages[index % STAGES], a, at, of_call.chunk(index), number + index, d_state);
+            load_stage(stages[i % STAGES], f, at, c, 0, number + index, rows, true);
+        });
     }
+    float d_state[DIM / 8][4];
+    zero(d_state);
+    run_chunks(n, [&](int i) {
+        int index = n - 1 - i;
+        chunk_backward(stages[i % STAGES], a, at, of_call.chunk(index), number + index, d_state);
+    });
 }
 
 // Threads of a block for one chunk: each warp has sixteen key dimensions.

@@ -40,6 +40,7 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
 PRODUCT_WITH_ADAPTERS(16, 5, 8)
 PRODUCT_WITH_ADAPTERS(32, 5, 6)
 PRODUCT_WITH_ADAPTERS(48, 4, 5)
+PRODUCT_WITH_ADAPTERS(64, 4, 4)
 
 // Split-K: parts [gridDim.y, n, outputs], the partial sum of each part of the depth. In W there are `ranks` columns behind each
 // part. The last part goes on over the ranks.

@@ -243,6 +243,7 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
 PRODUCT(16, 5, 8)
 PRODUCT(32, 5, 6)
 PRODUCT(48, 4, 5)
+PRODUCT(64, 4, 4)
 
 // Split-K (see cuda.rs): parts [gridDim.y, n, outputs], the partial sum of each part of the depth.
 KERNEL __launch_bounds__(THREADS, 1)

@@ -41,10 +41,11 @@ const fn tiling(name: &'static str, columns: usize, n_matrices: usize, stages: (
 }
 
 /// By rising number of columns.
-const PRODUCT: [Tiling; 3] = [
+const PRODUCT: [Tiling; 4] = [
     tiling("product_small_m_16", 16, 1, (5, 8)),
     tiling("product_small_m_32", 32, 1, (5, 6)),
     tiling("product_small_m_48", 48, 1, (4, 5)),
+    tiling("product_small_m_64", 64, 1, (4, 4)),
 ];
 const SPLIT_K: Tiling = tiling("product_small_m_split_k", 64, 1, (4, 4));
 const SWIGLU: Tiling = tiling("swiglu_small_m_48", 48, 2, (3, 4));

@@ -1,6 +1,7 @@
 use super::Dims;
 use crate::cuda::kernels::OUTPUT_GATE;
 use crate::cuda::{Cuda, Slice};
+use crate::matmul::small_m;
 use crate::pitch_of;
 
 const THREADS: usize = 256;
@@ -14,6 +15,11 @@ fn name(kernel: &str, rows: Slice, each: usize) -> String {
     format!("output_gate_{kernel}_{}_{each}", rows.name())
 }
 
+/// Whether the kernels in front and behind are decode's, which use programmatic dependent launch.
+fn is_decode(cuda: &Cuda, d: Dims) -> bool {
+    cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS
+}
+
 /// Blocks of threads for rows of `width` columns, `each` for a thread.
 fn grid(d: Dims, width: usize, each: usize) -> [usize; 2] {
     [d.tokens, width.div_ceil(each * THREADS)]
@@ -25,7 +31,11 @@ pub(super) fn divide(cuda: &Cuda, d: Dims, projected: Slice, qkv: Slice, gate: S
     let name = name("divide", projected.same(qkv, op).same(gate, op), each);
     let (query, width) = (d.heads.out_width(), d.heads.qkv_width());
     let launch = cuda.kernel(&OUTPUT_GATE, &name).arg(projected).arg(qkv).arg(gate);
-    launch.arg(d.heads.dim).arg(query).arg(width).run(grid(d, width, each), THREADS, 0);
+    launch.arg(d.heads.dim).arg(query).arg(width).programmatic_launch(is_decode(cuda, d)).run(
+        grid(d, width, each),
+        THREADS,
+        0,
+    );
 }
 
 pub(super) fn join(cuda: &Cuda, d: Dims, qkv: Slice, gate: Slice, projected: Slice) {
@@ -45,7 +55,7 @@ pub(super) fn forward(cuda: &Cuda, d: Dims, attended: Slice, gate: Slice, out: S
     let each = columns(d, pitch);
     let name = name("forward", out.same(attended, op).same(gate, op), each);
     let launch = cuda.kernel(&OUTPUT_GATE, &name).arg(attended).arg(gate).arg(out).arg(width).arg(pitch);
-    launch.run(grid(d, width, each), THREADS, 0);
+    launch.programmatic_launch(is_decode(cuda, d)).run(grid(d, width, each), THREADS, 0);
 }
 
 pub(super) fn backward(

@@ -3,6 +3,11 @@
 
 #define COLUMN ((blockIdx.y * blockDim.x + threadIdx.x) * EACH)
 
+// In decode these kernels run between others that use programmatic dependent launch.
+#define BETWEEN_KERNELS  \
+    launch_dependents(); \
+    wait_for_previous_kernel();
+
 // Where column j of [queries | rest] or of the gates lies in a row of projections, whose queries [heads, dim] are each followed by
 // their gates.
 __device__ __forceinline__ int query_column(int j, int dim) { return j / dim * 2 * dim + j % dim; }
@@ -16,6 +21,7 @@ template <int EACH, class S> __device__ __forceinline__ void copy_columns(S* to,
 // projected [rows, query + width] becomes qkv [rows, width] and gate [rows, query].
 template <int EACH, class S>
 __device__ __forceinline__ void divide(const S* projected, S* qkv, S* gate, int dim, int query, int width) {
+    BETWEEN_KERNELS
     int j = COLUMN;
     size_t row = blockIdx.x;
     projected += row * (query + width);
@@ -44,6 +50,7 @@ __device__ __forceinline__ void join(const S* qkv, const S* gate, S* projected, 
 // Rows of `out` are `pitch` apart.
 template <int EACH, class S>
 __device__ __forceinline__ void forward(const S* attended, const S* gate, S* out, int width, int pitch) {
+    BETWEEN_KERNELS
     int j = COLUMN;
     size_t at = (size_t)blockIdx.x * width + j;
     if (j >= width) return;

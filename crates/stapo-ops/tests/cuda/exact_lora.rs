@@ -70,6 +70,7 @@ fn layers() -> Vec<Case> {
     // Tiles of the kernels for some hundred rows, with columns that end inside of one.
     cases.extend([2, 24, 33].map(|rank| Case::new(128, &[4104, 200], &[0, 1], rank)));
     cases.push(Case::new(1024, &[12296], &[0], 20));
+    cases.push(Case::new(256, &[6144, 2080], &[0, 1], 16));
     cases
 }
 
