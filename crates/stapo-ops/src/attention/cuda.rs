@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{Dims, Sequences};
 use crate::cuda::kernels::{
-    ATTENTION, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_PIPELINED_HOPPER,
-    ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED, ATTENTION_SHORT_HOPPER,
-    ATTENTION_SHORT_HOPPER_RULED, ELEMENTWISE, Source,
+    ATTENTION, ATTENTION_LONG_HOPPER, ATTENTION_LONG_HOPPER_RULED, ATTENTION_LONG_PAIRED_HOPPER,
+    ATTENTION_PIPELINED_HOPPER, ATTENTION_PIPELINED_HOPPER_RULED, ATTENTION_PLAIN, ATTENTION_RULED,
+    ATTENTION_SHORT_HOPPER, ATTENTION_SHORT_HOPPER_RULED, ELEMENTWISE, Source,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Launch, Slice, TILE_COLUMNS, TensorMap};
 use crate::heads::{Heads, MAX_GPU_DIM, MAX_NARROW_DIM, ScoreRule};
@@ -112,12 +112,13 @@ pub(super) fn map(rows: Slice, n: usize, width: usize, tile_rows: usize) -> Tens
     TensorMap::of_columns(rows, n, (0, width, width), tile_rows)
 }
 
-/// How forward_feed_hopper.cu is compiled: with SHORT_SEQUENCES, with neither, with LONG_SEQUENCES.
+/// How forward_feed_hopper.cu is compiled: with SHORT_SEQUENCES, with neither, with LONG_SEQUENCES, with that and PAIRED_BLOCKS.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Short,
     Usual,
     Long,
+    LongPaired,
 }
 
 /// As forward_feed_hopper.cu has it for a width of heads: warpgroups that multiply, stages of keys or values, and buffers of
@@ -132,18 +133,24 @@ pub(super) struct Pipeline {
 
 impl Pipeline {
     /// For sequences of `mean_keys` keys. All give the same bits.
-    pub(super) fn new(heads: Heads, mean_keys: usize) -> Self {
+    pub(super) fn new(rule: KernelRule, mean_keys: usize) -> Self {
+        let heads = rule.heads;
         let is_wide = heads.dim > MAX_NARROW_DIM;
+        let has_pairs = heads.group().is_multiple_of(2);
         let form = match mean_keys {
-            ..SHORT_TOKENS if heads.group().is_multiple_of(2) => Form::Short,
+            ..SHORT_TOKENS if has_pairs => Form::Short,
             SHORT_TOKENS..LONG_TOKENS => Form::Usual,
             _ if is_wide => Form::Usual,
+            // Each block of a pair copies one of two parts of a tile.
+            _ if has_pairs && swizzled_columns(heads) == 2 * TILE_COLUMNS && rule.is_plain() => {
+                Form::LongPaired
+            }
             _ => Form::Long,
         };
         let (consumers, stages, buffers) = match form {
             _ if is_wide => (2, 5, 1),
             Form::Usual => (3, 8, 2),
-            Form::Short | Form::Long => (2, 10, 2),
+            Form::Short | Form::Long | Form::LongPaired => (2, 10, 2),
         };
         Self { form, consumers, stages, buffers }
     }
@@ -151,7 +158,8 @@ impl Pipeline {
     /// Starts the kernel, which takes tile after tile on every multiprocessor.
     pub(super) fn run(self, cuda: &Cuda, heads: Heads, launch: Launch<'_>) {
         let shared = swizzled_bytes(heads, (self.buffers * self.consumers + self.stages) * KEYS);
-        let n_blocks = cuda.gpu.multiprocessors as usize;
+        let n = cuda.gpu.multiprocessors as usize;
+        let n_blocks = if self.form == Form::LongPaired { n / 2 * 2 } else { n };
         launch.programmatic_launch(true).run([n_blocks, 1], 128 * self.consumers + 128, shared);
     }
 }
@@ -305,11 +313,12 @@ fn forward_pipelined(
     let heads = d.heads;
     let has_maps = has_map(qkv, heads.qkv_width()) && sequences.fit_maps();
     assert!(has_maps, "attention::forward: rows that do not begin at multiples of 16 bytes");
-    let pipeline = Pipeline::new(heads, sequences.mean_keys(d));
+    let pipeline = Pipeline::new(rule, sequences.mean_keys(d));
     let (plain, ruled) = match pipeline.form {
         Form::Short => (&ATTENTION_SHORT_HOPPER, &ATTENTION_SHORT_HOPPER_RULED),
         Form::Usual => (&ATTENTION_PIPELINED_HOPPER, &ATTENTION_PIPELINED_HOPPER_RULED),
         Form::Long => (&ATTENTION_LONG_HOPPER, &ATTENTION_LONG_HOPPER_RULED),
+        Form::LongPaired => (&ATTENTION_LONG_PAIRED_HOPPER, &ATTENTION_LONG_HOPPER_RULED),
     };
     let source = rule.choose(plain, ruled);
     let args = sequences

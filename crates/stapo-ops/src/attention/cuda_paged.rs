@@ -8,9 +8,9 @@ use super::cuda::{
     swizzled_bytes, tile_bytes,
 };
 use crate::cuda::kernels::{
-    ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PREFILL_HOPPER,
-    ATTENTION_LONG_PREFILL_HOPPER_RULED, ATTENTION_PAGED, ATTENTION_PAGED_RULED, ATTENTION_PREFILL_HOPPER,
-    ATTENTION_PREFILL_HOPPER_RULED,
+    ATTENTION_HOPPER, ATTENTION_HOPPER_RULED, ATTENTION_LONG_PAIRED_PREFILL_HOPPER,
+    ATTENTION_LONG_PREFILL_HOPPER, ATTENTION_LONG_PREFILL_HOPPER_RULED, ATTENTION_PAGED,
+    ATTENTION_PAGED_RULED, ATTENTION_PREFILL_HOPPER, ATTENTION_PREFILL_HOPPER_RULED,
 };
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, TensorMap};
 use crate::heads::Heads;
@@ -147,11 +147,12 @@ impl PagedCall {
         let op = "attention::paged::forward";
         let Dims { tokens, sequences, heads, table_width, .. } = self.dims;
         // There is no form for short sequences.
-        let pipeline = Pipeline::new(heads, prefill.mean_keys.max(SHORT_TOKENS));
-        let (plain, ruled) = if pipeline.form == Form::Long {
-            (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED)
-        } else {
-            (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED)
+        let rule = self.rule();
+        let pipeline = Pipeline::new(rule, prefill.mean_keys.max(SHORT_TOKENS));
+        let (plain, ruled) = match pipeline.form {
+            Form::Long => (&ATTENTION_LONG_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED),
+            Form::LongPaired => (&ATTENTION_LONG_PAIRED_PREFILL_HOPPER, &ATTENTION_LONG_PREFILL_HOPPER_RULED),
+            Form::Short | Form::Usual => (&ATTENTION_PREFILL_HOPPER, &ATTENTION_PREFILL_HOPPER_RULED),
         };
         let block_size = self.cache_dims.block_size;
         let of_queries = map(qkv, tokens, heads.qkv_width(), KEYS);
@@ -177,7 +178,6 @@ impl PagedCall {
             .eight_bytes(behind(self.tables, table_width))
             .four_bytes(table_width)
             .four_bytes(block_size.ilog2() as usize);
-        let rule = self.rule();
         let launch = cuda.kernel(rule.choose(plain, ruled), "attention_forward_pipelined_hopper_bf16");
         let launch = launch.head_dim(heads.dim).tensor_map(&of_queries);
         let launch = launch.tensor_maps::<2>(&self.cache_maps()).fields(&args);

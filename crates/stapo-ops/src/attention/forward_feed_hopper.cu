@@ -13,6 +13,9 @@
 
 // PAGED_KEYS: prefill. The queries are the new tokens of sequences whose keys and values lie in a paged cache [blocks, kv heads,
 // 2^shift, HEAD_DIM]. The steps of keys are the same, and so are the bits. Copies are smaller, so a second warp copies the values.
+//
+// PAIRED_BLOCKS: the two blocks of a cluster take the same positions of two query heads that share a key head. Each copies one half
+// of the columns of every tile of keys and values to both, so that these leave the L2 cache once for 256 rows instead of 128.
 
 #if HEAD_DIM > 128
 #define CONSUMERS 2
@@ -47,13 +50,26 @@
 #define THREADS (128 * CONSUMERS + 128)
 // Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
 // with one at least the compiler keeps the operands of all products in uniform registers.
+#ifndef SLICES
+#if HEAD_DIM <= 128 && CONSUMERS == 2
+#define SLICES (DIM / 16)
+#else
 #define SLICES 1
+#endif
+#endif
 #define TILE (KEYS * COLUMNS)
 #ifdef PAGED_KEYS
 #define PRODUCERS 2
 #else
 #define PRODUCERS 1
 #endif
+#ifdef PAIRED_BLOCKS
+#define BLOCKS 2
+#else
+#define BLOCKS 1
+#endif
+// The block's place in its cluster.
+#define RANK ((int)blockIdx.x % BLOCKS)
 
 // A block's next tile: the row of qkv at its sequence's position 0, the sequence's first row of keys (with PAGED_KEYS the first entry
 // of its table of blocks), positions of the tile's first row and of the sequence's first query, the first consumer's head, and the
@@ -68,6 +84,11 @@ struct PipelineShared {
 #ifdef PAGED_KEYS
     // For the producer of values: that a turn is there.
     u64 turn_full[QUERY_BUFFERS];
+#endif
+#ifdef PAIRED_BLOCKS
+    // In the second block: the number of the next tile, which the first one draws for both. In the first: that it is read.
+    u64 number_full, number_empty;
+    u32 number;
 #endif
 
     // A turn, which may be overwritten once the queries are released.
@@ -119,7 +140,7 @@ struct Cursor {
     }
 };
 
-// Draws the number of a block's next tile, less the number of blocks. Whoever is ready draws the next: tiles with most keys come
+// Draws the number of a block's next tile, less the number of those who draw. Whoever is ready draws the next: tiles with most keys come
 // first, so all blocks end at about the same time. No bit depends on who computes a tile. By one thread. Nothing waits for the
 // number before it is used; the compiler would make an `add` one of the whole warp, and wait.
 __device__ __forceinline__ u32 draw_tile(const ForwardArgs& args) {
@@ -130,26 +151,35 @@ __device__ __forceinline__ u32 draw_tile(const ForwardArgs& args) {
 
 // After the block's last draw: the last of all blocks leaves the counters as it found them. By one thread.
 __device__ __forceinline__ void end_draws(const ForwardArgs& args) {
-    if (atomicInc(args.drawn + 1, gridDim.x - 1) == gridDim.x - 1) *args.drawn = 0;
+    u32 n = gridDim.x / BLOCKS;
+    if (atomicInc(args.drawn + 1, n - 1) == n - 1) *args.drawn = 0;
 }
 
 // The tile of number `index`: all heads of some positions, then the next positions. By a whole warp.
 __device__ __forceinline__ Turn find_turn(int index, TileSearch& search, const ForwardArgs& args) {
-    int n_at_once = args.packing.query / TILE_HEADS, sequence, tile;
+    int n_at_once = args.packing.query / (TILE_HEADS * BLOCKS), sequence, tile;
     auto tiles = [&](int s) { return args.tiles(s); };
     if (!search.find(tiles, args.packing.sequences, index / n_at_once, &sequence, &tile)) return {0, 0, 0, 0, 0, 0};
     Sequence s = args.sequence(sequence);
-    int first = s.origin() % HEIGHT + tile * HEIGHT, head = index % n_at_once * TILE_HEADS;
+    int first = s.origin() % HEIGHT + tile * HEIGHT, head = (index % n_at_once * BLOCKS + RANK) * TILE_HEADS;
     return {s.token, s.key_start, first, s.first_query, head, min(s.n_keys, first + HEIGHT)};
 }
 
-// tma_load_tile to an address in shared memory.
+// tma_load_tile to an address in shared memory, of both blocks where they are paired.
 __device__ __forceinline__ void tma_load_at(u32 to, const TensorMap& map, int column, int row, u32 barrier) {
+#ifdef PAIRED_BLOCKS
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((u16)3)
+        : "memory");
+#else
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             to),
         "l"(&map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
+#endif
 }
 
 #ifdef PAGED_KEYS
@@ -194,8 +224,10 @@ __device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers& blocks,
     blocks.go_to(i / 2, args);
     auto copy = [&](int from, int row) {
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
+        for (int i = 0; i < PARTS; i += BLOCKS) {
+            int part = i + RANK;
             tma_load_at(tile + (part * KEYS + from) * 128, map, part * 64, row, barrier);
+        }
     };
     if (args.shift == 5) {
         int rows[2] = {blocks.row(key, kv_head, args), blocks.row(key + 32, kv_head, args)};
@@ -222,9 +254,11 @@ __device__ __forceinline__ void load_tile(u32 tile, int i, BlockNumbers&, int kv
     int first_head = args.heads_before_keys + (i % 2 ? args.packing.kv : 0);
     if (threadIdx.x % 32 > 0) return;
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part)
+    for (int j = 0; j < PARTS; j += BLOCKS) {
+        int part = j + RANK;
         tma_load_at(tile + part * KEYS * 128, map, (first_head + kv_head) * HEAD_DIM + part * 64,
                     t.key_start + i / 2 * KEYS, barrier);
+    }
 }
 
 #endif
@@ -267,25 +301,58 @@ __device__ __forceinline__ void copy_tiles(const Turn& t, int from, Cursor& at, 
     }
 }
 
+#ifdef PAIRED_BLOCKS
+
+// Tells the second block of a cluster the number of its tile of turn `turn`. By the first block's drawing thread.
+__device__ __forceinline__ void tell_number(u32 number, int turn, PipelineShared& shared) {
+    if (turn > 0) mbarrier_wait(&shared.number_empty, (turn - 1) % 2);
+    u32 to, barrier;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 1;" : "=r"(to) : "r"(shared_address(&shared.number)));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 1;" : "=r"(barrier) : "r"(shared_address(&shared.number_full)));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to), "r"(number),
+                 "r"(barrier)
+                 : "memory");
+}
+
+// What the first block tells. By one thread of the second.
+__device__ __forceinline__ u32 hear_number(int turn, PipelineShared& shared) {
+    mbarrier_arrive_expect_bytes(&shared.number_full, sizeof(u32));
+    mbarrier_wait(&shared.number_full, turn % 2);
+    u32 number = *(volatile u32*)&shared.number;
+    mbarrier_arrive_at(&shared.number_empty, 0);
+    return number;
+}
+
+#endif
+
 // The producer's loop, of one warp. It finds the tiles for the consumers too.
 __device__ __forceinline__ void produce(const TensorMap& map_q, const KeyMaps& maps, const ForwardArgs& args,
                                         const ScoreRule& rule, PipelineShared& shared, bf16* queries, bf16* tiles) {
     Cursor at = {0, 0};
     bool leads = threadIdx.x % 32 == 0;
-    u32 next = blockIdx.x - gridDim.x;
+    u32 next = blockIdx.x / BLOCKS - gridDim.x / BLOCKS;
     TileSearch search([&](int s) { return args.tiles(s); }, args.packing.sequences, NEAR / HEIGHT);
     for (int turn = 0;; ++turn) {
-        Turn t = find_turn(gridDim.x + __shfl_sync(0xffffffffu, next, 0), search, args);
+#ifdef PAIRED_BLOCKS
+        // Both know the first.
+        if (leads && turn > 0) {
+            if (RANK > 0)
+                next = hear_number(turn - 1, shared);
+            else
+                tell_number(next, turn - 1, shared);
+        }
+#endif
+        Turn t = find_turn(gridDim.x / BLOCKS + __shfl_sync(0xffffffffu, next, 0), search, args);
         int buffer = turn % QUERY_BUFFERS, round = turn / QUERY_BUFFERS;
         if (round > 0) mbarrier_wait(shared.queries_empty + buffer, (round - 1) % 2);
         if (leads) start_queries(t, map_q, queries + buffer * ROWS * COLUMNS, shared, buffer);
         if (t.n_keys == 0) break;
         int first = 2 * (rule.first_key(t.first) / KEYS);
         copy_tiles<PRODUCERS>(t, first, at, maps, args, shared, tiles, [&] {
-            if (leads) next = draw_tile(args);
+            if (leads && RANK == 0) next = draw_tile(args);
         });
     }
-    if (leads) end_draws(args);
+    if (leads && RANK == 0) end_draws(args);
 }
 
 #ifdef PAGED_KEYS

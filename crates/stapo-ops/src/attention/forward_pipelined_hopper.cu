@@ -39,7 +39,12 @@ struct Inputs {
     __device__ __forceinline__ void wait(const Cursor& at) const { mbarrier_wait(shared.full + at.stage, at.parity); }
     __device__ __forceinline__ bf16* tile(const Cursor& at) const { return tiles + at.stage * TILE; }
     __device__ __forceinline__ void release(Cursor& at) {
+#ifdef PAIRED_BLOCKS
+        // Both blocks copy to the stage.
+        if (threadIdx.x % 32 < BLOCKS) mbarrier_arrive_at(shared.empty + at.stage, threadIdx.x % 32);
+#else
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.empty + at.stage);
+#endif
         at.advance(2);
     }
     // Starts the scores of the next step; without keys, those of whatever lies there.
@@ -239,7 +244,11 @@ __device__ __forceinline__ void consume(const ForwardArgs& args, const ScoreRule
 // Grid: multiprocessors. Maps: qkv [T, query + 2 kv heads, HEAD_DIM] and rows of keys and values, both in tiles of 64; with
 // PAGED_KEYS keys and values of the cache in tiles of a block, at most 64.
 // Shared: queries [QUERY_BUFFERS][ROWS], keys and values [STAGES][64].
-KERNEL __launch_bounds__(THREADS, 1)
+KERNEL
+#ifdef PAIRED_BLOCKS
+    __cluster_dims__(BLOCKS, 1, 1)
+#endif
+        __launch_bounds__(THREADS, 1)
 attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q, const __grid_constant__ KeyMaps maps,
                                         const __grid_constant__ ForwardArgs args RULE_PARAMETER) {
     RULE_CONSTANT
@@ -251,13 +260,20 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
             mbarrier_init(shared.queries_full + b, 1),
                 mbarrier_init(shared.queries_empty + b, 4 * CONSUMERS + PRODUCERS - 1);
         for (int b = 0; b < STAGES; ++b)
-            mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS);
+            mbarrier_init(shared.full + b, 1), mbarrier_init(shared.empty + b, 4 * CONSUMERS * BLOCKS);
 #ifdef PAGED_KEYS
         for (int b = 0; b < QUERY_BUFFERS; ++b) mbarrier_init(shared.turn_full + b, 1);
+#endif
+#ifdef PAIRED_BLOCKS
+        mbarrier_init(&shared.number_full, 1), mbarrier_init(&shared.number_empty, 1);
 #endif
         mbarrier_init_fence();
     }
     __syncthreads();
+#ifdef PAIRED_BLOCKS
+    // No block copies to another before that one's mbarriers are there, and none ends before the other has arrived at its own.
+    cluster_barrier();
+#endif
     wait_for_previous_kernel();
     if (uniform(threadIdx.x / 128) == CONSUMERS) {
         take_producer_registers<PRODUCER_REGISTERS>();
@@ -270,4 +286,7 @@ attention_forward_pipelined_hopper_bf16(const __grid_constant__ TensorMap map_q,
         take_consumer_registers<CONSUMER_REGISTERS>();
         consume(args, rule, shared, queries, tiles);
     }
+#ifdef PAIRED_BLOCKS
+    cluster_barrier();
+#endif
 }

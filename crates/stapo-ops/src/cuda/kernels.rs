@@ -62,6 +62,8 @@ const LONG: &str = "#define LONG_SEQUENCES\n";
 const SHORT: &str = "#define SHORT_SEQUENCES\n";
 /// Keys and values of a paged cache: see forward_feed_hopper.cu.
 const PAGED_KEYS: &str = "#define PAGED_KEYS\n";
+/// Two blocks share keys and values: see forward_feed_hopper.cu.
+const PAIRED: &str = "#define PAIRED_BLOCKS\n";
 const PIPELINED_FORWARD: &str = include_str!("../attention/forward_pipelined_hopper.cu");
 const DECODE_FEED: &str = include_str!("../attention/decode_feed.cu");
 const MMA: &str = include_str!("../attention/mma.cu");
@@ -126,6 +128,8 @@ sources! {
         [TAKES_RULE, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_HOPPER = "attention_long_hopper", Hopper,
         [LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
+    ATTENTION_LONG_PAIRED_HOPPER = "attention_long_paired_hopper", HopperOnDemand,
+        [LONG, PAIRED, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, CLUSTER, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_HOPPER_RULED = "attention_long_hopper_ruled", HopperRuled,
         [TAKES_RULE, LONG, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_SHORT_HOPPER = "attention_short_hopper", Hopper,
@@ -138,6 +142,8 @@ sources! {
         [TAKES_RULE, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_PREFILL_HOPPER = "attention_long_prefill_hopper", HopperOnDemand,
         [LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
+    ATTENTION_LONG_PAIRED_PREFILL_HOPPER = "attention_long_paired_prefill_hopper", HopperOnDemand,
+        [LONG, PAIRED, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, CLUSTER, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_LONG_PREFILL_HOPPER_RULED = "attention_long_prefill_hopper_ruled", HopperOnDemand,
         [TAKES_RULE, LONG, PAGED_KEYS, TILES, SOFTMAX, RULE, WGMMA, HOPPER, TMA, FORWARD_FEED, PIPELINED_FORWARD];
     ATTENTION_DECODE_HOPPER = "attention_decode_hopper", Hopper,
@@ -253,6 +259,8 @@ impl Source {
         match self.scope {
             _ if is_of("deltanet") => &[64, 128],
             _ if is_of("backward_wide") => &[256],
+            // Tiles of two parts, one for each block.
+            _ if is_of("paired") => &[96, 128],
             // What wide heads would need more registers or shared memory for.
             _ if is_of("long") || is_of("backward_pipelined") => &[64, 96, 128],
             _ => &[64, 96, 128, 256],
