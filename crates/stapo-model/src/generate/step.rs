@@ -91,16 +91,17 @@ pub struct GroupLimits {
 
 impl GroupLimits {
     /// Larger groups read less. A group of whole splits takes no longer than one of its sequences alone. Where the rest of
-    /// a split follows sequence by sequence it does, and there are fewer groups: below this number of blocks a GPU's
-    /// multiprocessors would not all be busy.
+    /// a split follows sequence by sequence it does, and there are fewer groups: with fewer blocks than a GPU's
+    /// multiprocessors hold at once, not all would be busy.
     pub fn new(config: &ModelConfig, n_sequences: usize) -> Self {
-        const BUSY_BLOCKS: usize = 512;
         let heads = || config.attentions().map(|attention| attention.heads);
         let queries_per_key = heads().map(Heads::group).max().unwrap_or(1);
         let kv_heads = heads().map(|heads| heads.kv).min().unwrap_or(1);
-        // The kernel for half as many rows has more blocks on a multiprocessor.
         let [most, half] = [GROUPED_ROWS, GROUPED_ROWS / 2].map(|rows| (rows / queries_per_key).max(1));
-        let split_parts = (n_sequences * kv_heads / BUSY_BLOCKS).clamp(1, half);
+        // Four blocks of narrow heads fit on a multiprocessor, fewer with the kernel for all rows; of wide heads two in any case.
+        let is_wide = heads().any(|heads| heads.dim > 128);
+        let (busy_blocks, most_parts) = if is_wide { (256, most) } else { (512, half) };
+        let split_parts = (n_sequences * kv_heads / busy_blocks).clamp(1, most_parts);
         GroupLimits { whole_splits: most, split_parts }
     }
 }

@@ -48,6 +48,8 @@ template <int QUERIES, int STAGES> struct DecodeShared {
     float references[QUERIES], totals[QUERIES];
     // Keys of each member up to the end of the split, and all keys.
     int n_keys[QUERIES], contexts[QUERIES];
+    // Of each member's new token, where it is to be rotated.
+    u32 positions[QUERIES];
 #ifdef SCORE_RULE
     // The first tile of the split that each member sees.
     int first_tiles[QUERIES];
@@ -153,15 +155,12 @@ template <int QUERIES, int STAGES>
 __device__ __forceinline__ void produce(const TensorMap& map_k, const TensorMap& map_v, const Group& g,
                                         const DecodeArgs& args, DecodeShared<QUERIES, STAGES>& shared, bf16* tiles) {
     u32 blocks[4] = {};
-#ifdef SCORE_RULE
+    Step start = {0, g.first_tile()};
+    look_up_blocks(blocks, start, g, args);
     named_barrier_wait<COUNTED>();
     Step now = first_step(g, shared);
-    look_up_blocks(blocks, now, g, args);
-#else
-    Step now = first_step(g, shared);
-    look_up_blocks(blocks, now, g, args);
-    named_barrier_wait<COUNTED>();
-#endif
+    // A window may leave out the first tiles of the split.
+    if (now.tile != start.tile || now.member > 0) look_up_blocks(blocks, now, g, args);
     for (int n = 0; now.member < g.count; n += 2) {
         load_tile(n, now, blocks, map_k, g, args, shared, tiles);
         load_tile(n + 1, now, blocks, map_v, g, args, shared, tiles);
@@ -183,6 +182,7 @@ __device__ __forceinline__ void begin_consumers(const Group& g, const DecodeArgs
         int context = args.contexts[g.first + threadIdx.x];
         shared.contexts[threadIdx.x] = context;
         shared.n_keys[threadIdx.x] = min(context, g.end_key());
+        if (args.positions) shared.positions[threadIdx.x] = args.positions[g.first + threadIdx.x];
 #ifdef SCORE_RULE
         shared.first_tiles[threadIdx.x] = max(g.first_tile(), rule.first_key(context - 1) / KEYS);
 #endif
@@ -210,35 +210,72 @@ __device__ __forceinline__ size_t cached_row(u32 slot, const Group& g, const Dec
     return ((((size_t)(slot >> args.shift) * args.kv + g.kv_head) << args.shift) + (slot & mask)) * HEAD_DIM;
 }
 
+// A head as it lies in memory, two neighbouring elements in a word: what was loaded is not needed before it is unpacked.
+struct PackedHead {
+    u32 low[PAIRS / 2], high[PAIRS / 2];
+
+    __device__ __forceinline__ void load(const bf16* x) {
+#pragma unroll
+        for (int p = 0; p < PAIRS; p += 2)
+            if (pair_of(p) < HEAD_DIM / 2)
+                low[p / 2] = *(const u32*)(x + pair_of(p)), high[p / 2] = *(const u32*)(x + pair_of(p) + HEAD_DIM / 2);
+    }
+    __device__ __forceinline__ Head unpack() const {
+        Head h;
+#pragma unroll
+        for (int p = 0; p < PAIRS; p += 2) {
+            h.low[p] = low_half(low[p / 2]), h.low[p + 1] = high_half(low[p / 2]);
+            h.high[p] = low_half(high[p / 2]), h.high[p + 1] = high_half(high[p / 2]);
+        }
+        return h;
+    }
+};
+
+// A head of a new token: a query, the key or the value, with what norms and rotates it.
+struct NewHead {
+    PackedHead raw = {}, weight = {};
+    Rotation rotation = {};
+
+    // What does not depend on the kernel in front of this one is read before that kernel is waited for.
+    template <int QUERIES, int STAGES>
+    __device__ __forceinline__ NewHead(int member, int part, const Group& g, const DecodeArgs& args,
+                                       const DecodeShared<QUERIES, STAGES>& shared) {
+        bool is_query = part < g.heads, is_value = part > g.heads;
+        int head = is_query ? g.kv_head * g.heads + part : args.query + (part - g.heads) * args.kv + g.kv_head;
+        if (args.positions && !is_value) {
+            size_t place = (size_t)shared.positions[member] * (HEAD_DIM / 2);
+            rotation = load_rotation(args.cos + place, args.sin + place, HEAD_DIM / 2);
+        }
+        if (args.q_norm && !is_value) weight.load(is_query ? args.q_norm : args.k_norm);
+        wait_for_previous_kernel();
+        raw.load(args.qkv + ((size_t)(g.first + member) * (args.query + 2 * args.kv) + head) * HEAD_DIM);
+    }
+};
+
 // Rotates the tokens' queries and keys; queries go to shared memory. Keys and values of the sequences that end in this
 // split go to the cache. A warp takes one head of one token at a time: the group's query heads, then the key, then the
-// value. What does not depend on the kernel in front of this one is read before that kernel is waited for.
+// value. The next head is loaded before the current one is computed.
 template <int QUERIES, int STAGES>
 __device__ __forceinline__ void rotate_and_store(const Group& g, const DecodeArgs& args,
                                                  DecodeShared<QUERIES, STAGES>& shared, bf16* queries) {
-    constexpr int half = HEAD_DIM / 2;
-    int query = args.query, kv = args.kv, per_token = g.heads + 2;
-    for (int i = threadIdx.x / 32; i < g.count * per_token; i += CONSUMERS / 32) {
-        int member = i / per_token, part = i - member * per_token;
-        bool is_query = part < g.heads;
-        bool is_value = part > g.heads;
-        if (!is_query && (int)args.contexts[g.first + member] > g.end_key()) continue;
-        int head = is_query ? g.kv_head * g.heads + part : is_value ? query + kv + g.kv_head : query + g.kv_head;
-        u32 slot = args.slots[g.first + member];
-        Rotation rotation = {};
-        Head weight = {};
-        if (args.positions && !is_value) {
-            size_t place = (size_t)args.positions[g.first + member] * half;
-            rotation = load_rotation(args.cos + place, args.sin + place, half);
-        }
-        if (args.q_norm && !is_value) weight = load_head(is_query ? args.q_norm : args.k_norm, half);
-        wait_for_previous_kernel();
-        Head h = load_head(args.qkv + ((size_t)(g.first + member) * (query + 2 * kv) + head) * HEAD_DIM, half);
-        if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, weight, args.eps, rotation);
+    constexpr int half = HEAD_DIM / 2, WARPS = CONSUMERS / 32;
+    int per_token = g.heads + 2, end = g.count * per_token, i = threadIdx.x / 32;
+    auto load = [&](int i) { return NewHead(i / per_token, i % per_token, g, args, shared); };
+    // Positions are in shared memory.
+    sync_consumers();
+    if (i >= end) return;
+    for (NewHead next = load(i); i < end; i += WARPS) {
+        NewHead now = next;
+        if (i + WARPS < end) next = load(i + WARPS);
+        int member = i / per_token, part = i % per_token;
+        bool is_query = part < g.heads, is_value = part > g.heads;
+        if (!is_query && shared.contexts[member] > g.end_key()) continue;
+        Head h = now.raw.unpack();
+        if (args.positions && !is_value) norm_and_rotate(h, args.q_norm, now.weight.unpack(), args.eps, now.rotation);
         if (is_query) {
             store_query<QUERIES>(queries, member * g.heads + part, h);
         } else {
-            store_head((is_value ? args.values : args.keys) + cached_row(slot, g, args), half, h);
+            store_head((is_value ? args.values : args.keys) + cached_row(args.slots[g.first + member], g, args), half, h);
             if (member == 0) store_head(shared.fresh[is_value], half, h);
         }
     }

@@ -3,7 +3,7 @@
 
 use super::parity::{HEADS, attention_case, compute, empty, gpu, numbers, ruled_attention_case, sinks};
 use crate::attention::cuda::LONG_TOKENS;
-use crate::attention::paged::{GROUPED_KEYS, Partials, SPLIT_KEYS};
+use crate::attention::paged::{GROUPED_KEYS, GROUPED_ROWS, Partials, SPLIT_KEYS};
 use crate::attention::{self, Heads, paged};
 use crate::cuda::Precision;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
@@ -275,13 +275,17 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
         let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
         let offsets: Vec<u32> = (0..=n as u32).collect();
-        let list: Vec<u32> =
-            (0..n as u32).flat_map(|s| [s, 1, 0, 0]).chain([n as u32 - 1, 1, 0, 1]).collect();
+        // Alone, and as many as a block takes, which have no keys in common.
+        let lists = [1, 5.min(GROUPED_ROWS / heads.group())].map(|members| {
+            let starts = (0..n).step_by(members);
+            let groups = starts.flat_map(|s| [s as u32, members.min(n - s) as u32, 0, 0]);
+            (members, groups.chain([n as u32 - 1, 1, 0, 1]).collect::<Vec<u32>>())
+        });
         let (first_partials, partials) = (vec![0; n], Partials::new(device, heads, 2).unwrap());
         let stored = compute(device, &numbers(5, before.len() * width));
         let raw = compute(device, &numbers(6, n * width));
-        let [tables, before, last, positions, lens, offsets, list, first_partials] =
-            [&tables, &before, &last, &positions, &lens, &offsets, &list, &first_partials]
+        let [tables, before, last, positions, lens, offsets, first_partials] =
+            [&tables, &before, &last, &positions, &lens, &offsets, &first_partials]
                 .map(|x| upload(device, x));
         let run = |groups: Option<paged::Groups<'_>>| {
             let mut cache = paged::Cache::zeros(device, dims).unwrap();
@@ -313,16 +317,21 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             );
             out.view().to_vec()
         };
-        let together = run(Some(paged::Groups {
-            list: list.view(),
-            max_members: 1,
-            first_partials: first_partials.view(),
-            partials: Some(&partials),
-            reads_new_keys: false,
-        }));
         let apart = run(None);
         assert!(apart.iter().all(|x| x.is_finite()) && apart.iter().any(|x| *x != 0.0), "{heads:?}");
-        assert!(bits(&together) == bits(&apart), "{heads:?}, blocks of {block_size}, normed {is_normed}");
+        for (max_members, list) in lists {
+            let list = upload(device, &list);
+            let together = run(Some(paged::Groups {
+                list: list.view(),
+                max_members,
+                first_partials: first_partials.view(),
+                partials: Some(&partials),
+                reads_new_keys: false,
+            }));
+            let what =
+                format!("{heads:?}, blocks of {block_size}, normed {is_normed}, {max_members} together");
+            assert!(bits(&together) == bits(&apart), "{what}");
+        }
     }
 }
 

@@ -74,6 +74,17 @@ fn each_split_of_each_sequence_is_in_one_group_of_sequences_that_share_it() {
     assert!(groups.contains(&&[3, 2, (SPLIT_KEYS / GROUPED_KEYS) as u32, 0][..]));
 }
 
+/// 4 blocks of heads of 128 fit on a multiprocessor and 2 of heads of 256: groups are as large as leaves none without a block.
+#[test]
+fn groups_of_wide_heads_leave_half_as_many_blocks() {
+    let split_parts = |name: &str, n_sequences| {
+        let config = ModelConfig::known(name).expect("a known shape");
+        GroupLimits::new(&config, n_sequences).split_parts
+    };
+    assert_eq!([64, 128, 512].map(|n| split_parts("qwen3-4b", n)), [1, 2, 2]);
+    assert_eq!([64, 128, 512].map(|n| split_parts("gemma-3-4b", n)), [1, 2, 8]);
+}
+
 fn scheduler_of(prompts: &[usize], max_rows: usize) -> Scheduler {
     let capacity = Capacity {
         n_blocks: 1000,
