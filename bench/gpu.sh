@@ -101,7 +101,7 @@ if [ $quick -eq 0 ]; then
     run decode-8b 150 "$bench" decode --large=1 --prompts=16
     # A hybrid of 2B and the shape of Qwen3.5-9B, beside 1.7B and 8B above.
     run hybrid-exact 150 "$bench" exact --large=7
-    run hybrid-train 150 "$bench" train --large=7 --steps=3
+    run hybrid-train 150 "$bench" train --large=7 --microbatch=16384 --steps=3
     run hybrid-train-16k 150 "$bench" train --large=7 --sequences=2 --length=16384 --microbatch=16384 --steps=2
     run hybrid-decode-64 150 "$bench" decode --large=7 --prompts=8
     run hybrid-decode-512 150 "$bench" decode --large=7 --kv-gib=60

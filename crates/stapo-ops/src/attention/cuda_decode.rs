@@ -44,8 +44,16 @@ fn n_stages(cuda: &Cuda, heads: Heads, rows: usize, n_blocks: usize) -> usize {
     }
 }
 
+/// Which kernel runs in front of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InFront {
+    /// One that writes rows, and nothing to the cache.
+    Rows,
+    Any,
+}
+
 /// Shapes as in `paged::forward`; qkv is not rotated yet where there is a rotation.
-pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&Rotation>) {
+pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&Rotation>, in_front: InFront) {
     let op = "attention::paged::forward";
     let heads = call.dims.heads;
     let (keys, values) = call.cache;
@@ -85,11 +93,14 @@ pub(crate) fn run(cuda: &Cuda, call: &PagedCall, qkv: Slice, rotation: Option<&R
         .four_bytes(out_pitch(call.dims.tokens, heads, call.out));
     // Stages of keys or values, queries, and weights of 64 keys for two steps.
     let shared = swizzled_bytes(heads, rows + stages * KEYS) + 2 * 2 * rows * KEYS;
-    // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache. Where rows
-    // are still to be rotated, the kernel in front is a product.
+    // The kernel reads keys before it waits for the kernel in front of it, which must not write to the cache.
     let launch = launch.tensor_map(&key_map).tensor_map(&value_map).fields(&args);
     let launch = rule.last_argument(launch, qkv.kind);
-    launch.programmatic_launch(rotation.is_some()).run([heads.kv, groups.list.len / 4], THREADS, shared);
+    launch.programmatic_launch(in_front == InFront::Rows).run(
+        [heads.kv, groups.list.len / 4],
+        THREADS,
+        shared,
+    );
     if let Some(partials) = groups.partials {
         let launch = cuda.kernel(source, "attention_combine_splits_bf16").head_dim(heads.dim);
         let launch = launch.arg(partials).arg(groups.first_partials).arg(call.contexts).arg(call.out);

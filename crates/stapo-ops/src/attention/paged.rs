@@ -11,7 +11,7 @@ pub use super::cache::{
 use super::Inputs;
 use super::cpu_decode::{self, Decode};
 use super::cpu_paged::HostSequences;
-use super::cuda_decode;
+use super::cuda_decode::{self, InFront};
 use super::cuda_paged::{self, PagedCall};
 use crate::cpu::Shared;
 use crate::device::Backend;
@@ -81,7 +81,7 @@ pub fn forward<'a, T: Float>(
             call.store(cuda, qkv.cuda());
         }
         if is_decode {
-            cuda_decode::run(cuda, &call, qkv.cuda(), None);
+            cuda_decode::run(cuda, &call, qkv.cuda(), None, InFront::Any);
         } else {
             call.attend(cuda, qkv.cuda());
         }

@@ -1,7 +1,7 @@
 //! `rope::forward`, then `attention::paged::forward`: decode rotates its queries and keys in the attention kernel, and rope's kernel
 //! stores the keys and values of prompts in the cache.
 
-use crate::attention::cuda_decode::{self, Rotation};
+use crate::attention::cuda_decode::{self, InFront, Rotation};
 use crate::attention::cuda_paged::PagedCall;
 use crate::attention::paged::{self, Cache, Dims, Sequences};
 use crate::cuda::{Cuda, Slice};
@@ -42,8 +42,14 @@ pub fn forward<T: Float>(
         let call = PagedCall::new(dims, sinks, slots, cache, sequences, &out);
         // The kernel stores a key while it attends, which is too late for another sequence that reads it.
         let is_decode = fits(cuda, &call, raw.cuda());
-        if is_decode && rotates_heads(table, norm) && !call.reads_new_keys() {
-            return run(cuda, &call, raw.cuda(), &rotation(table, positions, norm));
+        if is_decode && !call.reads_new_keys() {
+            if rotates_heads(table, norm) {
+                return run(cuda, &call, raw.cuda(), Some(&rotation(table, positions, norm)));
+            }
+            let rope_dims = rope::Dims { tokens: dims.tokens, heads: dims.heads };
+            let norm = norm.map(|norm| (norm, inv_rms));
+            rope::forward(device, rope_dims, table, positions, norm, raw, qkv.reborrow());
+            return run(cuda, &call, qkv.cuda(), None);
         }
         if !is_decode && rotates_heads(table, norm) {
             let norm = norm.map(|norm| (norm, inv_rms.cuda()));
@@ -77,8 +83,9 @@ fn fits(cuda: &Cuda, call: &PagedCall, raw: Slice) -> bool {
     cuda_decode::fits(cuda, call, raw)
 }
 
-fn run(cuda: &Cuda, call: &PagedCall, raw: Slice, rotation: &Rotation) {
-    cuda_decode::run(cuda, call, raw, Some(rotation));
+/// Behind a product or a rotation of rows.
+fn run(cuda: &Cuda, call: &PagedCall, rows: Slice, rotation: Option<&Rotation>) {
+    cuda_decode::run(cuda, call, rows, rotation, InFront::Rows);
 }
 
 fn rotation<T: Float>(

@@ -4,11 +4,15 @@ use super::{Dims, HeadNorm, HeadNormGrad, NormExtent, Table};
 use crate::cuda::kernels::{ROPE, ROPE_PARTS};
 use crate::cuda::{Cuda, ElementType, Fields, Memory, Slice, add_column_sums, parts_for};
 use crate::heads::Heads;
+use crate::matmul::small_m;
 use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
 /// The width of heads that has a kernel with 16 bytes a thread, as in rope.cu.
 const EIGHTS_DIM: usize = 128;
+/// The width of heads that have a warp each, and the warps of a block of such heads, as in parts.cu.
+const WARP_DIM: usize = 256;
+const WARPS: usize = 4;
 /// The most threads of a block that norms, each with eight columns.
 const MAX_THREADS: usize = 1024;
 
@@ -146,6 +150,18 @@ impl Units {
         threads
     }
 
+    /// Whether the kernels with a warp for each head take the rows, of which one begins `pitch` after another.
+    fn fit_warps<T: Float>(&self, table: &Table<T>, pitch: usize, rows: &[Slice]) -> bool {
+        let is_aligned = |slice: &Slice| slice.address.is_multiple_of(16);
+        let angles = [&table.cos, &table.sin].map(|angles| angles.view().cuda());
+        self.extent == NormExtent::Head
+            && self.heads.dim == WARP_DIM
+            && table.rotary_dim().is_multiple_of(16)
+            && pitch.is_multiple_of(8)
+            && rows.iter().all(|slice| slice.kind == ElementType::Bf16)
+            && rows.iter().chain(&angles).all(is_aligned)
+    }
+
     fn fields(&self) -> Fields {
         let Heads { query, kv, dim } = self.heads;
         let is_whole_kind = usize::from(self.extent == NormExtent::Projection);
@@ -182,6 +198,15 @@ fn norm_and_turn<T: Float>(
         .join(&units.fields())
         .four_bytes(table.rotary_dim())
         .four_bytes(norm.eps as f32);
+    if units.fit_warps(
+        table,
+        units.heads.qkv_width(),
+        &[raw, out, norm.query_weight.cuda(), norm.key_weight.cuda()],
+    ) {
+        let launch = cuda.kernel(&ROPE_PARTS, "norm_and_turn_by_warps").fields(&args).arg(d.tokens);
+        let launch = launch.programmatic_launch(cuda.is_hopper() && d.tokens <= small_m::MAX_ROWS);
+        return launch.run([(d.tokens * units.n()).div_ceil(2 * WARPS), 1], 32 * WARPS, 0);
+    }
     let name = format!("norm_and_turn_{}", raw.name());
     let launch = cuda.kernel(&ROPE_PARTS, &name).fields(&args);
     launch.run([d.tokens, units.n()], units.threads(), 4 * units.width());
@@ -201,6 +226,7 @@ fn norm_and_turn_backward<T: Float>(
     let Heads { query, kv, dim } = d.heads;
     let units = Units { heads: d.heads, extent: norm.extent };
     let n_parts = parts_for(cuda, d.tokens);
+    let pitch = pitch_of(op, "d_raw", d_raw.len, d.tokens, d.heads.qkv_width());
     let parts_memory = Memory::scratch(cuda, n_parts * (query + kv) * dim, ElementType::F32);
     let parts = parts_memory.slice();
     let args = Fields::default()
@@ -217,10 +243,19 @@ fn norm_and_turn_backward<T: Float>(
         .join(&units.fields())
         .four_bytes(table.rotary_dim())
         .four_bytes(d.tokens)
-        .four_bytes(pitch_of(op, "d_raw", d_raw.len, d.tokens, d.heads.qkv_width()));
-    let name = format!("norm_and_turn_backward_{}", d_out.name());
-    let launch = cuda.kernel(&ROPE_PARTS, &name).fields(&args);
-    launch.run([n_parts, units.n()], units.threads(), 4 * units.width());
+        .four_bytes(pitch);
+    if units.fit_warps(
+        table,
+        pitch,
+        &[d_out, d_raw, raw.cuda(), norm.query_weight.cuda(), norm.key_weight.cuda()],
+    ) {
+        let launch = cuda.kernel(&ROPE_PARTS, "norm_and_turn_backward_by_warps").fields(&args);
+        launch.run([n_parts, units.n().div_ceil(WARPS)], 32 * WARPS, 0);
+    } else {
+        let name = format!("norm_and_turn_backward_{}", d_out.name());
+        let launch = cuda.kernel(&ROPE_PARTS, &name).fields(&args);
+        launch.run([n_parts, units.n()], units.threads(), 4 * units.width());
+    }
     let Some(to) = to else { return };
     let (of_queries, of_keys) = (n_parts * query * dim, n_parts * kv * dim);
     let (d_query, d_key) = (to.d_query_weight.cuda().f32(op), to.d_key_weight.cuda().f32(op));

@@ -181,6 +181,109 @@ template <class S> __device__ __forceinline__ void norm_and_turn_backward(const 
     if (is_there) store8(parts, at, width, whole, part);
 }
 
+// Heads of 256 in bf16, each in a warp: a lane has eight columns, and what they turn with comes from another lane. The bits are those of
+// norm_and_turn and of its backward.
+#define WARP_DIM 256
+#define WARPS 4
+
+__device__ __forceinline__ void turn_lane(float (&x)[8], const float* cos, const float* sin, int rotary, float sign) {
+    int lane = threadIdx.x % 32, half = rotary / 2, column = 8 * lane;
+    bool turns = column < rotary, is_low = column < half;
+    int other_lane = !turns ? lane : is_low ? lane + half / 8 : lane - half / 8;
+    float other[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) other[i] = __shfl_sync(0xffffffffu, x[i], other_lane);
+    if (!turns) return;
+    int pair = is_low ? column : column - half;
+    float c[8], s[8];
+    load8(cos, pair, rotary, true, c);
+    load8(sin, pair, rotary, true, s);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = fmaf(is_low ? -other[i] : other[i], sign * s[i], x[i] * c[i]);
+}
+
+// Two heads a warp, so that twice as many loads are under way. Grid: all heads of all tokens.
+KERNEL __launch_bounds__(32 * WARPS, 8) norm_and_turn_by_warps(const __grid_constant__ NormArgs<bf16> a, int tokens) {
+    launch_dependents();
+    wait_for_previous_kernel();
+    const Units& u = a.units;
+    int heads = u.query + 2 * u.kv, lane = threadIdx.x % 32, n = tokens * heads;
+    int first = 2 * (blockIdx.x * WARPS + threadIdx.x / 32);
+    float x[2][8];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (first + k < n) load8(a.raw + (size_t)(first + k) * WARP_DIM, 8 * lane, WARP_DIM, true, x[k]);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        int token = (first + k) / heads, head = (first + k) % heads;
+        if (first + k >= n) return;
+        if (head < u.query + u.kv) {
+            float w[8], squares = 0.0f;
+            size_t place = (size_t)a.positions[token] * (a.rotary / 2);
+            load8(head < u.query ? a.q_weight : a.k_weight, 8 * lane, WARP_DIM, true, w);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) squares = fmaf(x[k][i], x[k][i], squares);
+            float inv = 1.0f / sqrtf(warp_sum(squares) / (float)WARP_DIM + a.eps);
+            if (lane == 0) a.inv_rms[(size_t)token * (u.query + u.kv) + head] = inv;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[k][i] = widen(round_to<bf16>(x[k][i] * inv * w[i]));
+            turn_lane(x[k], a.cos + place, a.sin + place, a.rotary, 1.0f);
+        }
+        store8(a.out + (size_t)(first + k) * WARP_DIM, 8 * lane, WARP_DIM, true, x[k]);
+    }
+}
+
+// Grid: (blocks of consecutive tokens, heads). The loads of two tokens are under way while one before them is summed.
+KERNEL __launch_bounds__(32 * WARPS, 6) norm_and_turn_backward_by_warps(const __grid_constant__ NormBackwardArgs<bf16> a) {
+    const Units& u = a.units;
+    int heads = u.query + 2 * u.kv, normed = u.query + u.kv, head = blockIdx.y * WARPS + threadIdx.x / 32, at = threadIdx.x % 32 * 8;
+    int per_block = (a.tokens + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * per_block, end = min(a.tokens, begin + per_block);
+    if (head >= heads) return;
+    bool is_query = head < u.query, is_normed = head < normed;
+    auto from = [&](const bf16* x, int token) { return x + ((size_t)token * heads + head) * WARP_DIM; };
+    Eight<bf16> w = {}, next_x[2] = {}, next_d[2] = {};
+    float next_inv[2] = {}, part[8] = {};
+    u32 next_position[2] = {};
+    if (is_normed) w = fetch8(is_query ? a.q_weight : a.k_weight, at, WARP_DIM, true);
+    auto fetch = [&](int k, int token) {
+        if (token >= end) return;
+        next_d[k] = fetch8(from(a.d_out, token), at, WARP_DIM, true);
+        if (!is_normed) return;
+        next_x[k] = fetch8(from(a.raw, token), at, WARP_DIM, true);
+        next_inv[k] = a.inv_rms[(size_t)token * normed + head];
+        next_position[k] = a.positions[token];
+    };
+    fetch(0, begin);
+    fetch(1, begin + 1);
+    for (int pair = begin; pair < end; pair += 2)
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            int token = pair + k;
+            if (token >= end) break;
+            float x[8], d[8], dot = 0.0f, inv = next_inv[k];
+            size_t place = (size_t)next_position[k] * (a.rotary / 2);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = widen_at(next_x[k], i) * inv, d[i] = widen_at(next_d[k], i);
+            fetch(k, token + 2);
+            if (is_normed) {
+                turn_lane(d, a.cos + place, a.sin + place, a.rotary, -1.0f);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    part[i] = fmaf(d[i], x[i], part[i]);
+                    d[i] *= widen_at(w, i);
+                    dot = fmaf(d[i], x[i], dot);
+                }
+                float projection = warp_sum(dot) / (float)WARP_DIM;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) d[i] = inv * fmaf(-x[i], projection, d[i]);
+            }
+            store8(a.d_raw + (size_t)token * a.pitch + head * WARP_DIM, at, WARP_DIM, true, d);
+        }
+    if (!is_normed) return;
+    size_t before = is_query ? (size_t)blockIdx.x * u.query : (size_t)gridDim.x * u.query + (size_t)blockIdx.x * u.kv - u.query;
+    store8(a.parts + (before + head) * WARP_DIM, at, WARP_DIM, true, part);
+}
+
 // Rotates the first `rotary` dimensions of each query and key head by its angles, with `sign` -1 back; all else is copied.
 template <class S>
 __device__ __forceinline__ void rotate_part(const S* raw, S* out, const float* cos, const float* sin,
