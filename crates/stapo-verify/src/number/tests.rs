@@ -242,6 +242,44 @@ fn numbers(bits: usize) -> Vec<Real> {
     all
 }
 
+/// Of the two precisions, one after the other.
+const SUMS: [u64; 34] = [
+    0xf9d1_ca65_3e63_ba25,
+    0x9b86_e2a4_ec14_76a2,
+    0x0d77_76ab_f1ea_89ae,
+    0xe4b6_807f_c78c_0b2f,
+    0x9f6c_caf6_a82e_f0aa,
+    0xf391_9311_fccc_b2ec,
+    0x3af7_52c9_b419_0e85,
+    0xdf34_ef46_483a_9bd4,
+    0xc12a_bcc1_ee06_cdde,
+    0x144f_3834_b036_d3cc,
+    0x9c17_9e6d_c9e1_d08a,
+    0x2067_1e73_b718_403a,
+    0xf8b4_8c38_ba5d_64cf,
+    0xde5e_2ef0_52e4_ac23,
+    0x2bc0_9f73_7e16_8ab1,
+    0x8e78_e285_e6bd_1886,
+    0x7ab5_b4e3_d675_7b7a,
+    0xbeeb_6453_038c_2c59,
+    0x95cd_2da8_47a8_1e0f,
+    0x99e3_f91e_ebbc_3e25,
+    0xeb6e_7972_5b9a_0926,
+    0xdafd_86bf_2204_70c7,
+    0x99a6_aec2_04a3_7958,
+    0x7994_f79c_d179_d644,
+    0xb3d6_e001_e5c1_b17e,
+    0xf531_2355_bc32_4d4d,
+    0x1acf_68a3_bf30_662d,
+    0x3d4a_4958_2766_ac70,
+    0xba81_fb60_8a86_4d28,
+    0xea1b_99e1_1330_f0b3,
+    0x64f2_25f2_f18a_4582,
+    0x6dc9_6b3f_f147_10b7,
+    0xb2da_ca37_b64f_e6f5,
+    0x5dfb_a4db_2cca_e87b,
+];
+
 /// No value depends on the machine, so that the bits of many values, by operation, are these. The tests above say that the values
 /// are right; here a change of any bit, error or refusal is noticed.
 #[test]
@@ -290,41 +328,5 @@ fn values_have_the_same_bits_everywhere() {
             }
         });
     }
-    let expected: [u64; 34] = [
-        0xf9d1_ca65_3e63_ba25,
-        0x9b86_e2a4_ec14_76a2,
-        0x0d77_76ab_f1ea_89ae,
-        0xe4b6_807f_c78c_0b2f,
-        0x9f6c_caf6_a82e_f0aa,
-        0xf391_9311_fccc_b2ec,
-        0x3af7_52c9_b419_0e85,
-        0xdf34_ef46_483a_9bd4,
-        0xc12a_bcc1_ee06_cdde,
-        0x144f_3834_b036_d3cc,
-        0x9c17_9e6d_c9e1_d08a,
-        0x2067_1e73_b718_403a,
-        0xf8b4_8c38_ba5d_64cf,
-        0xde5e_2ef0_52e4_ac23,
-        0x2bc0_9f73_7e16_8ab1,
-        0x8e78_e285_e6bd_1886,
-        0x7ab5_b4e3_d675_7b7a,
-        0xbeeb_6453_038c_2c59,
-        0x95cd_2da8_47a8_1e0f,
-        0x99e3_f91e_ebbc_3e25,
-        0xeb6e_7972_5b9a_0926,
-        0xdafd_86bf_2204_70c7,
-        0x99a6_aec2_04a3_7958,
-        0x7994_f79c_d179_d644,
-        0xb3d6_e001_e5c1_b17e,
-        0xf531_2355_bc32_4d4d,
-        0x1acf_68a3_bf30_662d,
-        0x3d4a_4958_2766_ac70,
-        0xba81_fb60_8a86_4d28,
-        0xea1b_99e1_1330_f0b3,
-        0x64f2_25f2_f18a_4582,
-        0x6dc9_6b3f_f147_10b7,
-        0xb2da_ca37_b64f_e6f5,
-        0x5dfb_a4db_2cca_e87b,
-    ];
-    assert_eq!(found, expected);
+    assert_eq!(found, SUMS);
 }

@@ -4,7 +4,7 @@
 
 use super::cost::{Costs, DecodeRows, Tokens};
 use super::sampling::{SamplingWork, simulate};
-use super::{EpisodeMeans, Lengths, Links, Machine, RowCounts, RunShape, SupervisedShape, World};
+use super::{EpisodeMeans, Lengths, Links, Machine, Prediction, RowCounts, RunShape, SupervisedShape, World};
 use crate::learn::pretrain::PretrainConfig;
 use crate::plan::config::{Config, Plan, States};
 use crate::plan::memory::{self, MemoryPlan, TrainedModel};
@@ -29,6 +29,41 @@ struct Numbers(Vec<(String, f64)>);
 impl Numbers {
     fn add(&mut self, of: &str, named: &[(&str, f64)]) {
         self.0.extend(named.iter().map(|(name, value)| (format!("{of}: {name}"), *value)));
+    }
+
+    fn predicted(&mut self, what: &str, predicted: &Prediction) {
+        let phases = predicted.phases;
+        let list: Vec<(&str, f64)> = phases.list().map(|phase| (phase.name, phase.seconds)).to_vec();
+        self.add(what, &list);
+        self.add(
+            what,
+            &[
+                ("sampled", predicted.n_sampled),
+                ("trained", predicted.n_trained),
+                ("running", predicted.most_running as f64),
+                ("saved", predicted.n_saved_tokens),
+                ("seconds", predicted.seconds()),
+                ("rolled out", phases.rolled_out()),
+                ("sampling rate", predicted.sampled_per_second().unwrap()),
+                ("training rate", predicted.trained_per_second()),
+            ],
+        );
+        if let Some(step) = predicted.ranks {
+            let exchange = step.exchange;
+            self.add(
+                what,
+                &[
+                    ("rollout mean", step.rollout_mean),
+                    ("idle", step.idle_share),
+                    ("gradients", exchange.gradients),
+                    ("fold", exchange.fold),
+                    ("exposed", exchange.exposed),
+                    ("weights", exchange.weights),
+                    ("responses", exchange.responses),
+                    ("bytes", exchange.bytes_sent),
+                ],
+            );
+        }
     }
 
     /// Compares the numbers whose names begin with `part` in the table with those found.
@@ -266,39 +301,7 @@ fn training_runs() {
         ("adapters of 6 ranks", RunShape { world: far, ..shape(&adapted) }),
         ("8 bits of 4 ranks", RunShape { world: ranked, ..shape(&eight) }),
     ] {
-        let predicted = shape.simulate();
-        let phases = predicted.phases;
-        let list: Vec<(&str, f64)> = phases.list().map(|phase| (phase.name, phase.seconds)).to_vec();
-        numbers.add(what, &list);
-        numbers.add(
-            what,
-            &[
-                ("sampled", predicted.n_sampled),
-                ("trained", predicted.n_trained),
-                ("running", predicted.most_running as f64),
-                ("saved", predicted.n_saved_tokens),
-                ("seconds", predicted.seconds()),
-                ("rolled out", phases.rolled_out()),
-                ("sampling rate", predicted.sampled_per_second().unwrap()),
-                ("training rate", predicted.trained_per_second()),
-            ],
-        );
-        if let Some(step) = predicted.ranks {
-            let exchange = step.exchange;
-            numbers.add(
-                what,
-                &[
-                    ("rollout mean", step.rollout_mean),
-                    ("idle", step.idle_share),
-                    ("gradients", exchange.gradients),
-                    ("fold", exchange.fold),
-                    ("exposed", exchange.exposed),
-                    ("weights", exchange.weights),
-                    ("responses", exchange.responses),
-                    ("bytes", exchange.bytes_sent),
-                ],
-            );
-        }
+        numbers.predicted(what, &shape.simulate());
     }
     numbers.check("run");
 }
