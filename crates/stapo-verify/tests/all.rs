@@ -9,6 +9,7 @@ mod gold;
 mod hostile;
 mod modes;
 mod properties;
+mod readings;
 
 // The arithmetic has no public name. Its source is compiled here once more, with its unit tests: a second build of the whole
 // crate for them would take half a minute.

@@ -1,11 +1,10 @@
-//! Laws of grading on random texts: no panic, a text equals itself, grading repeats itself, equality of plain values is
-//! symmetric.
+//! Laws of grading on random texts: no panic, a text equals itself, equality of plain values is symmetric.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use stapo_verify::{Fallback, Mode, Order, Verdict, extract, grade, grade_answer};
 
-include!("hostile/fragments.rs");
+use crate::readings::Random;
 
 /// The random texts of each law are the same in every run; `STAPO_FUZZ_CASES` sets their number, `STAPO_FUZZ_SEED`
 /// their seed.
@@ -44,12 +43,6 @@ proptest! {
         let found = verdict(&answer, &answer);
         prop_assume!(found != Verdict::NoAnswer);
         prop_assert_eq!(found, Verdict::Right);
-    }
-
-    #[test]
-    fn grading_is_deterministic(answer in text(), reference in text()) {
-        let first = grade_answer(&answer, &reference, Mode::Math);
-        prop_assert_eq!(first, grade_answer(&answer, &reference, Mode::Math));
     }
 
     #[test]

@@ -130,11 +130,7 @@ impl ChatTemplate {
             .map(|idx| Ok(Change::of_probe(&self.changed(conversation, idx, PROBE)?)))
             .collect::<Result<_>>()?;
         let frame = Arc::new(Frame { texts, changes });
-        let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
-        if frames.len() >= MAX_FRAMES {
-            frames.clear();
-        }
-        frames.insert(key, Arc::clone(&frame));
+        keep(&mut self.frames.lock().unwrap_or_else(PoisonError::into_inner), key, &frame);
         Ok(frame)
     }
 
@@ -219,6 +215,14 @@ impl ChatTemplate {
         let hint = "use a chat template that writes each message once and in order; for a role that it does not know, give observations the role user";
         Err(Error::Template { location: self.location.clone(), problem, hint: hint.into() })
     }
+}
+
+/// Keeps a frame, the only one where as many as there may be are kept already.
+fn keep(frames: &mut BTreeMap<String, Arc<Frame>>, key: String, frame: &Arc<Frame>) {
+    if frames.len() >= MAX_FRAMES {
+        frames.clear();
+    }
+    frames.insert(key, Arc::clone(frame));
 }
 
 /// The segments of observations for a model without a chat template: each is between line breaks.

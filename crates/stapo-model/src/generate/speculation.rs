@@ -330,32 +330,4 @@ fn next_tokens(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn outcomes(n: u64, drafted: u64, accepted: u64) -> Outcomes {
-        Outcomes { drafts: n, drafted: n * drafted, accepted: n * accepted / 100 }
-    }
-
-    #[test]
-    fn drafts_pay_where_they_are_right_and_few_sequences_run() {
-        // Tokens of a draft that are right, in hundredths.
-        let pays = |n, drafted, accepted| outcomes(100, drafted, accepted).pays(StepCost::GPU, n);
-        assert!(pays(1, 7, 60) && pays(4, 7, 60) && pays(1, 3, 20));
-        assert!(!pays(1, 7, 10) && !pays(1, 0, 0), "a step that waits for its tokens takes longer");
-        assert!(pays(32, 1, 60) && !pays(32, 1, 20), "many rows need more right drafts");
-        assert!(!outcomes(15, 7, 700).pays(StepCost::GPU, 1), "too few are known");
-        assert!(outcomes(100, 3, 150).pays(StepCost::CPU, 1) && !outcomes(100, 7, 60).pays(StepCost::CPU, 4));
-    }
-
-    #[test]
-    fn outcomes_of_long_ago_are_forgotten() {
-        let mut outcomes = Outcomes::default();
-        (0..1000).for_each(|_| outcomes.add(7, 7));
-        assert!(outcomes.pays(StepCost::GPU, 1));
-        (0..600).for_each(|_| outcomes.add(7, 0));
-        assert!(!outcomes.pays(StepCost::GPU, 1), "{outcomes:?}");
-        (0..60).for_each(|_| outcomes.add(7, 4));
-        assert!(outcomes.pays(StepCost::GPU, 1), "{outcomes:?}");
-    }
-}
+mod tests;

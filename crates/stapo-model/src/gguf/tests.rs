@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{AttentionBiases, Heads, RopeScaling};
+use crate::config::{AttentionBiases, Family, Heads, RopeScaling};
 use serde_json::{Map, Value};
 
 /// Name, dimensions innermost first, type, offset.
@@ -192,6 +192,31 @@ fn windowed_layers_are_read_from_a_list_of_flags() {
     };
     assert_eq!((window(&[1]).unwrap(), window(&[0]).unwrap()), (Some(5), None));
     assert!(window(&[1, 0]).unwrap_err().to_string().contains("2 entries for 1 layers"));
+}
+
+/// OLMo 2 and 3 have one name in GGUF, and the third has windows in three of four layers, with a rope of their own.
+#[test]
+fn windows_make_the_third_olmo() {
+    let mut draft = Draft::default().field("general.architecture", string_field("olmo2"));
+    for (key, value) in llama().fields {
+        if let Some(key) = key.strip_prefix("llama.") {
+            draft = draft.field(&format!("olmo2.{key}"), value);
+        }
+    }
+    let draft = draft
+        .field("olmo2.block_count", u32_field(4))
+        .field("olmo2.rope.freq_base", f32_field(500.0))
+        .field("olmo2.rope.freq_base_swa", f32_field(40.0))
+        .tensor("token_embd.weight", &[8, 3], 0.5);
+    let config = |draft: Draft| open_bytes(&draft.bytes()).unwrap().config().unwrap();
+    let layers = |config: &ModelConfig| {
+        config.attentions().map(|attention| (attention.rule.window, attention.rope.theta)).collect::<Vec<_>>()
+    };
+    let second = config(draft.clone());
+    assert_eq!((second.family, layers(&second)), (Family::Olmo2, vec![(None, 500.0); 4]));
+    let third = config(draft.field("olmo2.attention.sliding_window", u32_field(5)));
+    let expected = vec![(Some(5), 40.0), (Some(5), 40.0), (Some(5), 40.0), (None, 500.0)];
+    assert_eq!((third.family, layers(&third)), (Family::Olmo3, expected));
 }
 
 #[test]

@@ -7,6 +7,8 @@ mod lengths;
 mod links;
 mod machine;
 mod measured;
+#[cfg(test)]
+mod pinned;
 mod ranks;
 mod rate;
 mod sampling;

@@ -356,4 +356,33 @@ mod tests {
         assert_eq!(hours, [12.0, 48.0]);
         assert_eq!(found.axis(XAxis::Updates), None);
     }
+
+    #[test]
+    fn as_many_columns_as_the_limit_are_kept_and_known_ones_go_on() {
+        let wide = |n: usize, step: usize| {
+            let keys = (0..n).map(|idx| format!(r#","k{idx:05}":{step}"#)).collect::<String>();
+            format!(r#"{{"step":{step}{keys}}}"#)
+        };
+        // The step is a column too.
+        let found = columns(&[&wide(MAX_COLUMNS - 2, 1), &wide(MAX_COLUMNS - 1, 2), &wide(MAX_COLUMNS, 3)]);
+        assert_eq!(found.values.len(), MAX_COLUMNS);
+        assert_eq!(values(&found, "k00000", XAxis::Step), [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]);
+        let last = format!("k{:05}", MAX_COLUMNS - 2);
+        assert_eq!(values(&found, &last, XAxis::Step), [(2.0, 2.0), (3.0, 3.0)]);
+        let n_numbers = 3 * (MAX_COLUMNS + 1);
+        assert!((8 * n_numbers - 8..16 * n_numbers).contains(&found.n_bytes()), "{}", found.n_bytes());
+    }
+
+    #[test]
+    fn only_the_accuracy_by_step_begins_before_the_first_step() {
+        let found = columns(&[
+            r#"{"step":1,"n_tokens":100,"eval_accuracy_before":0.1,"eval_accuracy":0.2,"a":1}"#,
+            r#"{"step":2,"eval_accuracy_before":0.3}"#,
+            r#"{"step":3,"n_tokens":50,"eval_accuracy":0.4}"#,
+        ]);
+        assert_eq!(values(&found, "eval_accuracy", XAxis::Step)[0], (0.0, 0.1));
+        // A step without tokens adds none.
+        assert_eq!(values(&found, "eval_accuracy", XAxis::Tokens), [(100.0, 0.2), (150.0, 0.4)]);
+        assert_eq!(values(&found, "a", XAxis::Step), [(1.0, 1.0)]);
+    }
 }

@@ -1,5 +1,5 @@
 /// Counter-based random numbers (splitmix64).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -19,7 +19,7 @@ impl Random {
     }
 
     /// A text of one of four kinds: a sensible expression, pieces in a row, random characters, a mutated expression.
-    fn text(&mut self) -> String {
+    pub fn text(&mut self) -> String {
         match self.below(8) {
             0..=2 => self.expression(0),
             3 | 4 => {
@@ -37,7 +37,7 @@ impl Random {
         }
     }
 
-    fn expression(&mut self, depth: usize) -> String {
+    pub fn expression(&mut self, depth: usize) -> String {
         if depth > 4 {
             return self.pick(&LEAVES).to_owned();
         }
@@ -55,7 +55,7 @@ impl Random {
     }
 
     /// `text` with a few characters removed, doubled, swapped or replaced.
-    fn mutated(&mut self, text: &str) -> String {
+    pub fn mutated(&mut self, text: &str) -> String {
         let mut chars: Vec<char> = text.chars().collect();
         for _ in 0..=self.below(3) {
             if chars.is_empty() {

@@ -230,3 +230,15 @@ fn control_tokens_inside_the_vocabulary_are_not_found_either() {
         assert_eq!(tokenizer.decode_all(&ids).unwrap(), text);
     }
 }
+
+#[test]
+fn as_many_frames_as_the_limit_are_kept() {
+    let frame = Arc::new(Frame { texts: vec![], changes: vec![] });
+    let mut frames = BTreeMap::new();
+    let mut lengths = (0..=MAX_FRAMES + 1).map(|number| {
+        keep(&mut frames, number.to_string(), &frame);
+        frames.len()
+    });
+    assert_eq!(lengths.nth(MAX_FRAMES - 1), Some(MAX_FRAMES));
+    assert_eq!((lengths.next(), lengths.next()), (Some(1), Some(2)));
+}

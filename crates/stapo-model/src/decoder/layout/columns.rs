@@ -66,24 +66,20 @@ impl LayerColumns {
         }
     }
 
+    /// Of two layers that share the memory of their activations. Gradients are laid out for each layer by itself.
     pub fn widest(self, other: Self) -> Self {
         Self {
             attention_normed: self.attention_normed.max(other.attention_normed),
             raw_qkv: self.raw_qkv.max(other.raw_qkv),
             qkv: self.qkv.max(other.qkv),
-            d_qkv: self.d_qkv.max(other.d_qkv),
-            d_raw_qkv: self.d_raw_qkv.max(other.d_raw_qkv),
             normed_heads: self.normed_heads.max(other.normed_heads),
-            query: self.query.max(other.query),
             attended: self.attended.max(other.attended),
             heads: self.heads.max(other.heads),
-            keys: self.keys.max(other.keys),
             ffn_normed: self.ffn_normed.max(other.ffn_normed),
             ffn: self.ffn.max(other.ffn),
             activated: self.activated.max(other.activated),
             result: self.result.max(other.result),
-            behind_d_qkv: self.behind_d_qkv.max(other.behind_d_qkv),
-            behind_d_gate_up: self.behind_d_gate_up.max(other.behind_d_gate_up),
+            ..self
         }
     }
 }

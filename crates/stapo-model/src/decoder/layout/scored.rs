@@ -36,3 +36,32 @@ impl ArenaLayout {
         Some(ScoredRows { stream, attended, layout })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Heads, ModelConfig};
+    use crate::decoder::layout::Purpose;
+
+    /// A layer of `heads` in a model of `width`, with `scored` of 10 rows scored.
+    fn scored_rows(width: usize, heads: Heads, scored: usize) -> Option<ScoredRows> {
+        let known = ModelConfig::known("qwen3-0.6b").unwrap();
+        let layer = known.family.layer(heads, known.attentions().next().unwrap().rope.clone(), 12);
+        let config = ModelConfig { width, layers: vec![layer; 2], ..known };
+        ArenaLayout::new(&config, (10, scored), Purpose::Inference, None).scored_rows()
+    }
+
+    #[test]
+    fn half_of_the_rows_are_few_and_fit_where_queries_keys_and_values_were() {
+        let heads = Heads { query: 2, kv: 1, dim: 8 };
+        let ScoredRows { stream, attended, layout } = scored_rows(48, heads, 5).unwrap();
+        assert_eq!((stream.len, attended.len, layout.n_tokens, layout.addend.len), (480, 160, 5, 240));
+        let last = &layout.layers[1];
+        assert_eq!((last.attention.stream.len, last.attended.len), (240, 80));
+        assert_eq!((last.ffn.stream.len, last.ffn.normed.len, last.ffn.inv_rms.len), (240, 240, 5));
+        assert_eq!((last.gate_up.len, last.activated.len), (120, 60));
+        assert!(scored_rows(48, heads, 6).is_none(), "more than half of the rows");
+        // Queries, keys and values of 10 rows have 320 numbers, and five rows of the stream as many.
+        assert!(scored_rows(64, heads, 5).is_some() && scored_rows(65, heads, 5).is_none());
+    }
+}

@@ -125,3 +125,38 @@ fn refusal(folder: &Path, problem: &str) -> Error {
             .into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_other_rows_or_other_lengths_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |starts: &[usize], n_logp: usize, n_rows: usize| {
+            let stored = Stored { logp: vec![-0.5; n_logp], starts: starts.to_vec() };
+            let sha256 = stored.write(folder.path()).unwrap();
+            let read = Stored::read(folder.path(), Some(&sha256), n_rows);
+            assert!(read.as_ref().map_or(true, |read| *read == stored));
+            read.map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(read(&[0, 2, 5], 5, 2), Ok(()));
+        assert_eq!(read(&[0, 2, 2], 2, 2), Ok(()));
+        for (starts, n_logp, n_rows) in [
+            (&[0, 2, 5][..], 5, 1),
+            (&[0, 2, 5], 5, 3),
+            (&[0, 7, 5], 5, 2),
+            (&[0, 2, 5], 4, 2),
+            (&[0, 2, 5], 6, 2),
+        ] {
+            let said = read(starts, n_logp, n_rows).unwrap_err();
+            assert!(said.contains(&format!("does not have the log-probs of {n_rows} rows")), "{said}");
+        }
+        let stored = Stored { logp: vec![], starts: vec![0] };
+        stored.write(folder.path()).unwrap();
+        for sha256 in [None, Some("0")] {
+            let said = Stored::read(folder.path(), sha256, 0).unwrap_err().to_string();
+            assert!(said.contains("is not the file that the run wrote"), "{said}");
+        }
+    }
+}

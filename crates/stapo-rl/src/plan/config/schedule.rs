@@ -109,3 +109,50 @@ impl Schedule {
         require(is_long, "update.schedule.total_steps", total, expected, "")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_fall_to_their_last_factor_after_the_warm_up() {
+        let linear = Schedule {
+            warmup_steps: Some(2),
+            final_factor: Some(0.2),
+            total_steps: Some(10),
+            ..Schedule::without_warmup(Curve::Linear)
+        };
+        let factors = |schedule: Schedule| [0, 1, 2, 4, 6, 10, 30].map(|step| schedule.factor(step, 99));
+        let near = |found: [f64; 7], expected: [f64; 7]| {
+            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?}");
+        };
+        near(factors(linear), [0.5, 1.0, 1.0, 0.8, 0.6, 0.2, 0.2]);
+        // A quarter of the way is at (1 + cos(pi / 4)) / 2.
+        let quarter = 0.2 + 0.8 * (1.0 + 0.5_f64.sqrt()) / 2.0;
+        near(factors(Schedule { kind: Curve::Cosine, ..linear }), [0.5, 1.0, 1.0, quarter, 0.6, 0.2, 0.2]);
+        let share = Schedule { warmup_steps: None, warmup_share: Some(0.4), final_factor: None, ..linear };
+        near(factors(share), [0.25, 0.5, 0.75, 1.0, 2.0 / 3.0, 0.0, 0.0]);
+        near(factors(Schedule::constant(4)), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]);
+        assert!((Schedule { total_steps: None, ..linear }.factor(50, 98) - 0.6).abs() < 1e-12);
+        for (schedule, follows) in [
+            (linear, false),
+            (Schedule { total_steps: None, ..linear }, true),
+            (Schedule::constant(4), false),
+            (Schedule { warmup_share: Some(0.1), ..Schedule::without_warmup(Curve::Constant) }, true),
+        ] {
+            assert_eq!(schedule.follows_the_plan(), follows, "{schedule:?}");
+        }
+        let is_taken = |schedule: Schedule| schedule.check().is_ok();
+        assert!(is_taken(linear) && is_taken(Schedule { total_steps: Some(2), ..linear }));
+        assert!(!is_taken(Schedule { total_steps: Some(1), ..linear }));
+        assert!(!is_taken(Schedule { total_steps: Some(0), warmup_steps: None, ..linear }));
+        assert!(!is_taken(Schedule { warmup_share: Some(0.1), ..linear }));
+        assert!(is_taken(Schedule { final_factor: Some(0.0), ..linear }));
+        assert!(!is_taken(Schedule { final_factor: Some(-0.1), ..linear }));
+        assert!(!is_taken(Schedule { final_factor: Some(f64::INFINITY), ..linear }));
+        assert!(!is_taken(Schedule { kind: Curve::Constant, total_steps: None, ..linear }));
+        assert!(!is_taken(Schedule { total_steps: Some(9), ..Schedule::constant(2) }));
+        assert!(is_taken(Schedule { warmup_share: Some(1.0), ..Schedule::without_warmup(Curve::Linear) }));
+        assert!(!is_taken(Schedule { warmup_share: Some(1.1), ..Schedule::without_warmup(Curve::Linear) }));
+    }
+}

@@ -57,3 +57,35 @@ pub(super) fn check(config: &Config, device: DeviceName) -> Result<(), PlanError
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::config::{Config, Plan};
+
+    #[test]
+    fn shares_hold_exactly() {
+        let refusal = |set: &str| {
+            let set = ["rollout.top_k=5", set];
+            Plan::resolve(Config::from_toml("", set).unwrap()).err().map(|error| error.to_string())
+        };
+        for set in [
+            "rollout.top_p=0.001",
+            "rollout.top_p=1.0",
+            "rollout.min_p=0.0",
+            "rollout.min_p=0.999",
+            "rollout.top_k=128",
+        ] {
+            assert_eq!(refusal(set), None, "{set}");
+        }
+        for set in [
+            "rollout.top_p=0.0",
+            "rollout.top_p=1.001",
+            "rollout.min_p=-0.1",
+            "rollout.min_p=1.0",
+            "rollout.top_k=0",
+            "rollout.top_k=129",
+        ] {
+            assert!(refusal(set).unwrap_or_default().contains("expected"), "{set}");
+        }
+    }
+}

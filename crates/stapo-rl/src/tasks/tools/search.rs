@@ -66,8 +66,8 @@ impl Search {
         Self { schema, paragraphs, postings, lengths, mean_length: mean_length.max(1.0), n_results }
     }
 
-    /// The best paragraphs, the best first; of equal ones the first in the file.
-    fn best(&self, query: &str) -> Vec<&str> {
+    /// The paragraphs with a word of the query and their scores, the best first; of equal ones the first in the file.
+    fn ranked(&self, query: &str) -> Vec<(usize, f64)> {
         let mut scores: BTreeMap<usize, f64> = BTreeMap::new();
         let n = self.paragraphs.len() as f64;
         for word in words(query) {
@@ -82,7 +82,7 @@ impl Search {
         }
         let mut ranked: Vec<(usize, f64)> = scores.into_iter().collect();
         ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        ranked.iter().take(self.n_results).map(|&(idx, _)| self.paragraphs[idx].as_str()).collect()
+        ranked
     }
 }
 
@@ -112,11 +112,46 @@ impl Tool for Search {
         _: &[Map<String, Value>],
     ) -> Result<Observation, TaskError> {
         let query = arguments.get("query").map(as_text).unwrap_or_default();
-        let best = self.best(&query);
-        if best.is_empty() {
+        let ranked = self.ranked(&query);
+        if ranked.is_empty() {
             return Ok(Observation::answer("no passage matches"));
         }
-        let numbered = best.iter().enumerate().map(|(idx, text)| format!("[{}] {text}", idx + 1));
+        let best = ranked.iter().take(self.n_results).map(|&(idx, _)| &self.paragraphs[idx]);
+        let numbered = best.enumerate().map(|(idx, text)| format!("[{}] {text}", idx + 1));
         Ok(Observation::answer(numbered.collect::<Vec<_>>().join("\n\n")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The scores of BM25, computed apart from this program.
+    #[test]
+    fn paragraphs_are_scored_by_rare_words_in_short_paragraphs() {
+        let search =
+            Search::new("the cat sat\n\nthe dog sat\non the mat\n\nthe cat ran after the cat\n\nzebra\n", 2);
+        for (query, expected) in [
+            ("cat sat", vec![(0, 1.5442266301082326), (2, 0.8355746834147286), (1, 0.5754429423516527)]),
+            (
+                "the zebra",
+                vec![
+                    (3, 1.736878799683318),
+                    (1, 0.42996431598093776),
+                    (2, 0.42996431598093776),
+                    (0, 0.3973087983114994),
+                ],
+            ),
+            ("horse", vec![]),
+        ] {
+            let found = search.ranked(query);
+            assert_eq!(found.len(), expected.len(), "{query}");
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-12,
+                    "{found:?} {expected:?}"
+                );
+            }
+        }
     }
 }

@@ -95,11 +95,12 @@ impl PlainPages {
                 (buf, *def_levels_byte_len as usize + *rep_levels_byte_len as usize)
             }
         };
-        let levels = buffer.get(..n_levels).ok_or_else(|| corrupt("levels behind the end of a page"))?;
+        let (levels, values) =
+            buffer.split_at_checked(n_levels).ok_or_else(|| corrupt("levels behind the end of a page"))?;
         let mut plain = levels.to_vec();
         // A page without values has nothing to decompress.
-        if buffer.len() > n_levels {
-            plain.extend(self.decompress(&buffer[n_levels..])?);
+        if !values.is_empty() {
+            plain.extend(self.decompress(values)?);
         }
         *buffer = plain.into();
         Ok(page)
