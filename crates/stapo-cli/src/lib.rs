@@ -15,11 +15,11 @@ macro_rules! eprintln {
 }
 
 mod commands;
-#[cfg(test)]
-mod documented;
 mod help;
 mod reference;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{

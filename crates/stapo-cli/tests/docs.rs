@@ -114,17 +114,3 @@ fn the_book_names_every_page_once() {
         assert_eq!(n, usize::from(name != "SUMMARY.md"), "docs/SUMMARY.md must name {name} once");
     }
 }
-
-#[test]
-fn the_reference_is_the_programs() {
-    let folder = tempfile::tempdir().unwrap();
-    ok(&stapo(folder.path(), &["explain", "--write", "reference"]));
-    let printed = pages_below(&folder.path().join("reference"));
-    assert_eq!(printed.len(), 6);
-    for page in printed {
-        let name = page.file_name().unwrap();
-        let kept = std::fs::read_to_string(root().join("docs/reference").join(name)).unwrap_or_default();
-        let is_same = kept == std::fs::read_to_string(&page).unwrap();
-        assert!(is_same, "docs/reference/{name:?} is outdated: run stapo explain --write docs/reference");
-    }
-}

@@ -1,6 +1,7 @@
 //! `stapo eval`, `compare` and `experiment` from the outside.
 
 use crate::common::{complaint, json, ok, stapo, without_receipt};
+use crate::pinned::{compare, numbered};
 use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -199,6 +200,17 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
         assert!(found.is_some_and(|run| run["status"] == "done" && run["step"] == 2), "{listed}: {runs:?}");
         assert_eq!(runs.len(), n_runs, "{listed}");
     }
+    let mut sections = Vec::new();
+    let without_json = [&["experiment", "main-quick"], &TINY[..]].concat();
+    for (name, args) in [
+        ("the summary", without_json.clone()),
+        ("what it detects", [&without_json[..], &["--power"]].concat()),
+        ("what it would run", [&without_json[..], &["--dry-run", "--only", "stapo"]].concat()),
+        ("its runs", vec!["runs", "experiments"]),
+    ] {
+        sections.push((name.to_string(), numbered(&ok(&stapo(at, &args)))));
+    }
+    compare("experiment.txt", &sections);
     // One run loses its last step and another its whole folder; running again restores both and gives the same summary.
     without_receipt(&run);
     std::fs::remove_dir_all(run.join("checkpoints/step-000002")).unwrap();

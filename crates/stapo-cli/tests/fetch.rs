@@ -32,7 +32,7 @@ struct Served {
 
 struct Server {
     address: String,
-    /// One line per request: method, path and start of the range.
+    /// One line per request: method, path and start of the range, if one is asked for.
     requests: Arc<Mutex<Vec<String>>>,
 }
 
@@ -54,12 +54,12 @@ fn serve(served: Served) -> Server {
 fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().unwrap_or(Ok(String::new()))?;
-    let mut start = 0;
+    let mut range = None;
     let mut has_token = false;
     for line in lines {
         let line = line?.to_ascii_lowercase();
-        if let Some(range) = line.strip_prefix("range: bytes=") {
-            start = range.trim_end_matches('-').parse().unwrap();
+        if let Some(from) = line.strip_prefix("range: bytes=") {
+            range = Some(from.trim_end_matches('-').parse::<usize>().unwrap());
         }
         has_token |= line == "authorization: bearer secret";
         if line.is_empty() {
@@ -69,7 +69,10 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     let mut words = request.split(' ');
     let method = words.next().unwrap_or("");
     let path = words.next().unwrap_or("");
-    log.lock().unwrap().push(format!("{method} {path} from {start}"));
+    let start = range.unwrap_or(0);
+    log.lock()
+        .unwrap()
+        .push(format!("{method} {path}{}", range.map_or(String::new(), |from| format!(" from {from}"))));
     let mut served = state.lock().unwrap();
     if served.needs_token && !has_token {
         return reply(stream, "401 Unauthorized", &[], b"");
@@ -109,6 +112,11 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         format!("ETag: \"{hash}\""),
         format!("X-Linked-Size: {}", served.announced.unwrap_or(content.len() as u64)),
     ];
+    // As the hub does, large files are referred to another server, which is not asked for hash and size.
+    let is_large = content.len() > 100_000;
+    if method == "HEAD" && is_large {
+        return reply(stream, "302 Found", &[&headers[..], &["Location: /gone".to_string()]].concat(), b"");
+    }
     if method == "HEAD" {
         return reply(stream, "200 OK", &headers, b"");
     }
@@ -188,6 +196,10 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     assert!(!snapshot.join("pytorch_model.bin").exists() && !snapshot.join("modeling.py").exists());
     let requests = server.requests.lock().unwrap().join("\n");
     assert!(requests.contains("config.json from 5"), "{requests}");
+    assert!(
+        requests.lines().any(|line| line.starts_with("GET ") && line.ends_with("model.safetensors")),
+        "{requests}"
+    );
     let n = server.requests.lock().unwrap().len();
     ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
     assert_eq!(server.requests.lock().unwrap().len(), n + 1, "what is there is not fetched again");
@@ -203,12 +215,28 @@ fn half_a_file_on_disk_is_completed() {
     let blobs = folder.path().join("hf/hub/models--o--m/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     let partial = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(&content))));
-    std::fs::write(&partial, &content[..700_000]).unwrap();
-    ok(&fetch(folder.path(), &server.address, None, &["model", "o/m", "--file", "model.safetensors"]));
-    assert!(
-        server.requests.lock().unwrap().iter().any(|line| line.ends_with("model.safetensors from 700000"))
-    );
-    assert!(!partial.exists());
+    // Half of it, all of it, and more than it has, which begins again.
+    let longer = [&content[..], b"x"].concat();
+    let cases = [
+        (&content[..700_000], Some(" from 700000")),
+        (&content[..], None),
+        (&longer[..], Some(".safetensors")),
+    ];
+    for (bytes, expected) in cases {
+        std::fs::write(&partial, bytes).unwrap();
+        server.requests.lock().unwrap().clear();
+        let args = ["model", "o/m", "--file", "model.safetensors"];
+        let shown = ok(&fetch(folder.path(), &server.address, None, &args));
+        let requests = server.requests.lock().unwrap().clone();
+        let got: Vec<&String> =
+            requests.iter().filter(|line| line.starts_with("GET ") && line.contains("/resolve/")).collect();
+        assert_eq!(got.len(), usize::from(expected.is_some()), "{got:?}");
+        assert!(expected.is_none_or(|end| got[0].ends_with(end)), "{got:?}");
+        assert_eq!(std::fs::read(shown.trim()).unwrap(), content);
+        assert!(!partial.exists());
+        std::fs::remove_file(shown.trim()).unwrap();
+        std::fs::remove_file(partial.with_extension("")).unwrap();
+    }
 }
 
 #[test]
@@ -237,10 +265,13 @@ fn tokens_absence_and_silence_are_clear() {
     assert!(said.contains("cannot be reached") && said.contains("HF_ENDPOINT"), "{said}");
     let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "../../etc"]));
     assert!(said.contains("expected OWNER/NAME"), "{said}");
-    let outside = vec![("o/x", "../../../evil.safetensors", vec![1])];
+    let names = ["../../../evil.safetensors", "/evil.safetensors", "a\\\\evil.safetensors", ""];
+    let outside = names.map(|name| ("o/x", name, vec![1])).to_vec();
     let server = serve(Served { files: outside, ..Served::default() });
-    let args = ["model", "o/x", "--file", "../../../evil.safetensors"];
-    assert!(complaint(&fetch(at, &server.address, None, &args)).contains("outside its repository"));
+    for name in ["../../../evil.safetensors", "/evil.safetensors", "a\\evil.safetensors", ""] {
+        let said = complaint(&fetch(at, &server.address, None, &["model", "o/x", "--file", name]));
+        assert!(said.contains("outside its repository"), "{name}: {said}");
+    }
 }
 
 #[test]
@@ -369,9 +400,11 @@ fn a_revision_cannot_leave_the_cache() {
 #[test]
 fn names_with_spaces_are_fetched() {
     let folder = tempfile::tempdir().unwrap();
-    let files = vec![("o/d", "a folder/test #1.jsonl", b"{}\n".to_vec())];
+    let files = vec![("o/d", "a folder/test #1.jsonl", b"{}\n".to_vec()), ("o/d", "empty.jsonl", Vec::new())];
     let server = serve(Served { files, ..Served::default() });
     let printed = ok(&fetch(folder.path(), &server.address, None, &["dataset", "o/d"]));
-    assert!(printed.trim().ends_with("a folder/test #1.jsonl"), "{printed}");
-    assert_eq!(std::fs::read(printed.trim()).unwrap(), b"{}\n");
+    let paths: Vec<&str> = printed.lines().collect();
+    assert!(paths[0].ends_with("a folder/test #1.jsonl") && paths[1].ends_with("empty.jsonl"), "{printed}");
+    assert_eq!(std::fs::read(paths[0]).unwrap(), b"{}\n");
+    assert_eq!(std::fs::read(paths[1]).unwrap(), b"");
 }

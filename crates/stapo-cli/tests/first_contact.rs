@@ -34,6 +34,21 @@ fn explain_prints_keys_metrics_presets_and_words() {
 }
 
 #[test]
+fn the_reference_is_the_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    ok(&stapo(folder.path(), &["explain", "--write", "reference"]));
+    let printed: Vec<_> =
+        folder.path().join("reference").read_dir().unwrap().map(|page| page.unwrap()).collect();
+    assert_eq!(printed.len(), 6);
+    for page in printed {
+        let name = page.file_name();
+        let kept = std::fs::read_to_string(root().join("docs/reference").join(&name)).unwrap_or_default();
+        let is_same = kept == std::fs::read_to_string(page.path()).unwrap();
+        assert!(is_same, "docs/reference/{name:?} is outdated: run stapo explain --write docs/reference");
+    }
+}
+
+#[test]
 fn explain_names_what_is_nearest_to_an_unknown_word() {
     let folder = tempfile::tempdir().unwrap();
     let text = complaint(folder.path(), &["explain", "group_sise"]);

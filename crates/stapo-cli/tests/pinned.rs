@@ -12,9 +12,10 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::io::Read;
 use std::path::Path;
+use std::process::Output;
 
 /// Compares sections, each a name and its lines, with the file of that name in `tests/goldens`.
-fn compare(file: &str, sections: &[(String, String)]) {
+pub fn compare(file: &str, sections: &[(String, String)]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(file);
     let found = sections.iter().fold(String::new(), |mut text, (name, lines)| {
         writeln!(text, "== {name}\n{}", lines.trim_end()).unwrap();
@@ -35,6 +36,12 @@ fn compare(file: &str, sections: &[(String, String)]) {
 /// The first digits of the hash of a text that is too long to be kept.
 fn digest(text: &str) -> String {
     format!("{:x}", Sha256::digest(text))[..16].to_string()
+}
+
+/// The lines of a text with digits, but for hashes.
+pub fn numbered(text: &str) -> String {
+    let has_digit = |line: &&str| line.contains(|c: char| c.is_ascii_digit()) && !line.contains("receipt");
+    text.lines().filter(has_digit).collect::<Vec<_>>().join("\n")
 }
 
 /// Five digits of a number, so that the last bits of a system's logarithm do not count.
@@ -59,6 +66,40 @@ fn leaves(value: &Value, name: &str, skipped: &[&str], lines: &mut String) {
         }
         leaf => writeln!(lines, "{} {}", name.trim_start_matches('.'), rounded(leaf)).unwrap(),
     }
+}
+
+/// The words with digits of every assumption of a plan, and the options that would replace it.
+fn assumptions(plan: &Value) -> String {
+    let counts = |word: &&str| word.starts_with("--") || word.contains(|c: char| c.is_ascii_digit());
+    plan["assumed"].as_array().unwrap().iter().fold(String::new(), |mut lines, text| {
+        let words: Vec<&str> = text.as_str().unwrap().split_whitespace().filter(counts).collect();
+        writeln!(lines, "assumed {}", words.join(" ")).unwrap();
+        lines
+    })
+}
+
+/// What a command said of its steps on standard error and at its end on standard output, without times.
+fn shown(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let steps = said.lines().filter(|line| line.starts_with("step ") && line.contains(" left"));
+    let untimed = |line: &str| {
+        let kept = line.split("  ").filter(|part| !part.ends_with(" left") && !part.ends_with(" tokens/s"));
+        kept.collect::<Vec<_>>().join("  ")
+    };
+    let other = ["before training: ", "data: ", "held-out ", "reference: "];
+    let told = said.lines().filter(|line| other.iter().any(|word| line.starts_with(word)));
+    let planned =
+        said.lines().filter_map(|line| Some(line.split_once(" for ")?.1.split_once(", by the rates")?.0));
+    let ended = ok(output);
+    let ended = ended
+        .lines()
+        .filter(|line| line.contains(" -> ") || line.contains(['▁', '█']) || line.contains(" of "));
+    let lines: Vec<String> = steps
+        .map(untimed)
+        .chain(told.chain(planned).map(String::from))
+        .chain(ended.map(String::from))
+        .collect();
+    lines.join("\n") + "\n"
 }
 
 /// Fewer responses than the paper has, which take less time to simulate.
@@ -127,12 +168,22 @@ fn plans_have_their_numbers() {
             .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
         let mut lines = format!("exit status {:?}\n", output.status.code());
         leaves(&plan, "", &skipped, &mut lines);
+        if !args.contains(&"cpu") {
+            lines += &assumptions(&plan);
+        }
         if ["tools", "eight GPUs in two machines", "pairs"].contains(name) {
             let text = String::from_utf8_lossy(&stapo(at, &all).stdout).into_owned();
             lines += text.split("\nassumed ").next().unwrap();
         }
         sections.push(((*name).to_string(), lines));
     }
+    let described = ok(&stapo(at, &["model", "info", "builtin"]));
+    sections.push(("the built-in model".to_string(), numbered(&described)));
+    let described: Value =
+        serde_json::from_str(&ok(&stapo(at, &["model", "info", "builtin", "--json"]))).unwrap();
+    let mut lines = String::new();
+    leaves(&described, "", &["sha256"], &mut lines);
+    sections.push(("the built-in model as JSON".to_string(), lines));
     compare("plans.txt", &sections);
 }
 
@@ -148,6 +199,23 @@ fn drawings(page: &str) -> String {
     })
 }
 
+/// How many parts of each kind a page has, and the lines that name the last step.
+fn parts(page: &str) -> String {
+    let count = |part: &str| page.matches(part).count();
+    let counts = ["<section", "<figure", "<table", "<tr", "<details", "class=\"note\"", "class=\"missing\""];
+    let mut lines = counts.map(|part| format!("{part} {}", count(part))).join("\n");
+    for part in ["state after step ", " report · "] {
+        let text = page.split(part).nth(1).and_then(|rest| rest.split('<').next());
+        write!(lines, "\n{part}{}", text.unwrap_or("-")).unwrap();
+    }
+    for card in page.split("<div class=\"card\"><b>").skip(1) {
+        let text =
+            card.split("</div>").next().unwrap().replace("</b><span>", " | ").replace("</span><span>", " | ");
+        write!(lines, "\n{}", text.trim_end_matches("</span>")).unwrap();
+    }
+    lines
+}
+
 #[test]
 fn reports_comparisons_and_answers_of_the_server_have_their_numbers() {
     let folder = tempfile::tempdir().unwrap();
@@ -156,10 +224,14 @@ fn reports_comparisons_and_answers_of_the_server_have_their_numbers() {
     let mut sections = Vec::new();
     ok(&stapo(at, &["report", "exp", "--csv", "csv", "-o", "exp.html"]));
     sections.push(("figures of an experiment".to_string(), drawings(&read(at.join("exp.html")))));
+    sections.push(("parts of its page".to_string(), parts(&read(at.join("exp.html")))));
     for table in [
         "arms",
         "benchmarks",
+        "claims",
+        "most-silenced",
         "paired",
+        "parameters",
         "silenced-categories",
         "standings",
         "survival",
@@ -170,6 +242,7 @@ fn reports_comparisons_and_answers_of_the_server_have_their_numbers() {
     }
     ok(&stapo(at, &["report", "exp/stapo-0", "-o", "run.html"]));
     sections.push(("figures of a run".to_string(), drawings(&read(at.join("run.html")))));
+    sections.push(("parts of its page".to_string(), parts(&read(at.join("run.html")))));
     let shown = ok(&stapo(at, &["inspect", "exp/stapo-0", "--step", "2", "--terminal"]));
     sections.push(("a step in the terminal".to_string(), digest(&shown)));
     let compared = ok(&stapo(at, &["compare", "exp/stapo-0", "exp/justrl-0"]));
@@ -183,8 +256,7 @@ fn reports_comparisons_and_answers_of_the_server_have_their_numbers() {
         sections.push((format!("evaluation {out}"), numbers.collect::<Vec<_>>().join("\n")));
     }
     let compared = ok(&stapo(at, &["compare", "a", "b"]));
-    let numbers = compared.lines().filter(|line| line.contains('.') && !line.contains("receipt"));
-    sections.push(("compared evaluations".to_string(), numbers.collect::<Vec<_>>().join("\n")));
+    sections.push(("compared evaluations".to_string(), numbered(&compared)));
     let server = Server::start(at, &[]);
     // The reference pages have the names of metrics and the keys of plans.
     let skipped = "seconds bytes free sha256 receipt time changed version host note title stamp written writer plan keys evaluations";
@@ -192,12 +264,14 @@ fn reports_comparisons_and_answers_of_the_server_have_their_numbers() {
     for question in [
         "runs",
         "run?run=exp/stapo-0",
-        "series?run=exp/stapo-0",
+        "series?run=exp/stapo-0&run=exp/justrl-1&key=accuracy&key=entropy_mean&from=1&to=2",
+        "series?run=exp/stapo-0&key=eval_accuracy&points=2",
         "differences?run=exp/stapo-0&run=exp/justrl-0",
         "responses?run=exp/stapo-0&step=2",
         "tokens?run=exp/stapo-0&step=2",
         "compare?run=exp/stapo-0&run=exp/justrl-0",
-        "compare/curves?run=exp/stapo-0&run=exp/justrl-0",
+        "compare?experiment=exp",
+        "compare/curves?experiment=exp&key=accuracy&key=entropy_mean&points=2",
         "evaluations?run=exp/stapo-1",
         "samples?run=exp/stapo-0&verdict=right&most=3",
     ] {
@@ -284,9 +358,9 @@ fn runs_have_their_numbers() {
         ("reference", format!("train {few} {countdown} --set objective.preset=grpo")),
         ("game", format!("train {few} {game} --set update.sum=microbatches --set update.share_prompts=true")),
     ] {
-        let args: Vec<&str> = line.split_whitespace().chain(["--out", name, "--quiet"]).collect();
-        ok(&stapo(at, &args));
-        sections.push((name.to_string(), recorded(&at.join(name))));
+        let args: Vec<&str> = line.split_whitespace().chain(["--out", name]).collect();
+        let shown = shown(&stapo(at, &args));
+        sections.push((name.to_string(), shown + &recorded(&at.join(name))));
     }
     for task in ["{kind=\"arithmetic\",negative_results=true}", "{kind=\"countdown\"}"] {
         let set = format!("task={task}");

@@ -240,6 +240,7 @@ fn a_signal_while_measuring_keeps_the_simulated_plan() {
             assert!(plan["time"]["is_measured"] == false && assumed(&plan, "measured next"), "{plan:#}");
         } else {
             assert!(said.contains("memory") && said.contains("measured next"), "{said}");
+            assert!(said.contains(" are free here") && !said.contains("does not fit"), "{said}");
         }
     }
 }
@@ -362,17 +363,21 @@ fn supervised_runs_are_planned_and_say_their_plan() {
     assert!(number(&prefer["time"]["seconds_before"]) > 0.0 && assumed(&prefer, "--mean-row"));
     let parts: f64 = prefer["memory_bytes"].as_object().unwrap().values().map(number).sum();
     assert_eq!(number(&prefer["memory_bytes_total"]), parts);
-    let longer = plan(at, &[&args[..], &["--mean-row", "2000"]].concat());
+    assert!(assumed(&prefer, "by its name"), "{prefer:#}");
+    let longer = plan(at, &[&args[..], &["--mean-row", "2000", "--model", "qwen3-1.7b"]].concat());
     assert_eq!(number(&longer["step_tokens_mean"]), 16_000.0);
+    assert!(!assumed(&longer, "by its name") && !assumed(&longer, "--mean-row"), "{longer:#}");
     assert!(number(&longer["time"]["seconds"]) > number(&prefer["time"]["seconds"]));
     config("[reward_model]\n[update]\nbatch_rows = 8");
     let ranked = plan(at, &args);
     assert_eq!(ranked["command"], "rm");
     assert!(ranked["memory_bytes"].get("logits").is_none());
     let text = ok(&stapo(at, &["plan", "config.toml", "--machine", "h200"]));
-    assert!(text.contains("stapo rm") && text.contains("36 rows of "), "{text}");
+    assert!(text.contains("stapo rm") && text.contains("36 rows of ") && !text.contains("before"), "{text}");
     std::fs::remove_file(at.join("pairs.jsonl")).unwrap();
     let said = complaint(at, &["plan", "config.toml", "--machine", "h200"]);
     assert!(said.contains("pairs.jsonl") && said.contains("--set steps=N"), "{said}");
     assert_eq!(plan(at, &[&args[..], &["--set", "steps=7"]].concat())["steps"], 7);
+    let text = ok(&stapo(at, &["plan", "config.toml", "--machine", "h200", "--set", "steps=7"]));
+    assert!(!text.contains("\ndata ") && text.contains("rows of 512 tokens"), "{text}");
 }

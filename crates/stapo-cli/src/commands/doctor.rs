@@ -294,6 +294,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_processor_without_vector_instructions_is_named() {
+        let looked = |threads, simd| {
+            let found = processor(CpuOptions { threads, simd });
+            (found.status, found.text.contains(&format!("in use: {}", simd.name())), found.text)
+        };
+        let (status, is_named, text) = looked(1, Simd::Scalar);
+        assert_eq!((status, is_named), (Status::Look, true));
+        assert!(text.contains(", 1 thread\n") && text.ends_with("training is slow"), "{text}");
+        let (status, is_named, text) = looked(2, Simd::Avx2);
+        assert_eq!((status, is_named), (Status::Good, true));
+        assert!(text.contains(", 2 threads\n") && !text.contains("slow"), "{text}");
+    }
+
     /// Three GPUs are three pairs.
     #[test]
     fn links_between_gpus_are_counted_by_pairs() {

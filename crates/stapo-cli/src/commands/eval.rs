@@ -17,10 +17,9 @@ use crate::shared::prompts::chat_arguments;
 use crate::shared::ranks::{self, Joined, RankFlags};
 use crate::shared::run_folder::Use;
 use crate::shared::stop::{self, Stop};
-use crate::shared::units::short;
 use anyhow::{Result, bail};
 use asking::Asking;
-use bar::{bar, show_signals};
+use bar::{Tally, bar, show_signals};
 use opening::{decodings, inputs, open_benchmarks, open_finite, second_verifier};
 use serde_json::{Map, Value};
 use stapo_core::Problem;
@@ -294,20 +293,18 @@ fn lead(args: &Args, joined: &Joined, stop: &Stop) -> Result<ExitCode> {
         decodings.len() * benchmarks.iter().map(|b| b.problems.len() * b.n_samples).sum::<usize>();
     let bar = bar(n_all, done.len(), args.json);
     show_signals(stop, &bar);
-    let mut n_right = 0;
-    let mut n_tokens = 0;
-    let progress = |n_right: usize, n_tokens: u64| format!("{n_right} right, {} tokens", short(n_tokens));
+    let mut tally = Tally::default();
     let evaluated = questions.ask(&plan, &done, joined, stop, |event| {
         match event {
             EvalEvent::Asked | EvalEvent::Waits => {}
-            EvalEvent::Token => n_tokens += 1,
+            EvalEvent::Token => tally.add_token(),
             EvalEvent::Finished(record) => {
                 folder.add(&record)?;
-                n_right += usize::from(record.verdict == stapo_core::Verdict::Right);
+                tally.add(record.verdict);
                 bar.inc(1);
             }
         }
-        bar.set_message(progress(n_right, n_tokens));
+        bar.set_message(tally.text());
         Ok(())
     });
     bar.finish_and_clear();

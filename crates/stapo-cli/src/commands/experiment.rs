@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     wait_for_runs(&folder, &experiment)?;
     let limit = args.minutes.map(|minutes| TimeLimit {
-        until: Instant::now() + Duration::from_secs(60 * minutes as u64),
+        until: Instant::now() + Duration::from_mins(minutes as u64),
         experiment: &experiment,
         jobs: args.jobs,
     });
@@ -209,7 +209,7 @@ fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
     for arm in &experiment.arms {
         let run = folder.join(&arm.run);
         while let Some(writer) = holder(&run) {
-            if Instant::now() > until {
+            if until.saturating_duration_since(Instant::now()).is_zero() {
                 let by = describe_writer(&writer);
                 bail!(stapo_rl::Error::Locked { folder: run, by });
             }
@@ -264,7 +264,7 @@ fn run_arms(
     stop: &Stop,
     limit: Option<&TimeLimit>,
 ) -> Outcome {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).div_ceil(jobs.max(1)).max(1);
+    let threads = threads_of_run(std::thread::available_parallelism().map_or(1, usize::from), jobs);
     let next = Mutex::new(chosen.iter().copied());
     let outcome = Mutex::new(Outcome::default());
     let view = show::Progress::new(chosen.len());
@@ -306,6 +306,11 @@ fn run_arms(
     });
     view.finish();
     outcome.into_inner().unwrap_or_default()
+}
+
+/// The threads of each of several runs at the same time.
+fn threads_of_run(n_cores: usize, jobs: usize) -> usize {
+    n_cores.div_ceil(jobs.max(1))
 }
 
 /// Hands a signal on to the runs until all have ended: one of a terminal reaches them by itself, another only this process.
@@ -374,6 +379,11 @@ impl<'a> FinishedRun<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_at_the_same_time_share_the_cores() {
+        assert_eq!([0, 1, 2, 3, 9].map(|jobs| threads_of_run(8, jobs)), [8, 8, 4, 3, 1]);
+    }
 
     #[test]
     fn all_arms_of_a_seed_run_before_the_next_seed() {

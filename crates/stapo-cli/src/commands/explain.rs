@@ -97,6 +97,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn facts_stand_below_each_other_and_code_keeps_its_lines() {
+        let entry = Entry::new("word", "name", "One [text](a.md).\n\nCode:\n  a = 1\n  b = 2")
+            .with_fact("type", "x")
+            .with_fact("unit of it", "y ".repeat(40));
+        let lines = [
+            "name (word)",
+            "  One text.",
+            "  Code:",
+            "    a = 1",
+            "    b = 2",
+            "  type        x",
+            &format!("  unit of it  {}", ["y"; 33].join(" ")),
+            &format!("              {}", ["y"; 7].join(" ")),
+        ];
+        assert_eq!(text(&entry), lines.join("\n"));
+    }
+
+    #[test]
     fn links_become_their_texts() {
         assert_eq!(without_links("see [a](b.md#c) and [d](e), f[0]"), "see a and d, f[0]");
         assert_eq!(without_links("a list [1](open"), "a list [1](open");

@@ -138,11 +138,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         _ => print_in_order(&mut engine, &model, &submitted, args)?,
     };
     if stderr().is_terminal() {
-        let seconds = started.elapsed().as_secs_f64();
-        let rate = n_tokens as f64 / seconds;
-        eprintln!("{n_responses} responses, {n_tokens} tokens, {seconds:.1} s, {rate:.0} tokens/s");
+        eprintln!("{}", pace(n_responses, n_tokens, started.elapsed().as_secs_f64()));
     }
     Ok(if n_refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn pace(n_responses: usize, n_tokens: usize, seconds: f64) -> String {
+    let rate = n_tokens as f64 / seconds;
+    format!("{n_responses} responses, {n_tokens} tokens, {seconds:.1} s, {rate:.0} tokens/s")
 }
 
 fn rule(args: &Args) -> SamplingRule {
@@ -206,11 +209,10 @@ fn print_in_order(
             n_responses += 1;
             n_tokens += response.tokens.len();
             outcome = response.tokens.iter().try_for_each(check_finite);
-            if outcome.is_err() {
-                return false;
-            }
             finished.insert((response.ticket, response.sample), response);
-            while let Some(response) = order.peek().and_then(|next| finished.remove(next)) {
+            while outcome.is_ok()
+                && let Some(response) = order.peek().and_then(|next| finished.remove(next))
+            {
                 order.next();
                 let submitted = &submitted[&response.ticket];
                 outcome = if args.json {
@@ -218,9 +220,6 @@ fn print_in_order(
                 } else {
                     write_text(&mut out, model, submitted, &response)
                 };
-                if outcome.is_err() {
-                    break;
-                }
             }
         }
         outcome.is_ok()
@@ -300,4 +299,14 @@ fn write_text(
     let sample = response.sample + 1;
     writeln!(out, "--- prompt {line}, sample {sample}: {} tokens, {}", tokens.len(), response.finish)?;
     Ok(writeln!(out, "{text}")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_is_in_tokens_per_second() {
+        assert_eq!(pace(3, 100, 2.5), "3 responses, 100 tokens, 2.5 s, 40 tokens/s");
+    }
 }

@@ -56,10 +56,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     stop.give_up_by(|| GivesUp::IfUrgent);
     let world = args.gpus.or(args.ranks).unwrap_or(1);
     let mut command = args.command.clone();
-    let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
-    // A run that continues or is replayed has its device in its folder; an evaluation gets its device every time.
-    let takes_device = name == "eval" || (name == "train" && !has("--resume"));
-    if args.gpus.is_some() && takes_device && !has("--device") {
+    if args.gpus.is_some() && lacks_device(name, &command) {
         command.push("--device=cuda".into());
     }
     let port = args.port.map_or_else(free_port, Ok)?;
@@ -71,10 +68,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let statuses = watch(&mut ranks, &stop)?;
     let code = exit_code(&statuses, stop.signal());
-    for text in errors_of_others(ranks, &statuses) {
+    let stderrs = ranks.into_iter().filter_map(|rank| rank.stderr);
+    let texts = stderrs.map(|stderr| stderr.join().unwrap_or_default());
+    for text in errors_of_others(texts, &statuses) {
         eprintln!("{text}");
     }
     Ok(ExitCode::from(code))
+}
+
+/// Whether a command takes a device and names none. A run that continues or is replayed has its device in its folder; an
+/// evaluation gets its device every time.
+fn lacks_device(name: &str, command: &[String]) -> bool {
+    let has = |flag: &str| command.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
+    let takes_device = name == "eval" || (name == "train" && !has("--resume"));
+    takes_device && !has("--device")
 }
 
 /// One process of several.
@@ -151,30 +158,37 @@ fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
             *status = rank.child.try_wait().context("waiting for a rank")?;
         }
         let n_requests = stop.n_requests();
-        if n_requests > n_passed_on {
+        if n_requests != n_passed_on {
             n_passed_on = n_requests;
             let left = ranks.iter().zip(&statuses).filter(|(_, status)| status.is_none());
             left.for_each(|(rank, _)| pass_on(&rank.child, stop.signal()));
         }
-        let is_failure = |status: &Option<ExitStatus>| status.is_some_and(|status| !status.success());
-        let [of_any, of_rank_0] = &mut failed_at;
-        for (at, has_failed) in
-            [(of_any, statuses.iter().any(is_failure)), (of_rank_0, statuses.first().is_some_and(is_failure))]
-        {
+        for (at, has_failed) in failed_at.iter_mut().zip(failures(&statuses)) {
             if has_failed {
                 at.get_or_insert_with(Instant::now);
             }
         }
         let waited = failed_at.map(|at| at.map_or(Duration::ZERO, |at| at.elapsed()));
         for (rank, _) in ranks.iter_mut().zip(&statuses).filter(|(_, status)| status.is_none()) {
-            let is_hopeless = waited[0] > SHORT_GRACE && is_stopped(&rank.child);
-            if waited[0] > GRACE || waited[1] > SHORT_GRACE || is_hopeless {
+            if is_given_up(waited, || is_stopped(&rank.child)) {
                 let _ = rank.child.kill();
             }
         }
         std::thread::sleep(PAUSE);
     }
     Ok(statuses.into_iter().flatten().collect())
+}
+
+/// Whether any rank has failed, and whether rank 0 has.
+fn failures(statuses: &[Option<ExitStatus>]) -> [bool; 2] {
+    let has_failed = |status: &Option<ExitStatus>| status.is_some_and(|status| !status.success());
+    [statuses.iter().any(has_failed), statuses.first().is_some_and(has_failed)]
+}
+
+/// Whether a rank that has not ended is killed, so long after any rank and after rank 0 have failed.
+fn is_given_up(waited: [Duration; 2], is_stopped: impl FnOnce() -> bool) -> bool {
+    let [of_any, of_rank_0] = waited;
+    of_any >= GRACE || of_rank_0 >= SHORT_GRACE || (of_any >= SHORT_GRACE && is_stopped())
 }
 
 /// Whether a process was stopped, as by SIGSTOP; false if the system does not report it.
@@ -186,11 +200,10 @@ fn is_stopped(child: &Child) -> bool {
 
 /// The messages of ranks other than the first, without those that rank 0 has printed: an error of a rank ends all ranks with
 /// the same message.
-fn errors_of_others(ranks: Vec<Rank>, statuses: &[ExitStatus]) -> Vec<String> {
+fn errors_of_others(said: impl Iterator<Item = String>, statuses: &[ExitStatus]) -> Vec<String> {
     let rank_0_failed = statuses.first().and_then(ExitStatus::code) == Some(2);
     let mut texts: Vec<String> = Vec::new();
-    for stderr in ranks.into_iter().filter_map(|rank| rank.stderr) {
-        let text = stderr.join().unwrap_or_default();
+    for text in said {
         let is_known = text.is_empty()
             || text.starts_with("stopped by ")
             || texts.contains(&text)
@@ -253,6 +266,48 @@ fn token() -> Result<String> {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_device_is_added_where_a_command_takes_one_and_names_none() {
+        for (words, expected) in [
+            ("eval --resume a", true),
+            ("eval --device cpu", false),
+            ("train a.toml", true),
+            ("train a.toml --device=cpu", false),
+            ("train --resume a", false),
+            ("train --resume=a", false),
+            ("verify a --replay", false),
+        ] {
+            let command: Vec<String> = words.split(' ').map(String::from).collect();
+            assert_eq!(lacks_device(&command[0], &command), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_given_up_when_another_has_failed_and_they_do_not_end() {
+        let [ended, failed] = [0, 2 << 8].map(|raw| Some(ExitStatus::from_raw(raw)));
+        assert_eq!(failures(&[ended, None, failed]), [true, false]);
+        assert_eq!(failures(&[failed, ended]), [true, true]);
+        assert_eq!((failures(&[None, ended]), failures(&[])), ([false; 2], [false; 2]));
+        let almost = |limit: Duration| limit - Duration::from_nanos(1);
+        let given_up = |of_any, of_rank_0, is_stopped| is_given_up([of_any, of_rank_0], || is_stopped);
+        assert!(given_up(GRACE, Duration::ZERO, false) && !given_up(almost(GRACE), Duration::ZERO, false));
+        assert!(given_up(SHORT_GRACE, SHORT_GRACE, false));
+        assert!(!given_up(SHORT_GRACE, almost(SHORT_GRACE), false));
+        assert!(given_up(SHORT_GRACE, Duration::ZERO, true));
+        assert!(!given_up(almost(SHORT_GRACE), Duration::ZERO, true));
+    }
+
+    #[test]
+    fn an_error_of_several_ranks_is_said_once() {
+        let texts = ["error: a", "", "stopped by SIGTERM", "error: a", "error: rank 0 has ended"];
+        let said = |code: i32| {
+            let statuses = [code, 0].map(|code| ExitStatus::from_raw(code << 8));
+            errors_of_others(texts.into_iter().map(String::from), &statuses)
+        };
+        assert_eq!(said(2), ["error: a"]);
+        assert_eq!(said(1), ["error: a", "error: rank 0 has ended"]);
+    }
 
     #[test]
     fn the_status_is_that_of_the_worst_rank() {

@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         recompute: memory.recompute,
         world,
     };
-    let fits = memory_bytes.is_none_or(|bytes| memory.peak_bytes() <= bytes);
+    let fits = planned::fits(memory.peak_bytes(), memory_bytes) != Some(false);
     let planning = Planning { args, shapes: &shapes, shape, memory, memory_bytes, assumed };
     let is_simulation = named.is_some() || args.model.is_some() || args.no_measure || world.n_ranks > 1;
     let obstacle = match fits {
@@ -269,7 +269,7 @@ fn on_one(shape: &RunShape, shapes: &ModelShapes, memory_bytes: Option<u64>) -> 
     };
     OnOne {
         step_seconds: alone.simulate().phases.total(),
-        fits: memory_bytes.is_none_or(|bytes| memory.peak_bytes() <= bytes),
+        fits: planned::fits(memory.peak_bytes(), memory_bytes) != Some(false),
     }
 }
 
@@ -313,4 +313,89 @@ fn known_lengths(args: &Args, lengths: Lengths, measured: Option<&Measurement>) 
         known.response_mean = measured.response_mean.max(1.0);
     }
     known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use stapo_rl::plan::estimate::EpisodeMeans;
+
+    #[derive(Parser)]
+    struct Given {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn given(words: &[&str]) -> Args {
+        Given::parse_from([&["plan"], words].concat()).args
+    }
+
+    /// A measured step of responses to 96 tokens, of which none was cut.
+    pub(super) fn measurement() -> Measurement {
+        Measurement {
+            n_problems: 2,
+            response_limit: 96,
+            rollout_seconds: 1.0,
+            environment_seconds: 0.0,
+            update_seconds: 1.0,
+            n_sampled: 100.0,
+            n_trained: 100.0,
+            prompt_mean: 7.0,
+            response_mean: 40.0,
+            turns_mean: 3.0,
+            given_mean: 20.0,
+            truncated_share: 0.0,
+        }
+    }
+
+    #[test]
+    fn measured_lengths_replace_those_that_were_not_given() {
+        let assumed = Lengths { prompt_mean: 16.0, response_mean: 32.0, response_limit: 96, spread: 0.5 };
+        let known = |words: &[&str], measured: &Measurement| {
+            let known = known_lengths(&given(words), assumed, Some(measured));
+            (known.prompt_mean, known.response_mean)
+        };
+        let mut measured = measurement();
+        assert_eq!(known(&[], &measured), (7.0, 40.0));
+        assert_eq!(known(&["--mean-prompt", "9"], &measured), (16.0, 40.0));
+        assert_eq!(known(&["--mean-response", "9"], &measured), (7.0, 32.0));
+        // Of responses that were cut earlier than the run cuts them, the mean is not known.
+        (measured.truncated_share, measured.response_limit) = (0.5, 95);
+        assert_eq!(known(&[], &measured), (7.0, 32.0));
+        (measured.response_mean, measured.response_limit) = (0.5, 96);
+        assert_eq!(known(&[], &measured), (7.0, 1.0));
+    }
+
+    #[test]
+    fn measured_turns_replace_those_that_were_not_given() {
+        let assumed = EpisodeMeans { turns: 2.5, observation: 128.0, answer_seconds: 3.0, at_once: 8 };
+        let known = |words: &[&str], measured: &Measurement| {
+            let known = episodes::known(&given(words), assumed, Some(measured));
+            (known.turns, known.observation)
+        };
+        let mut measured = measurement();
+        // Twenty tokens in two answers.
+        assert_eq!(known(&[], &measured), (3.0, 10.0));
+        assert_eq!(known(&["--mean-turns", "9"], &measured), (2.5, 10.0));
+        assert_eq!(known(&["--mean-observation", "9"], &measured), (3.0, 128.0));
+        measured.turns_mean = 1.0;
+        assert_eq!(known(&[], &measured), (1.0, 128.0));
+        let means = assumed;
+        let said = |words: &[&str], measured: Option<&Measurement>| {
+            let mut said = Vec::new();
+            episodes::assume(&mut said, &given(words), &means, measured);
+            said.len()
+        };
+        assert_eq!((said(&[], None), said(&[], Some(&measured))), (4, 1));
+        assert_eq!(
+            [["--mean-turns", "2"], ["--mean-observation", "2"], ["--mean-answer", "2"]]
+                .map(|words| said(&words, None)),
+            [3; 3]
+        );
+        let mut said = Vec::new();
+        let at_once = EpisodeMeans { answer_seconds: 0.0, ..means };
+        episodes::assume(&mut said, &given(&[]), &at_once, None);
+        assert_eq!(said.len(), 3, "an environment that answers at once is not assumed to take time");
+    }
 }

@@ -123,7 +123,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut runs: Vec<ListedRun> = folders.iter().flat_map(|folder| below(folder)).collect();
     let n_runs = runs.len();
     runs.retain(|run| args.all || !run.note.is_archived);
-    let n_archived = n_runs - runs.len();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&runs)?);
         return Ok(ExitCode::SUCCESS);
@@ -131,19 +130,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if runs.is_empty() {
         eprintln!("note: no runs in {}; stapo train makes one", args.folder.display());
     }
-    let width = runs.iter().map(|run| run.run.chars().count()).max().unwrap_or(0).clamp(20, NAME_WIDTH);
+    let width = name_width(&runs);
     println!("{:<width$} {:>9} {:>8} {:>8}  status", "run", "steps", "accuracy", "held-out");
+    let n_archived = n_runs - runs.len();
     for run in runs {
         println!("{}", row(&run, width));
     }
-    if n_archived > 0 {
-        eprintln!("note: {n_archived} archived runs are left out; --all lists them");
+    if let Some(text) = archived_note(n_archived) {
+        eprintln!("{text}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The widest column of names. A longer name has a line to itself.
 const NAME_WIDTH: usize = 32;
+
+fn name_width(runs: &[ListedRun]) -> usize {
+    runs.iter().map(|run| run.run.chars().count()).max().unwrap_or(0).clamp(20, NAME_WIDTH)
+}
+
+fn archived_note(n_archived: usize) -> Option<String> {
+    (n_archived > 0).then(|| format!("note: {n_archived} archived runs are left out; --all lists them"))
+}
 
 /// A folder whose name begins with a dot is one in the making.
 fn is_listed(path: &Path) -> bool {
@@ -218,4 +226,55 @@ fn row(run: &ListedRun, width: usize) -> String {
     let note = Some(&run.note.note).filter(|note| !note.is_empty()).map(|note| format!("; {note}"));
     let status = format!("{}{tags}{}", run.status, note.unwrap_or_default());
     format!("{}{numbers}{}", first_cell(&run.run, width), wrapped(&status, indent, COLUMNS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(name: &str, note: &str, tags: &[&str]) -> ListedRun {
+        let progress = RunProgress { step: 7, steps: 20, accuracy: Some(0.625), eval_accuracy: None };
+        let tags = tags.iter().map(ToString::to_string).collect();
+        let note = RunNote { note: note.into(), tags, is_archived: false };
+        ListedRun {
+            run: name.into(),
+            path: name.into(),
+            progress: Some(progress),
+            status: "done".into(),
+            note,
+        }
+    }
+
+    #[test]
+    fn a_row_has_its_numbers_tags_and_note_below_their_columns() {
+        let short = listed("runs/a", "", &[]);
+        assert_eq!(row(&short, 20), format!("{:<20}{}", "runs/a", "      7/20   62.5 %        -  done"));
+        let noted = listed("runs/a", "the one with the low learning rate that went on", &["paper", "b"]);
+        let rows = row(&noted, 20);
+        let lines: Vec<&str> = rows.lines().collect();
+        let indent = " ".repeat(20 + 30);
+        assert!(lines[0].ends_with("  done #paper #b; the one with"), "{rows}");
+        assert!(lines[1].starts_with(&format!("{indent}the low learning rate")), "{rows}");
+        assert!(lines.iter().all(|line| line.chars().count() <= COLUMNS), "{rows}");
+    }
+
+    #[test]
+    fn names_widen_their_column_up_to_a_limit() {
+        let width = |lengths: &[usize]| {
+            let runs: Vec<ListedRun> = lengths.iter().map(|n| listed(&"é".repeat(*n), "", &[])).collect();
+            name_width(&runs)
+        };
+        assert_eq!([width(&[]), width(&[4, 25, 9]), width(&[4, 99])], [20, 25, NAME_WIDTH]);
+        assert_eq!(archived_note(0), None);
+        assert!(archived_note(2).unwrap().starts_with("note: 2 archived runs"));
+    }
+
+    #[test]
+    fn folders_in_the_making_and_files_are_not_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        ["a", ".a"].iter().for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        std::fs::write(at("b"), "").unwrap();
+        assert_eq!(["a", ".a", "b", "c"].map(|name| is_listed(&at(name))), [true, false, false, false]);
+    }
 }

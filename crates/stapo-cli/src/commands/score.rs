@@ -96,7 +96,7 @@ struct ScoredLine<'a> {
 
 impl Scorer<'_> {
     fn take(&mut self, line: usize, record: PromptRecord, tokens: &[u32], n_prompt: usize) -> Result<()> {
-        if self.batch.n_tokens() + tokens.len() > BATCH_TOKENS {
+        if !has_room(self.batch.n_tokens(), tokens.len()) {
             self.flush()?;
         }
         let start = self.batch.n_scored();
@@ -153,16 +153,42 @@ fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize
             n_prompt
         }
     };
-    if n_prompt == 0 || n_prompt > tokens.len() {
-        let n_tokens = tokens.len();
-        bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
-    }
     let config = model.policy.config();
+    check_lengths(n_prompt, tokens.len(), config.position_limit())?;
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
         bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
     }
-    if tokens.len() > config.position_limit() {
-        bail!("{} tokens, the model takes {}", tokens.len(), config.position_limit());
-    }
     Ok((tokens, n_prompt))
+}
+
+/// Whether a batch takes more tokens.
+fn has_room(n_tokens: usize, n_more: usize) -> bool {
+    n_tokens + n_more <= BATCH_TOKENS
+}
+
+fn check_lengths(n_prompt: usize, n_tokens: usize, limit: usize) -> Result<()> {
+    if n_prompt == 0 || n_prompt > n_tokens {
+        bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
+    }
+    if n_tokens > limit {
+        bail!("{n_tokens} tokens, the model takes {limit}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_filled_and_a_record_may_fill_the_positions() {
+        assert!(has_room(BATCH_TOKENS - 2, 2) && !has_room(BATCH_TOKENS - 1, 2));
+        let checked = |n_prompt, n_tokens| check_lengths(n_prompt, n_tokens, 8).map_err(|e| e.to_string());
+        assert_eq!([checked(1, 8), checked(8, 8)], [Ok(()), Ok(())]);
+        assert_eq!(checked(1, 9).unwrap_err(), "9 tokens, the model takes 8");
+        for n_prompt in [0, 5] {
+            let said = checked(n_prompt, 4).unwrap_err();
+            assert_eq!(said, format!("{n_prompt} prompt tokens of 4, expected at least 1 and at most all"));
+        }
+    }
 }

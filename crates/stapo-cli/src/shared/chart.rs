@@ -8,7 +8,9 @@ mod scatter;
 mod svg;
 
 pub use bars::{Bar, BarGroup, Bars};
-pub use curves::{ANY, Band, Bounds, Curve, CurvePoint, Curves, MIN_SEEDS_FOR_INTERVAL, PERCENT, band_over};
+pub use curves::{
+    ANY, Band, Bounds, Curve, CurvePoint, Curves, MIN_SEEDS_FOR_INTERVAL, PERCENT, band_over, mean_over_seeds,
+};
 pub use png::write_png;
 pub use scale::{Scale, number, significant};
 pub use scatter::{Cross, Dot, Guide, Scatter};

@@ -18,6 +18,16 @@ pub fn span(time: Duration) -> String {
     }
 }
 
+/// As `span`, for a predicted time, which may be longer than a clock can count.
+pub fn span_of_seconds(seconds: f64) -> String {
+    span(Duration::from_secs_f64(seconds.min(1e12)))
+}
+
+/// Time left at the mean pace of the steps that are done.
+pub fn time_left(elapsed: Duration, n_done: u64, n_left: u64) -> Duration {
+    elapsed / n_done.max(1) as u32 * n_left as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +40,16 @@ mod tests {
         assert_eq!(at(951_827_696), "20000229-123456");
         assert_eq!(at(1_794_700_799), "20261114-235959");
         assert_eq!(span(Duration::from_secs(65)), "1 min 5 s");
+        assert_eq!(
+            (span_of_seconds(3725.0), span_of_seconds(f64::MAX)),
+            ("1 h 2 min".into(), span_of_seconds(1e12))
+        );
+    }
+
+    #[test]
+    fn the_time_left_goes_on_at_the_pace_of_what_is_done() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(time_left(minute, 4, 240), 60 * minute);
+        assert_eq!((time_left(minute, 0, 2), time_left(minute, 4, 0)), (2 * minute, Duration::ZERO));
     }
 }

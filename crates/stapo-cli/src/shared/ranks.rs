@@ -155,8 +155,8 @@ impl Joined {
             DeviceName::Cpu => {
                 let n_cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
                 let is_given = threads.is_some() || std::env::var_os("STAPO_THREADS").is_some();
-                let threads_per_rank = (n_cores / membership.n_local).max(1);
-                run_folder::device(name, if is_given { threads } else { Some(threads_per_rank) }, for_use)
+                let shared = Some(threads_of_rank(n_cores, membership.n_local));
+                run_folder::device(name, if is_given { threads } else { shared }, for_use)
             }
         }
     }
@@ -195,6 +195,11 @@ pub fn work_until_asked(
     }
 }
 
+/// The threads of each of the ranks on a machine.
+fn threads_of_rank(n_cores: usize, n_local: usize) -> usize {
+    (n_cores / n_local).max(1)
+}
+
 /// Whether an error is of another rank, or of all.
 fn is_of_rank(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<RankError>() || matches!(cause.downcast_ref(), Some(stapo_rl::Error::Rank(_)))
@@ -210,4 +215,14 @@ fn libraries() -> Vec<Fact> {
     };
     let facts = [("GPU", gpu), ("NVRTC", version(&found.nvrtc)), ("cuBLASLt", version(&found.cublaslt))];
     facts.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_the_cores_and_have_one_at_least() {
+        assert_eq!([1, 2, 3, 9].map(|n_local| threads_of_rank(8, n_local)), [8, 4, 2, 1]);
+    }
 }

@@ -29,3 +29,14 @@ pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
         _ => "died: killed, or the machine stopped".to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_events_is_done_with_its_last_step() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!([3, 4, 5].map(|n| run_status(folder.path(), n, 4)), ["resumable", "done", "done"]);
+    }
+}

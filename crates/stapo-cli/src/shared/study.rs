@@ -363,12 +363,21 @@ mod tests {
         let names = ["justrl,lr=1", "justrl,lr=2", "stapo,lr=1", "stapo,lr=2", "stapo,lr=3"];
         assert_eq!(series_of(&names, Some("stapo")), [1, 7, 0, 6, 12]);
         assert_eq!(series_of(&names, None), [0, 6, 1, 7, 13]);
+        // As many methods as colours and as many settings as dashes are a matrix.
+        let all =
+            (0..SERIES.len()).flat_map(|method| (0..Dash::ALL.len()).map(move |setting| (method, setting)));
+        let names: Vec<String> =
+            all.clone().map(|(method, setting)| format!("m{method},n={setting}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let expected = all.map(|(method, setting)| method + SERIES.len() * setting);
+        assert_eq!(series_of(&names, None), expected.collect::<Vec<_>>());
     }
 
     #[test]
     fn arms_without_a_matrix_are_numbered_after_the_method() {
         assert_eq!(series_of(&["a", "b", "stapo", "c"], Some("stapo")), [1, 2, 0, 3]);
         assert_eq!(series_of(&["a", "b"], None), [0, 1]);
+        assert_eq!(series_of(&["a", "b"], Some("a method that has no result")), [0, 1]);
         let many: Vec<String> = (0..5).flat_map(|n| ["a", "b"].map(|arm| format!("{arm},n={n}"))).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(series_of(&many, Some("b")), [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]);

@@ -154,6 +154,7 @@ mod tests {
             "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000d\n\té"
         );
         assert_eq!(plain("\u{202e}abc"), "\\u202eabc");
+        assert_eq!((first_cell("ab", 2), first_cell("abc", 2)), ("ab".to_string(), "abc\n  ".to_string()));
     }
 
     #[test]
@@ -167,6 +168,9 @@ mod tests {
     #[test]
     fn lines_break_at_blanks_and_keep_their_indent() {
         assert_eq!(wrapped("one two three", 4, 12), "one two\n    three");
+        assert_eq!(wrapped("one two three", 4, 11), "one two\n    three");
+        assert_eq!(wrapped("one two three", 4, 10), "one\n    two\n    three");
+        assert_eq!(wrapped("one two three", 0, 13), "one two three");
         assert_eq!(wrapped("unbreakable", 4, 8), "unbreakable");
         assert_eq!(wrapped("", 4, 8), "");
     }

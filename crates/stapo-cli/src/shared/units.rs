@@ -84,6 +84,9 @@ mod tests {
     #[test]
     fn numbers_are_written_as_people_write_them() {
         assert_eq!([0.0, 2.4e-7].map(scientific), ["0", "2.4e-7"]);
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([999, 1000, 1_500_000, 1 << 30].map(short), ["999", "1.0k", "1.5M", "1.07B"]);
+        assert_eq!([1023, 1024, 3 << 29, 1 << 50].map(size), ["1023 B", "1.0 KiB", "1.5 GiB", "1024.0 TiB"]);
         assert_eq!([0.03123, 1e-4, 9.9e-5, 0.0].map(p_value), ["0.0312", "0.0001", "<0.0001", "<0.0001"]);
     }
 

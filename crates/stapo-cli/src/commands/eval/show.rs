@@ -4,7 +4,9 @@ use crate::shared::terminal::{COLUMNS, first_cell, wrapped};
 use crate::shared::units::{grouped, p_value, percent};
 use serde_json::Value;
 use stapo_core::record::EvalRecord;
-use stapo_rl::lab::evaluation::{Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict};
+use stapo_rl::lab::evaluation::{
+    Agreement, Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict,
+};
 use stapo_rl::reward::VerifierSpec;
 use stapo_rl::run::receipt::short_of;
 use std::path::Path;
@@ -133,7 +135,6 @@ pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord
     );
     for row in rows {
         let Some(found) = row.agreement else { continue };
-        let agree = 1.0 - found.n_apart() as f64 / found.n_samples() as f64;
         println!(
             "{:<12} {:<14} {:>8} {:>10} {:>12} {:>8} {:>10}",
             row.benchmark,
@@ -142,7 +143,7 @@ pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord
             found.n_rule_alone,
             found.n_second_alone,
             found.n_neither,
-            share(agree)
+            share(agreeing(found))
         );
     }
     let disputed: Vec<&EvalRecord> = samples.iter().filter(|sample| is_disputed(sample)).collect();
@@ -155,6 +156,11 @@ pub fn agreement(verifier: Option<&str>, rows: &[EvalRow], samples: &[EvalRecord
         );
     }
     println!("{} samples are disputed; samples.jsonl has both verdicts of each sample", disputed.len());
+}
+
+/// Share of samples with the same verdict of both verifiers.
+fn agreeing(found: Agreement) -> f64 {
+    1.0 - found.n_apart() as f64 / found.n_samples() as f64
 }
 
 /// One row per benchmark and decoding, with a reading of its difference.
@@ -176,7 +182,7 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
         let paired = &row.paired;
         let verdict = if !row.is_detectable() {
             "no detectable difference"
-        } else if paired.difference > 0.0 {
+        } else if paired.difference.is_sign_positive() {
             "B is better"
         } else {
             "A is better"
@@ -205,4 +211,50 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
         "\nn: questions in both. p: paired permutation of questions; Holm over {} rows.\ndetectable: the difference that these questions and samples find in 80 % of\nrepetitions.",
         compared.len()
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stapo_core::stats::Estimate;
+
+    fn estimate(value: f64, n_samples: usize) -> Estimate {
+        Estimate { value, standard_error: None, interval: None, n_questions: 3, n_samples }
+    }
+
+    fn row(n_samples: usize, passes: &[(usize, f64)]) -> EvalRow {
+        EvalRow {
+            benchmark: "a".into(),
+            decoding: "sampled".into(),
+            n_questions: 3,
+            n_samples,
+            avg: estimate(0.25, 3 * n_samples),
+            pass: passes.iter().map(|&(k, value)| (k, estimate(value, 3 * n_samples))).collect(),
+            maj: None,
+            programs: None,
+            truncated_share: 0.0,
+            no_answer_share: 0.0,
+            unjudged_share: 0.0,
+            n_left_to_grader: 0,
+            response_tokens_mean: 9.0,
+            agreement: None,
+        }
+    }
+
+    #[test]
+    fn pass_at_4_and_at_the_most_samples_are_shown_without_pass_at_1() {
+        let passes = [(1, 0.25), (2, 0.3), (4, 0.401), (8, 0.5), (16, 0.61)];
+        assert_eq!(super::passes(&row(16, &passes)), "4: 40.1  16: 61.0");
+        assert_eq!(super::passes(&row(2, &passes[..2])), "2: 30.0");
+        assert_eq!(super::passes(&row(6, &passes[..3])), "4: 40.1");
+        assert_eq!(super::passes(&row(3, &passes[..2])), "2: 30.0");
+        assert_eq!(super::passes(&row(1, &passes[..1])), "-");
+        assert_eq!(n_right(&row(16, &passes)), 12);
+    }
+
+    #[test]
+    fn verifiers_agree_where_both_say_right_or_both_say_wrong() {
+        let found = Agreement { n_both: 5, n_rule_alone: 1, n_second_alone: 0, n_neither: 2 };
+        assert_eq!(share(agreeing(found)), "87.5 %");
+    }
 }

@@ -26,10 +26,8 @@ impl TimeLimit<'_> {
             eprintln!("{}: no estimate of its time; it starts", arm.run);
             return None;
         };
-        let seconds = cost.start + cost.per_step * steps_left as f64;
-        let needed = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        let is_in_time = Instant::now().checked_add(needed).is_some_and(|end| end <= self.until);
-        (!is_in_time).then_some(needed)
+        let needed = cost.of_steps(steps_left);
+        (!ends_in_time(Instant::now(), needed, self.until)).then_some(needed)
     }
 
     fn slowest(&self, folder: &Path) -> Option<Cost> {
@@ -47,12 +45,13 @@ impl TimeLimit<'_> {
         command.args(["plan", "--json", "--quiet"]).arg(folder.join("config.toml"));
         command.args(arm.settings.iter().flat_map(|setting| ["--set", setting]));
         let plan: Value = serde_json::from_slice(&command.output()?.stdout)?;
-        let seconds = plan["time"]["seconds"].as_f64().zip(plan["steps"].as_f64());
-        Ok(seconds.map(|(seconds, steps)| Cost {
-            start: 0.0,
-            per_step: seconds / steps.max(1.0) * self.jobs as f64,
-        }))
+        let planned = plan["time"]["seconds"].as_f64().zip(plan["steps"].as_u64());
+        Ok(planned.map(|(seconds, n_steps)| Cost::shared(seconds, n_steps, self.jobs)))
     }
+}
+
+fn ends_in_time(now: Instant, needed: Duration, until: Instant) -> bool {
+    now.checked_add(needed).is_some_and(|end| end <= until)
 }
 
 /// Seconds of a run.
@@ -65,6 +64,16 @@ struct Cost {
 }
 
 impl Cost {
+    /// Of a run that takes so many seconds alone, where `jobs` runs share the machine.
+    fn shared(seconds: f64, n_steps: u64, jobs: usize) -> Self {
+        Self { start: 0.0, per_step: seconds / n_steps.max(1) as f64 * jobs as f64 }
+    }
+
+    fn of_steps(&self, n_steps: u64) -> Duration {
+        let seconds = self.start + self.per_step * n_steps as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
     /// The larger of both parts over runs, each given as step and wall seconds of its first and its last metrics; `None` before
     /// one has made two steps.
     fn of_slowest(runs: impl Iterator<Item = [(u64, f64); 2]>) -> Option<Self> {
@@ -87,5 +96,18 @@ mod tests {
         let runs = [[(1, 60.0), (11, 80.0)], [(1, 6.0), (3, 8.0)], [(1, 90.0), (1, 90.0)]];
         assert_eq!(Cost::of_slowest(runs.into_iter()), Some(Cost { start: 60.0, per_step: 2.0 }));
         assert_eq!(Cost::of_slowest([[(1, 90.0), (1, 90.0)]].into_iter()), None);
+        assert_eq!(Cost::shared(60.0, 30, 4), Cost { start: 0.0, per_step: 8.0 });
+        assert_eq!(Cost::shared(60.0, 0, 1), Cost { start: 0.0, per_step: 60.0 });
+    }
+
+    #[test]
+    fn a_run_starts_that_ends_at_the_last_moment() {
+        let cost = Cost { start: 60.0, per_step: 2.0 };
+        let (now, needed) = (Instant::now(), cost.of_steps(30));
+        assert_eq!(needed, Duration::from_secs(120));
+        assert!(ends_in_time(now, needed, now + needed));
+        assert!(!ends_in_time(now, needed, now + needed - Duration::from_nanos(1)));
+        let endless = Cost { start: f64::INFINITY, per_step: 0.0 }.of_steps(1);
+        assert!(!ends_in_time(now, endless, now + needed));
     }
 }

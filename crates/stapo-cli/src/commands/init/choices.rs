@@ -155,6 +155,7 @@ fn available(device: DeviceName) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::text;
     use super::*;
 
     #[test]
@@ -167,5 +168,71 @@ mod tests {
         assert_eq!(limit(500, 512, 1024), (512, false));
         assert_eq!(limit(513, 600, 1024), (608, false));
         assert_eq!([0, 1, 2, 3, 64, 65].map(power_of_two_up_to), [1, 1, 2, 2, 64, 64]);
+    }
+
+    /// What is found of the built-in model and a file of `n` problems.
+    fn found(folder: &std::path::Path, n: usize) -> Found {
+        let data = folder.join("rows.jsonl");
+        let row = |i: usize| format!("{{\"problem\": \"{i}+{}\", \"answer\": \"{}\"}}\n", i % 7, i + i % 7);
+        std::fs::write(&data, (0..n).map(row).collect::<String>()).unwrap();
+        let wanted = crate::commands::init::found::Wanted {
+            model: stapo_rl::plan::config::ModelSource::Builtin,
+            data,
+            problem_field: None,
+            answer_field: None,
+        };
+        Found::look(&wanted).unwrap()
+    }
+
+    /// The built-in model has 256 positions, and no prompt has more than 16 tokens.
+    #[test]
+    fn the_choices_fit_the_model_the_data_and_the_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let chosen = |n: usize, device| {
+            let found = found(folder.path(), n);
+            let Choices {
+                max_prompt_tokens,
+                max_response_tokens,
+                problems_per_step,
+                problems_per_minibatch,
+                steps,
+                held_out_share,
+                evaluation_problems,
+                learning_rate,
+                ..
+            } = Choices::fitting(&found, device, text::config).unwrap();
+            let sizes = [max_prompt_tokens, max_response_tokens, problems_per_step, problems_per_minibatch];
+            (sizes, steps, held_out_share, evaluation_problems, learning_rate)
+        };
+        let (cpu, gpu) = (DeviceName::Cpu, DeviceName::Cuda { ordinal: 63 });
+        assert_eq!(chosen(60, cpu), ([16, 240, 8, 4], 20, 0.2, 16, 1e-4));
+        assert_eq!(chosen(1000, cpu), ([16, 240, 8, 4], 200, 0.1, 64, 1e-4));
+        assert_eq!(chosen(60, gpu), ([16, 240, 32, 16], 20, 0.2, 16, 1e-4));
+        assert_eq!(chosen(1000, gpu), ([16, 240, 64, 32], 28, 0.1, 96, 1e-4));
+    }
+
+    #[test]
+    fn memory_decides_what_is_computed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = found(folder.path(), 60);
+        let mut choices = Choices::fitting(&found, DeviceName::Cpu, text::config).unwrap();
+        // Keys and values of 64 responses of 256 tokens, 4 bytes each.
+        assert_eq!(choices.kv_mib, 64);
+        (choices.kv_mib, choices.memory_here) = (64, Some(1));
+        choices.fit_memory(&found, text::config).unwrap();
+        assert_eq!(choices.kv_mib, 64, "less than 64 MiB are never chosen");
+        let mut fitted = |memory_here: Option<u64>| {
+            (choices.kv_mib, choices.memory_here) = (1024, memory_here);
+            choices.fit_memory(&found, text::config).unwrap();
+            (choices.recompute, choices.microbatch_tokens, choices.kv_mib, choices.memory_needed)
+        };
+        let (recompute, tokens, kv_mib, needed) = fitted(None);
+        assert_eq!((recompute, tokens, kv_mib), (Recompute::Nothing, 8192, 1024));
+        // A fifth stays free.
+        assert_eq!(fitted(Some(needed.div_ceil(4) * 5)).0, Recompute::Nothing);
+        let (recompute, tokens, kv_mib, _) = fitted(Some(needed.div_ceil(4) * 5 - 5));
+        assert_eq!((recompute, tokens, kv_mib), (Recompute::Layers, 8192, 512));
+        let (recompute, tokens, kv_mib, _) = fitted(Some(1));
+        assert_eq!((recompute, tokens, kv_mib), (Recompute::Layers, 256, 256));
     }
 }

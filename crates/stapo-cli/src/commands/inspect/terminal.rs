@@ -94,11 +94,6 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
         };
     }
     let tokens = &response.tokens;
-    // Shades go from black to a dark colour, so that white text stays readable on all of them.
-    let shade = |part: f64, (r, g, b): (f64, f64, f64)| {
-        let part = part.clamp(0.0, 1.0);
-        ((r * part) as u8, (g * part) as u8, (b * part) as u8)
-    };
     let (warm, cold) = ((170.0, 70.0, 0.0), (0.0, 90.0, 160.0));
     let signed = |value: f64, end: f64| shade(value.abs() / end, if value < 0.0 { warm } else { cold });
     let color = match by {
@@ -115,6 +110,12 @@ fn token(response: &ResponseRecord, t: usize, by: By, colored: bool) -> String {
         By::GradientNorm => shade(gradient_norm(response, t).unwrap_or(0.0) / 2.0, (130.0, 50.0, 110.0)),
     };
     painted(&text, color, fate == Fate::Silenced)
+}
+
+/// A shade between black and a dark colour, so that white text stays readable on all of them.
+fn shade(part: f64, (r, g, b): (f64, f64, f64)) -> (u8, u8, u8) {
+    let part = part.clamp(0.0, 1.0);
+    ((r * part) as u8, (g * part) as u8, (b * part) as u8)
 }
 
 /// What the tests of a response's program showed. The program itself is among the tokens.
@@ -208,6 +209,32 @@ mod tests {
         let scored = JudgeOpinion { score: Some(-0.5), ..rule.clone() };
         assert_eq!(opinion(&scored), "reward model: score -0.500; rule: no answer");
         assert_eq!(opinion(&rule), "judge or reward model: not asked; rule: no answer");
+    }
+
+    #[test]
+    fn colours_have_their_names_and_shades() {
+        assert_eq!(shade(0.5, (170.0, 70.0, 30.0)), (85, 35, 15));
+        assert_eq!((shade(-1.0, (9.0, 9.0, 9.0)), shade(2.0, (1.0, 2.0, 3.0))), ((0, 0, 0), (1, 2, 3)));
+        let white = "\x1b[38;2;255;255;255;48;2;";
+        let named = [("160;70;0;9", "silenced"), ("120;90;0", "candidate, kept"), ("110;50;95", "clipped")];
+        let named = named.map(|(color, name)| format!("{white}{color}m{name}\x1b[0m"));
+        assert_eq!(legend(By::Fate, true), named.join(" "));
+        assert_eq!(legend(By::Entropy, true), "background by Entropy, little to much");
+        assert_eq!(legend(By::Entropy, false), "[-silenced-] [?candidate, kept?] [~clipped~]");
+    }
+
+    #[test]
+    fn the_end_of_a_turn_names_its_reward_its_return_and_its_calls() {
+        let turn: EpisodeTurn = serde_json::from_value(serde_json::json!({
+            "text_sha256": "", "reward": 0.25, "returns": [1.5, 0.5],
+            "calls": [
+                {"tool": "add", "arguments": "1\n2", "sha256": ""},
+                {"tool": "", "arguments": "?", "sha256": "", "failed": true},
+            ],
+        }))
+        .unwrap();
+        let shown = "\n  turn 3: reward 0.25  return 1.5\n  call add(1⏎2)\n  call unreadable(?)  failed\n  ";
+        assert_eq!(border(2, &turn), shown);
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Planned<'_> {
     }
 
     pub fn fits(&self) -> Option<bool> {
-        self.memory_bytes.map(|bytes| self.total_bytes() <= bytes)
+        fits(self.total_bytes(), self.memory_bytes)
     }
 
     /// Of the work that the ranks could do in the time of a step, the share that one GPU would do in a step. Above 1 where
@@ -105,6 +105,11 @@ impl Planned<'_> {
         let per_step = rollout.problems_per_step * rollout.group_size * rollout.max_response_tokens;
         self.plan.config.steps * per_step as u64
     }
+}
+
+/// Whether there is room for what is needed; `None` where the room is not known.
+pub fn fits(needed: u64, room: Option<u64>) -> Option<bool> {
+    room.map(|room| needed <= room)
 }
 
 /// The shapes of the models that a plan names.
@@ -331,5 +336,61 @@ pub fn assume_settings(assumed: &mut Vec<String>, plan: &Plan) {
     }
     if plan.rewards.iter().any(|reward| reward.verifier.program().is_some()) {
         assumed.push("the verifier program takes no time".to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::plan::tests::measurement;
+    use stapo_rl::Config;
+
+    fn plan(settings: &[&str]) -> Plan {
+        Plan::resolve(Config::from_toml("", settings.iter().copied()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_fills_the_room_fits() {
+        assert_eq!([7, 8, 9].map(|needed| fits(needed, Some(8))), [Some(true), Some(true), Some(false)]);
+        assert_eq!(fits(9, None), None);
+    }
+
+    /// The words of assumptions that say what to give instead, or how much of something there is.
+    #[test]
+    fn only_lengths_that_were_neither_given_nor_measured_are_assumed() {
+        let plan = plan(&["rollout.max_response_tokens=96"]);
+        let lengths = Lengths { prompt_mean: 5.0, response_mean: 32.0, response_limit: 96, spread: 0.5 };
+        let said = |given: [Option<usize>; 2], measured: Option<&Measurement>| {
+            let mut assumed = Vec::new();
+            assume_lengths(&mut assumed, &plan, lengths, given, measured);
+            assert!(assumed.pop().unwrap().starts_with("lengths that are spread by 0.5 in"));
+            assumed
+                .iter()
+                .map(|text| text.split([',', '%']).next().unwrap().trim().to_string())
+                .collect::<Vec<String>>()
+        };
+        let [prompts, responses] = ["prompts of 5 tokens", "responses of 32 tokens"].map(String::from);
+        assert_eq!(said([None, None], None), vec![prompts.clone(), responses.clone()]);
+        assert_eq!(said([None, Some(9)], None), vec![prompts]);
+        assert_eq!(said([Some(9), None], None), vec![responses.clone()]);
+        let mut measured = measurement();
+        assert_eq!(said([None, None], Some(&measured)), Vec::<String>::new());
+        measured.truncated_share = 0.25;
+        assert_eq!(said([None, None], Some(&measured)), vec!["25".to_string()]);
+        measured.response_limit = 95;
+        assert_eq!(said([None, None], Some(&measured)), vec![responses]);
+    }
+
+    #[test]
+    fn settings_that_a_plan_does_not_simulate_are_told() {
+        let said = |settings: &[&str]| {
+            let mut assumed = Vec::new();
+            assume_settings(&mut assumed, &plan(settings));
+            assumed.concat()
+        };
+        assert_eq!(said(&[]), "");
+        assert_eq!(said(&["rollout.max_redraws=1"]), "no group is redrawn (rollout.max_redraws)");
+        let two = r#"rewards=[{name="a",verifier={kind="rule"}},{name="b",verifier={kind="command",program="sh"}}]"#;
+        assert_eq!(said(&[two]), "the verifier program takes no time");
     }
 }

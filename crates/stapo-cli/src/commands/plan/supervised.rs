@@ -3,7 +3,7 @@
 use super::planned::{self, Here};
 use super::text::{line, seconds};
 use super::{Args, text};
-use crate::shared::clock::span;
+use crate::shared::clock::span_of_seconds;
 use crate::shared::run_folder;
 use crate::shared::units::{grouped, size};
 use anyhow::{Context, Result, bail};
@@ -18,7 +18,6 @@ use stapo_rl::run::{RunKind, plan_text};
 use stapo_rl::untrusted::read_text;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Bytes of a token where no tokenizer has counted them.
 const TOKEN_BYTES: f64 = 4.0;
@@ -75,7 +74,7 @@ pub fn announce(config: &PretrainConfig, pretrainer: &Pretrainer, threads: Optio
     let prediction = shape.simulate();
     eprintln!(
         "plan: about {} for {} steps of {} tokens, by the rates of {}; {} of memory{of_all}",
-        span(Duration::from_secs_f64(prediction.seconds().min(1e12))),
+        span_of_seconds(prediction.seconds()),
         grouped(prediction.n_steps),
         grouped(prediction.step_tokens.round() as u64),
         machine.name,
@@ -167,7 +166,7 @@ struct SupervisedPlan<'a> {
 
 impl SupervisedPlan<'_> {
     fn fits(&self) -> Option<bool> {
-        self.memory_bytes.map(|bytes| sum(&self.memory) <= bytes)
+        planned::fits(sum(&self.memory), self.memory_bytes)
     }
 
     fn command(&self) -> &'static str {
@@ -213,7 +212,7 @@ impl SupervisedPlan<'_> {
                 "does not fit; a lower update.microbatch_tokens, update.recompute = \"layers\" or [model.lora] helps",
             );
         }
-        let total = span(Duration::from_secs_f64(prediction.seconds().min(1e12)));
+        let total = span_of_seconds(prediction.seconds());
         let tokens = grouped(prediction.step_tokens.round() as u64);
         let steps = grouped(prediction.n_steps);
         line(

@@ -1,11 +1,10 @@
 //! A plan as lines for people, at most 80 columns wide.
 
-use super::planned::{MemoryPhase, Planned};
-use crate::shared::clock;
+use super::planned::{MemoryPhase, Planned, fits};
+use crate::shared::clock::span_of_seconds;
 use crate::shared::units::{grouped, size};
 use stapo_rl::plan::disk::DiskPlan;
 use stapo_rl::plan::estimate::{Machine, Processor};
-use std::time::Duration;
 
 const COLUMNS: usize = 80;
 /// Columns of the names at the left.
@@ -122,7 +121,7 @@ fn print_disk(planned: &Planned) {
             size(first_bytes)
         ),
     );
-    if planned.disk_free.is_some_and(|free| most_bytes > free) {
+    if fits(most_bytes, planned.disk_free) == Some(false) {
         line(
             "",
             "does not fit on the disk; a lower record.keep_checkpoints, record.optimizer = \"last\" or another disk helps",
@@ -146,7 +145,7 @@ fn does_not_fit(planned: &Planned) -> String {
 
 fn print_time(planned: &Planned) {
     let prediction = &planned.prediction;
-    let total = clock::span(Duration::from_secs_f64(prediction.seconds().min(1e12)));
+    let total = span_of_seconds(prediction.seconds());
     let per_step = seconds(prediction.phases.total());
     line("time", &format!("about {total} for {} steps, {per_step} a step:", grouped(prediction.n_steps)));
     for phase in prediction.phases.list().iter().filter(|phase| phase.seconds > 0.0) {

@@ -12,7 +12,7 @@ pub(super) struct PretrainView {
     json: bool,
     steps: u64,
     started: Instant,
-    n_seen: u32,
+    n_seen: u64,
     stop: Stop,
     /// The first failed write of metrics to standard output.
     pub output_error: Option<std::io::Error>,
@@ -91,7 +91,8 @@ impl WatchPretrain for PretrainView {
         if !is_shown {
             return;
         }
-        let left = self.started.elapsed() / self.n_seen * (self.steps - metrics.step.min(self.steps)) as u32;
+        let n_left = self.steps.saturating_sub(metrics.step);
+        let left = clock::time_left(self.started.elapsed(), self.n_seen, n_left);
         let accuracy = metrics.eval_accuracy.map(|accuracy| format!("  held-out {:.1} %", 100.0 * accuracy));
         let loss = metrics.eval_loss.map(|loss| format!("  held-out loss {loss:.4} nats"));
         let held_out: String = [accuracy, loss].into_iter().flatten().collect();

@@ -201,6 +201,13 @@ mod tests {
             ("end.", "\n\n", "So", Category::Format),
             ("is ", "\\boxed", "{3}", Category::Format),
             ("3", "<|end|>", "", Category::Format),
+            ("x", "</b", ">", Category::Format),
+            ("x", "${", "y", Category::Format),
+            ("x", "{y", "}", Category::TyposAndSyntax),
+            ("12", "+x", "=", Category::TyposAndSyntax),
+            ("I ", "don't", " know", Category::Words),
+            ("so ", "then", "", Category::Words),
+            ("so ", "3rd", " one", Category::TyposAndSyntax),
             ("and", " then", " 4", Category::Words),
         ];
         for (before, text, after, expected) in cases {

@@ -110,8 +110,8 @@ fn listed(
         )
     };
     let mut parts: Vec<String> = found.iter().take(MAX_NAMED).map(one).collect();
-    if found.len() > MAX_NAMED {
-        parts.push(format!("{} more arms", found.len() - MAX_NAMED));
+    if let n_more @ 1.. = found.len().saturating_sub(MAX_NAMED) {
+        parts.push(format!("{n_more} more arms"));
     }
     parts.join("; ")
 }
@@ -399,6 +399,8 @@ mod tests {
         assert_eq!(reading_of(&[(0.1, 0.01), (0.2, 0.3)]), Reading::Undecided);
         assert_eq!(reading_of(&[(0.1, 0.01), (-0.2, 0.01)]), Reading::Contradicted);
         assert_eq!(reading_of(&[(-0.1, 0.6)]), Reading::Undecided);
+        assert_eq!(reading_of(&[(0.0, 0.01)]), Reading::Supported);
+        assert_eq!(reading_of(&[(0.1, 0.05)]), Reading::Undecided);
     }
 
     #[test]
@@ -416,5 +418,15 @@ mod tests {
         assert_eq!(read(low, high), Reading::Contradicted);
         assert_eq!(read(high, wide), Reading::Undecided);
         assert_eq!(reading_of_norms(&[]), Reading::NotTested);
+        let among = |own, others: [Estimate; 2]| {
+            let [a, b] = others;
+            reading_of_norms(&[
+                (Quadrant::ProbableHighEntropy, a),
+                (Quadrant::ImprobableLowEntropy, own),
+                (Quadrant::ProbableLowEntropy, b),
+            ])
+        };
+        assert_eq!(among(high, [low, wide]), Reading::Undecided);
+        assert_eq!(among(low, [wide, high]), Reading::Contradicted);
     }
 }

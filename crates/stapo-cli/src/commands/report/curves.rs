@@ -293,4 +293,14 @@ mod tests {
         assert!(extent.contains(&2e-5) && extent.contains(&4e-3), "{extent:?}");
         assert!(extent.iter().all(|value| value.abs() < 0.01), "{extent:?}");
     }
+
+    #[test]
+    fn an_interval_reaches_one_range_of_the_means_beyond_them() {
+        let point = |y: f64, interval| CurvePoint { x: 0.0, y, interval };
+        let extent = |points| extent(&[Curve { label: String::new(), series: 0, points, seeds: Vec::new() }]);
+        let wide = Some((-9.0, 99.0));
+        assert_eq!(extent(vec![point(1.0, None), point(3.0, wide)]), [1.0, 3.0, -1.0, 5.0]);
+        assert_eq!(extent(vec![point(4.0, wide)]), [4.0, 3.0, 5.0]);
+        assert_eq!(extent(vec![point(-4.0, wide)]), [-4.0, -5.0, -3.0]);
+    }
 }

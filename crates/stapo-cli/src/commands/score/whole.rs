@@ -1,6 +1,6 @@
 //! Scores of whole responses under a reward model.
 
-use super::{BATCH_TOKENS, tokens};
+use super::{has_room, tokens};
 use crate::shared::input;
 use crate::shared::prompts::{PromptRecord, for_each_record};
 use crate::shared::terminal::{Output, output};
@@ -51,7 +51,7 @@ impl Scorer<'_> {
             // As in training, a response that is given as text ends with a stop token.
             tokens.extend(self.model.stops.first());
         }
-        if self.batch.n_tokens() + tokens.len() > BATCH_TOKENS {
+        if !has_room(self.batch.n_tokens(), tokens.len()) {
             self.flush()?;
         }
         self.batch.push_whole(self.head.scored(&tokens));

@@ -167,6 +167,9 @@ mod tests {
         assert_eq!(from("Origin: http://localhost:81"), 403);
         assert_eq!(from("Origin: null"), 403);
         assert_eq!(from("Sec-Fetch-Site: cross-site"), 403);
+        assert_eq!(from("Sec-Fetch-Site: same-origin"), 200);
+        let linked = "GET / HTTP/1.1\r\nHost: localhost:80\r\nSec-Fetch-Site: cross-site";
+        assert_eq!(status(&access, linked), 200, "a link of another site may lead to the page");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::compare;
 use super::decimate::{Curve, decimate};
 use super::http::{Refusal, Request, Response};
 use super::index::Look;
-use super::question::{named_runs, number, number_or, one_run};
+use super::question::{is_too_much, named_runs, number, number_or, one_run};
 use super::responses;
 use super::samples;
 use super::site::{Site, lock};
@@ -22,7 +22,7 @@ use std::path::PathBuf;
 /// Points per curve that a page may ask for.
 const MAX_POINTS: usize = 4000;
 /// Curves in one answer.
-const MAX_CURVES: usize = 4000;
+const MAX_CURVES: u64 = 4000;
 
 pub fn answer(site: &Site, request: &Request) -> Result<Response, Refusal> {
     match request.path.as_str() {
@@ -109,7 +109,7 @@ fn series(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let after = number_or(request, "after", f64::NEG_INFINITY)?;
     let keys: Vec<&str> = request.values("key").collect();
     let runs = named_runs(site, request)?;
-    if keys.len() * runs.len() > MAX_CURVES {
+    if is_too_much((keys.len() * runs.len()) as u64, MAX_CURVES) {
         return Err(Refusal::new(400, format!("more than {MAX_CURVES} curves at once")));
     }
     let mut answers = Vec::new();

@@ -2,9 +2,9 @@
 
 use super::decimate::{Curve, decimate, decimate_means};
 use super::http::{Refusal, Request, Response};
-use super::question::{named_runs, number_or, one_run, unreadable};
+use super::question::{is_too_much, named_runs, number_or, one_run, unreadable};
 use super::site::{Site, lock};
-use crate::shared::chart::{ANY, Bounds, MIN_SEEDS_FOR_INTERVAL, band_over};
+use crate::shared::chart::{ANY, Bounds, mean_over_seeds};
 use crate::shared::study::differences::{self, are_seeds};
 use crate::shared::study::table::{Cell, Table, text};
 use crate::shared::study::{Study, benchmarks, summary};
@@ -214,12 +214,7 @@ pub fn curves(site: &Site, request: &Request) -> Result<Response, Refusal> {
                 seeds.push(found.iter().map(|p| (p.x, p.y)).collect::<Vec<_>>());
             }
             seeds.retain(|seed| !seed.is_empty());
-            let mut mean = if seeds.len() > 1 { band_over(&seeds, &bounds_of(key)) } else { Vec::new() };
-            if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
-                for point in &mut mean {
-                    point.interval = None;
-                }
-            }
+            let mean = if seeds.len() > 1 { mean_over_seeds(&seeds, &bounds_of(key)) } else { Vec::new() };
             of_key.push(ArmCurves {
                 name: arm.name.clone(),
                 runs: curves,
@@ -250,7 +245,7 @@ fn n_bytes<'a>(runs: impl Iterator<Item = &'a PathBuf>, parts: &[&str]) -> u64 {
 pub fn evaluations(site: &Site, request: &Request) -> Result<Response, Refusal> {
     let id = request.value("run").unwrap_or_default();
     let folder = one_run(site, request)?;
-    if n_bytes([&folder].into_iter(), &["eval"]) > MAX_BYTES {
+    if is_too_much(n_bytes([&folder].into_iter(), &["eval"]), MAX_BYTES) {
         return Err(Refusal::new(413, "evaluations of more than 512 MiB: `stapo compare` reads them"));
     }
     let elsewhere = site.index().evaluations(id).to_vec();

@@ -330,7 +330,8 @@ impl Known {
     fn take_status(&mut self, host: &str) -> bool {
         let status = self.status(host);
         let left = if status.kind == StatusKind::Running { self.seconds_left() } else { None };
-        let is_changed = status != self.row.status || left != self.row.seconds_left;
+        // The time left changes with the files, which are looked at before, or with the status.
+        let is_changed = status != self.row.status;
         (self.row.status, self.row.seconds_left) = (status, left);
         is_changed
     }
@@ -339,24 +340,24 @@ impl Known {
     fn look(&mut self) -> bool {
         let folder = self.found.folder.clone();
         let stamps = ["metrics.jsonl", "events.jsonl", "plan.toml"].map(|file| stamp(&folder.join(file)));
-        if stamps == [self.metrics, self.events_stamp, self.plan_stamp] && !self.row.stamp.is_empty() {
+        if stamps == [self.metrics, self.events_stamp, self.plan_stamp] {
             return false;
         }
-        if self.row.stamp.is_empty() {
-            // Links inside are refused once; later readings refuse them file by file.
+        // A run that is new, or that could not be read before, is read as a whole.
+        let reads_all = self.row.stamp.is_empty() || self.problem.is_some();
+        if reads_all {
+            // Links inside are refused here; later readings refuse them file by file.
             self.problem = check_tree(&folder).err().map(|error| one_line(&error.to_string()));
         }
         let is_readable = self.problem.is_none();
-        if is_readable && (stamps[2] != self.plan_stamp || self.row.stamp.is_empty()) {
+        if is_readable && (reads_all || stamps[2] != self.plan_stamp) {
             self.read_plan();
         }
-        if is_readable
-            && stamps[1] != self.events_stamp
-            && stamps[1].is_some_and(|(n, _)| n <= MAX_EVENT_BYTES)
-        {
+        let has_new_events = reads_all || stamps[1] != self.events_stamp;
+        if is_readable && has_new_events && stamps[1].is_some_and(|(n, _)| n <= MAX_EVENT_BYTES) {
             self.events = read_events(&folder).unwrap_or_default();
         }
-        if is_readable && stamps[0] != self.metrics {
+        if is_readable && (reads_all || stamps[0] != self.metrics) {
             match sampled(&folder.join("metrics.jsonl")) {
                 Ok(rows) => {
                     self.summarise(&rows);
@@ -478,3 +479,6 @@ fn stamp(path: &Path) -> FileStamp {
     let metadata = path.symlink_metadata().ok()?;
     Some((metadata.len(), metadata.modified().ok()?))
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Runs in one question.
-const MAX_RUNS: usize = 200;
+const MAX_RUNS: u64 = 200;
 
 /// The folder of the run that a request names.
 pub fn one_run(site: &Site, request: &Request) -> Result<PathBuf, Refusal> {
@@ -16,7 +16,7 @@ pub fn one_run(site: &Site, request: &Request) -> Result<PathBuf, Refusal> {
 /// The folders of all runs that a request names, with their ids.
 pub fn named_runs(site: &Site, request: &Request) -> Result<Vec<(String, PathBuf)>, Refusal> {
     let ids: Vec<&str> = request.values("run").collect();
-    if ids.is_empty() || ids.len() > MAX_RUNS {
+    if ids.is_empty() || is_too_much(ids.len() as u64, MAX_RUNS) {
         return Err(Refusal::new(
             400,
             format!("{} runs named, 1 to {MAX_RUNS} are answered at once", ids.len()),
@@ -27,6 +27,11 @@ pub fn named_runs(site: &Site, request: &Request) -> Result<Vec<(String, PathBuf
 
 fn folder(site: &Site, id: &str) -> Result<PathBuf, Refusal> {
     site.index().folder(id).ok_or_else(|| Refusal::new(404, format!("run {id:?}: not in the list of runs")))
+}
+
+/// Whether a question asks for more than is answered at once.
+pub fn is_too_much(n: u64, most: u64) -> bool {
+    n > most
 }
 
 /// A number of the query, which must be there.
@@ -47,4 +52,14 @@ fn optional<T: FromStr>(request: &Request, name: &str) -> Result<Option<T>, Refu
 /// An error of reading a run, as the page shows it.
 pub fn unreadable(error: &anyhow::Error) -> Refusal {
     Refusal::new(404, format!("{error:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_much_as_the_limit_is_answered() {
+        assert_eq!([199, 200, 201].map(|n| is_too_much(n, MAX_RUNS)), [false, false, true]);
+    }
 }

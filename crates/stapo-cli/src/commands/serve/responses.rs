@@ -1,7 +1,7 @@
 //! Recorded responses: all of a step without their tokens, and the tokens as the viewer reads them.
 
 use super::http::{Refusal, Response};
-use super::question::unreadable;
+use super::question::{is_too_much, unreadable};
 use crate::shared::units::size;
 use crate::shared::viewer::{Inspected, opinion, recorded};
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub fn tokens(run: &Path, step: u64) -> Result<Response, Refusal> {
 fn open(run: &Path, step: u64) -> Result<Inspected, Refusal> {
     let file = run.join("rollouts").join(format!("step-{step:06}.jsonl"));
     let n_bytes = file.symlink_metadata().map_or(0, |metadata| metadata.len());
-    if n_bytes > MAX_BYTES {
+    if is_too_much(n_bytes, MAX_BYTES) {
         return Err(Refusal::new(
             413,
             format!(

@@ -1,7 +1,7 @@
 //! Recorded responses of all steps in one list, by what a page asks for: steps, verdict, reward, length, text, problem.
 
 use super::http::{Refusal, Request, Response};
-use super::question::{number_or, unreadable};
+use super::question::{is_too_much, number_or, unreadable};
 use super::responses::summary;
 use crate::shared::run_folder;
 use crate::shared::units::size;
@@ -70,7 +70,7 @@ pub fn answer(run: &Path, request: &Request) -> Result<Response, Refusal> {
         part_files(run, "rollouts").unwrap_or_default().into_iter().filter(is_wanted).collect();
     let n_bytes: u64 =
         files.iter().filter_map(|path| path.symlink_metadata().ok()).map(|file| file.len()).sum();
-    if n_bytes > MAX_BYTES {
+    if is_too_much(n_bytes, MAX_BYTES) {
         let text = format!(
             "{} of responses in these steps, at most {} are searched",
             size(n_bytes),

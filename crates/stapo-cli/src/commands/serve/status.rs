@@ -145,7 +145,8 @@ mod tests {
         assert_eq!(kind(&[start("there")], 60, None), StatusKind::Running);
         // Five steps of 300 s are longer than ten minutes.
         assert_eq!(kind(&[start("there")], 1400, None), StatusKind::Running);
-        assert_eq!(kind(&[start("there")], 1600, None), StatusKind::Died);
+        assert_eq!(kind(&[start("there")], 1499, None), StatusKind::Running);
+        assert_eq!(kind(&[start("there")], 1500, None), StatusKind::Died);
         assert_eq!(kind(&[], 0, None), StatusKind::Stopped);
         assert_eq!(kind(&[stop("done")], 0, Some("no plan")), StatusKind::Broken);
     }
@@ -168,5 +169,7 @@ mod tests {
         assert_eq!(status(&facts(&events)).kind, StatusKind::Running);
         drop(lock);
         assert_eq!(status(&facts(&events)).kind, StatusKind::Died);
+        let silent = status(&facts(&[start("there")])).text;
+        assert!(silent.starts_with("on there: its files have been silent for 166 minutes"), "{silent}");
     }
 }

@@ -1,7 +1,7 @@
 //! Progress of a training run: a live view on a terminal, plain lines elsewhere, JSON lines, or nothing but the end.
 
 use super::progress::{Heartbeat, bar, left_text};
-use crate::shared::clock::span;
+use crate::shared::clock::{span, time_left};
 use crate::shared::stop::{Asked, Stop};
 use crate::shared::terminal::{is_quiet, plain};
 use crate::shared::units::scientific;
@@ -146,10 +146,9 @@ impl Screen {
         )
     }
 
-    /// Time left at the mean pace since this process started.
     fn left(&self, step: u64) -> Duration {
-        let done = step.saturating_sub(self.first_step).max(1) as u32;
-        self.started.elapsed() / done * (self.steps - step.min(self.steps)) as u32
+        let n_done = step.saturating_sub(self.first_step);
+        time_left(self.started.elapsed(), n_done, self.steps.saturating_sub(step))
     }
 
     fn say_evaluation(
@@ -162,9 +161,7 @@ impl Screen {
             self.say(&format!("{when}: {} {}", EVAL_ACCURACY.label.to_lowercase(), percent(held_out)));
         }
         for (name, score) in benchmarks {
-            let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
-            let asked = format!("{} questions x {}", score.n_questions, score.n_samples);
-            self.say(&format!("{when}: {name} {:.1}{error} %, {asked}", 100.0 * score.accuracy));
+            self.say(&format!("{when}: {name} {}", benchmark_text(score)));
         }
     }
 
@@ -198,7 +195,6 @@ impl Screen {
             (Outcome::Stopped, _) if n_steps == 0 => "stopped before the first step".to_string(),
             (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
         };
-        let silenced = self.n_silenced as f64 / self.n_tokens.max(1) as f64;
         let shown = |value: Option<f64>| value.map_or("-".to_string(), percent);
         let row = |label: &str, value: &str| format!("{:<18} {value}", label.to_lowercase());
         let mut rows = vec![
@@ -208,7 +204,7 @@ impl Screen {
             ),
             row(ACCURACY.label, &curve(&self.accuracy, &percent)),
             row(ENTROPY_MEAN.label, &curve(&self.entropy, &nats)),
-            row(N_SILENCED.label, &format!("{} of {} ({silenced:.1e})", self.n_silenced, self.n_tokens)),
+            row(N_SILENCED.label, &silenced_text(self.n_silenced, self.n_tokens)),
         ];
         rows.extend(best.map(best_row));
         rows.push(format!("run folder         {}", self.folder.display()));
@@ -225,6 +221,16 @@ impl Screen {
         }
         Ok(())
     }
+}
+
+fn benchmark_text(score: &BenchmarkScore) -> String {
+    let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
+    format!("{:.1}{error} %, {} questions x {}", 100.0 * score.accuracy, score.n_questions, score.n_samples)
+}
+
+fn silenced_text(n_silenced: usize, n_tokens: usize) -> String {
+    let share = n_silenced as f64 / n_tokens.max(1) as f64;
+    format!("{n_silenced} of {n_tokens} ({share:.1e})")
 }
 
 /// The best checkpoint, or that no evaluation was better than the one before training.
@@ -305,10 +311,7 @@ impl Watch for Screen {
                 bar.set_message(format!("{}\n", self.curves(metrics)));
             }
         }
-        if metrics.eval_accuracy.is_some() || !metrics.benchmarks.is_empty() {
-            let when = format!("step {}", metrics.step);
-            self.say_evaluation(&when, metrics.eval_accuracy, &metrics.benchmarks);
-        }
+        self.say_evaluation(&format!("step {}", metrics.step), metrics.eval_accuracy, &metrics.benchmarks);
     }
 
     fn warned(&mut self, text: &str) {
@@ -398,6 +401,22 @@ mod tests {
         // Eighty values in forty columns: half of them low, half of them high.
         let steps: Vec<f64> = (0..80).map(|n| f64::from(n / 40)).collect();
         assert_eq!(shown(&steps), format!("0 {}{} 1", "▁".repeat(20), "█".repeat(20)));
+    }
+
+    #[test]
+    fn shares_are_percent_and_powers_of_ten() {
+        assert_eq!(silenced_text(3, 2000), "3 of 2000 (1.5e-3)");
+        assert_eq!(silenced_text(0, 0), "0 of 0 (0.0e0)");
+        let mut score = BenchmarkScore {
+            accuracy: 0.625,
+            standard_error: Some(0.05),
+            n_questions: 8,
+            n_samples: 4,
+            sha256: None,
+        };
+        assert_eq!(benchmark_text(&score), "62.5 ± 5.0 %, 8 questions x 4");
+        score.standard_error = None;
+        assert_eq!(benchmark_text(&score), "62.5 %, 8 questions x 4");
     }
 
     #[test]

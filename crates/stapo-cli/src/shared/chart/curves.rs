@@ -36,15 +36,19 @@ pub const MIN_SEEDS_FOR_INTERVAL: usize = 4;
 impl Curve {
     /// The mean of the curves of an arm's seeds.
     pub fn over_seeds(label: &str, series: usize, seeds: Vec<Vec<(f64, f64)>>, bounds: &Bounds) -> Self {
-        let mut points = band_over(&seeds, bounds);
-        if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
-            for point in &mut points {
-                point.interval = None;
-            }
-        }
+        let points = mean_over_seeds(&seeds, bounds);
         let seeds = if seeds.len() > 1 { seeds } else { Vec::new() };
         Curve { label: label.to_string(), series, points, seeds }
     }
+}
+
+/// Mean over the curves of seeds, with its interval where there are enough of them.
+pub fn mean_over_seeds(seeds: &[Vec<(f64, f64)>], bounds: &Bounds) -> Vec<CurvePoint> {
+    let mut points = band_over(seeds, bounds);
+    if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
+        points.iter_mut().for_each(|point| point.interval = None);
+    }
+    points
 }
 
 /// Mean over curves at each x that all of them have, with its interval; a single curve has no intervals.

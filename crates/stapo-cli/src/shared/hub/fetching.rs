@@ -10,9 +10,13 @@ use std::path::PathBuf;
 pub fn fetch_model(id: &str, revision: &str, files: &[String]) -> Result<PathBuf> {
     let repo = Repo::new(RepoKind::Model, id, revision)?;
     let paths = fetch_repository(&Hub::from_env()?, &repo, files, is_model_file)?;
+    to_open(&paths).context("nothing was fetched")
+}
+
+/// The folder of a model, or the first file of one without a config.
+fn to_open(paths: &[PathBuf]) -> Option<PathBuf> {
     let config = paths.iter().find(|path| path.ends_with("config.json"));
-    let shown = config.and_then(|path| path.parent().map(PathBuf::from)).or(paths.first().cloned());
-    shown.context("nothing was fetched")
+    config.and_then(|path| path.parent().map(PathBuf::from)).or(paths.first().cloned())
 }
 
 /// Whether a file holds rows of a data set.
@@ -72,4 +76,30 @@ pub fn fetch_file(hub: &Hub, repo: &Repo, listing: &Listing, file: &str) -> Resu
     });
     bar.finish_and_clear();
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_settings_and_rows_are_fetched_and_code_is_not() {
+        let wanted =
+            ["config.json", "tokenizer.json", "model.safetensors", "model-00001-of-00002.safetensors"];
+        assert!(wanted.into_iter().all(is_model_file));
+        let others =
+            ["original/model.safetensors", "pytorch_model.bin", "modeling.py", "config.json.bak", "x"];
+        assert!(!others.into_iter().any(is_model_file));
+        assert!(["a.jsonl", "b/c.parquet", "d.jsonl.zst"].into_iter().all(is_rows));
+        assert!(!["README.md", "a.json.py"].into_iter().any(is_rows));
+    }
+
+    #[test]
+    fn a_folder_is_opened_or_the_first_file() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let folder = to_open(&paths(&["s/model.safetensors", "s/config.json"]));
+        assert_eq!(folder, Some(PathBuf::from("s")));
+        assert_eq!(to_open(&paths(&["s/a.gguf", "s/b.gguf"])), Some(PathBuf::from("s/a.gguf")));
+        assert_eq!(to_open(&[]), None);
+    }
 }

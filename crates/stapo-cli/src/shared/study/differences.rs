@@ -149,6 +149,10 @@ mod tests {
         assert_eq!(found.keys().collect::<Vec<_>>(), ["masks.0"]);
         assert_eq!(found["masks.0"], ["kind=\"spurious\", q=0.75", "absent"]);
         assert_eq!(differing(&[masked, &other])["masks.0.q"], ["0.75", "0.5"]);
+        let longer = differing(&[&format!("steps = 1\n{masked}"), "steps = 2\nmasks = []\n"]);
+        assert_eq!(longer.keys().collect::<Vec<_>>(), ["masks.0", "steps"]);
+        assert_eq!(element_of("a.masks.0.q.r"), Some(("a.masks.0", "q.r")));
+        assert_eq!((element_of("a2.b"), element_of("masks.0")), (None, None));
     }
 
     #[test]

@@ -84,14 +84,7 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
         let points = |value: f64| format!("{:+.1}", 100.0 * value).replacen('-', "−", 1);
         let low = points(paired.interval.low);
         let high = points(paired.interval.high);
-        // The smallest p value of a sign permutation over n seeds is 2 / 2^n; Holm's adjustment can only raise it.
-        let least = 0.5f64.powi(paired.n_questions as i32 - 1);
-        let reading = match (p < 0.05, paired.difference > 0.0) {
-            (true, true) => "better",
-            (true, false) => "worse",
-            (false, _) if least >= 0.05 => "too few seeds to say",
-            (false, _) => "no detectable difference",
-        };
+        let reading = reading(p, paired.difference, paired.n_questions);
         table.push(vec![
             text(&arm.name),
             text(format!("{} ({low} to {high})", points(paired.difference))),
@@ -104,6 +97,18 @@ pub fn paired_table(summary: &ExperimentSummary) -> Option<Table> {
         ]);
     }
     Some(table)
+}
+
+/// What an adjusted p value of a difference between seeds says.
+fn reading(p: f64, difference: f64, n_seeds: usize) -> &'static str {
+    // The smallest p value of a sign permutation over n seeds is 2 / 2^n; Holm's adjustment can only raise it.
+    let least = 0.5f64.powi(n_seeds as i32 - 1);
+    match (p < 0.05, difference > 0.0) {
+        (true, true) => "better",
+        (true, false) => "worse",
+        (false, _) if least >= 0.05 => "too few seeds to say",
+        (false, _) => "no detectable difference",
+    }
 }
 
 /// What each arm spent until it had the accuracy at which one arm ended. `None` if the experiment compares no costs.
@@ -190,11 +195,33 @@ pub fn cards(run: &RunData) -> String {
 /// Wilson's interval of a held-out accuracy. It assumes independent samples, so it needs one sample per problem.
 pub fn interval_of(run: &RunData, accuracy: f64) -> Option<(f64, f64)> {
     let evaluation = &run.plan.config.evaluation;
-    let n = evaluation.problems;
-    if evaluation.samples != 1 || n == 0 {
-        return None;
-    }
+    (evaluation.samples == 1).then(|| wilson_of(accuracy, evaluation.problems)).flatten()
+}
+
+fn wilson_of(accuracy: f64, n: usize) -> Option<(f64, f64)> {
     let n_right = (accuracy * n as f64).round() as usize;
     let interval = wilson(n_right.min(n), n, LEVEL).ok()?;
     Some((interval.low, interval.high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of five seeds the smallest p value is 0.0625, of six 0.03125.
+    #[test]
+    fn few_seeds_say_nothing() {
+        assert_eq!([reading(0.04, 0.1, 6), reading(0.04, -0.1, 6)], ["better", "worse"]);
+        assert_eq!(reading(0.05, 0.1, 6), "no detectable difference");
+        assert_eq!(reading(0.0625, 0.1, 5), "too few seeds to say");
+    }
+
+    /// Five of ten: 0.2366 to 0.7634 (Wilson 1927).
+    #[test]
+    fn a_held_out_accuracy_has_wilsons_interval() {
+        let (low, high) = wilson_of(0.5, 10).unwrap();
+        assert!((low - 0.2366).abs() < 1e-4 && (high - 0.7634).abs() < 1e-4, "{low} {high}");
+        assert_eq!(wilson_of(1.2, 10), wilson_of(1.0, 10));
+        assert_eq!(wilson_of(0.5, 0), None);
+    }
 }
