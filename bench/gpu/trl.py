@@ -50,6 +50,11 @@ class Memory(threading.Thread):
             time.sleep(0.5)
 
 
+def progress(side, seconds, accuracy):
+    if seconds:
+        print(f"{side}: step {len(seconds)}, {seconds[-1]:.2f} s, accuracy {accuracy[-1]:.3f}", file=sys.stderr, flush=True)
+
+
 def summary(side, seconds, memory, mismatch, accuracy):
     steady = seconds[2:] or seconds
     return {
@@ -94,6 +99,7 @@ def ours(args):
             seconds += [now - last] if last is not None else []
             last = now
             accuracy.append(record["accuracy"])
+            progress("stapo", seconds, accuracy)
             mismatch = max(mismatch, record.get("exactness_max_abs") or 0.0)
         if process.wait() != 0:
             raise SystemExit("stapo train failed")
@@ -136,6 +142,7 @@ def theirs(args):
                 now = time.perf_counter()
                 seconds.append(now - self.last)
                 self.last = now
+                progress("trl", seconds, accuracy)
 
         def on_log(self, _args, _state, _control, logs=None, **_):
             mismatch.append((logs or {}).get("sampling/sampling_logp_difference/max", 0.0))
