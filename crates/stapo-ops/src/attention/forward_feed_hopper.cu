@@ -50,12 +50,10 @@
 #define THREADS (128 * CONSUMERS + 128)
 // Slices of 16 columns of the queries that are held in registers: products with them read less of shared memory, and
 // with one at least the compiler keeps the operands of all products in uniform registers.
-#ifndef SLICES
-#if HEAD_DIM <= 128 && CONSUMERS == 2
+#ifdef LONG_SEQUENCES
 #define SLICES (DIM / 16)
 #else
 #define SLICES 1
-#endif
 #endif
 #define TILE (KEYS * COLUMNS)
 #ifdef PAGED_KEYS
