@@ -119,6 +119,66 @@ fn random_texts_are_read_as_before() {
     check("random", &found);
 }
 
+/// Pairs of an answer and a reference that are near a rule, whatever the verdict is.
+#[test]
+fn odd_texts_are_read_as_before() {
+    let pairs: Vec<(&str, &str)> =
+        include_str!("readings_odd.tsv").lines().filter_map(|line| line.split_once('\t')).collect();
+    let worked_out = Rules { form: Form::WorkedOut, ..Rules::default() };
+    let mut found = vec![];
+    for (idx, pairs) in pairs.chunks(4).enumerate() {
+        let sum = Sum::of(|sum| {
+            for (answer, reference) in pairs {
+                sum.add(grade_answer(answer, *reference, Mode::Math));
+                sum.add(grade_answer(reference, *answer, Mode::Math));
+                sum.add(grade_answer(answer, *reference, worked_out));
+                sum.pair(answer, reference);
+                sum.response(&format!("We get \\({reference}\\). So it is ${answer}$"), reference);
+            }
+        });
+        found.push((format!("odd {idx}"), sum, format!("{} and after", pairs[0].0)));
+    }
+    for (idx, response) in RESPONSES.iter().enumerate() {
+        let sum =
+            Sum::of(|sum| ["5", "6", "1, 2"].iter().for_each(|reference| sum.response(response, reference)));
+        found.push((format!("odd response {idx}"), sum, (*response).to_owned()));
+    }
+    check("odd", &found);
+}
+
+const RESPONSES: [&str; 30] = [
+    "the answer is $5$ and $$7$$",
+    "\\boxed 5",
+    "\\boxed",
+    "\\boxed x",
+    "\\boxed$",
+    "\\boxed{}",
+    "\\[ 5 \\] then $6",
+    "$ $ 5",
+    "$$$$ 5",
+    "So $$5$$",
+    "So $5$ $",
+    "so \\(5\\) and \\( \\)",
+    "\\boxed{1}\n\\boxed{2}",
+    "\\boxed{1}\n(2) \\boxed{2}",
+    "(1) $\\boxed{1}$\n(2) $\\boxed{2}$",
+    "(1) $\\boxed{1}$\n\n(2) $\\boxed{2}$",
+    "\\boxed{1} \\text{ and } \\boxed{2}",
+    "x=\\boxed{1}, y=\\boxed{2}",
+    "\\boxed{1}, but \\boxed{2}",
+    "I doubt the answer is 5. The answer is 6.",
+    "I doubt that the answer is 5.",
+    "It is unlikely that the answer is 5.",
+    "I do not doubt that the answer is 5.",
+    "There is no doubt the answer is 5.",
+    "I think it is doubtful that the answer is 5.",
+    "I think the answer is 5 without doubt.",
+    "The answer is not \\boxed{5}.",
+    "either \\boxed{6} or $5$",
+    "Answer: 5\nAnswer: 6",
+    "**Answer:** $5$ or maybe 6.",
+];
+
 /// Texts at the limits of what is read, one below and one above, by what they reach.
 fn at_limits() -> Vec<(&'static str, Vec<String>)> {
     let around =
