@@ -1,5 +1,4 @@
-//! README and docs: their commands run, their links lead somewhere, the book names every page, and the reference is the
-//! program's.
+//! README and docs: their commands run, their links lead somewhere, and the book names every page.
 //!
 //! A block fenced as `sh` is run by bash, all blocks of a page in order in one folder. The folder of a tutorial
 //! (`docs/tutorials`) starts empty, that of another page with `examples/` and `configs/`. Runs are shortened: `train`,
@@ -8,7 +7,7 @@
 
 mod links;
 
-use crate::common::{copy_folder, ok, root, stapo};
+use crate::common::{copy_folder, root};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -73,7 +73,7 @@ fn assumptions(plan: &Value) -> String {
     let counts = |word: &&str| word.starts_with("--") || word.contains(|c: char| c.is_ascii_digit());
     plan["assumed"].as_array().unwrap().iter().fold(String::new(), |mut lines, text| {
         let words: Vec<&str> = text.as_str().unwrap().split_whitespace().filter(counts).collect();
-        writeln!(lines, "assumed {}", words.join(" ")).unwrap();
+        writeln!(lines, "{}", format!("assumed {}", words.join(" ")).trim_end()).unwrap();
         lines
     })
 }

@@ -380,6 +380,23 @@ impl<'a> FinishedRun<'a> {
 mod tests {
     use super::*;
 
+    /// A run of a process that was killed may hold its folder a moment longer.
+    #[test]
+    fn an_experiment_waits_for_the_last_moments_of_its_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "name = \"m\"\nseeds = [7]\n[[arms]]\nname = \"a\"";
+        let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
+        let run = folder.path().join(&experiment.arms[0].run);
+        std::fs::create_dir_all(&run).unwrap();
+        let lock = FolderLock::take(&run).unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(150));
+            drop(lock);
+        });
+        wait_for_runs(folder.path(), &experiment).unwrap();
+        ends.join().unwrap();
+    }
+
     #[test]
     fn runs_at_the_same_time_share_the_cores() {
         assert_eq!([0, 1, 2, 3, 9].map(|jobs| threads_of_run(8, jobs)), [8, 8, 4, 3, 1]);

@@ -14,33 +14,45 @@ const ASSUMED_SPREADS: [f64; 4] = [0.0, 1.0, 2.0, 4.0];
 /// Prints what a paired t test over the seeds finds with a power of 80 % at the 5 % level: for assumed spreads of runs, and for
 /// the spread of the runs that have ended.
 pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) -> Result<()> {
-    for Questions { name, n_problems, n_answers } in questions(config)? {
-        println!("{name}, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation");
+    for line in lines(&questions(config)?, n_seeds, measured_deviation(runs, method))? {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+fn lines(asked: &[Questions], n_seeds: usize, measured: Option<f64>) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for Questions { name, n_problems, n_answers } in asked {
+        lines.push(format!(
+            "{name}, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation"
+        ));
         if n_seeds < 2 {
             continue;
         }
-        println!(
+        lines.push(
             "detectable with a power of 80 % at the 5 % level, by a t test of the differences between two arms of one seed:"
+                .to_string(),
         );
-        println!("{:>34}  {:>29}", "standard deviation of runs, points", "detectable difference, points");
+        lines.push(format!(
+            "{:>34}  {:>29}",
+            "standard deviation of runs, points", "detectable difference, points"
+        ));
         for spread in ASSUMED_SPREADS {
             let note = if spread == 0.0 { "  (chance of sampling alone)" } else { "" };
-            println!(
-                "{spread:>34.1}  {:>29.1}{note}",
-                detectable(spread / 100.0, n_seeds, chance(n_answers))?
-            );
+            let found = detectable(spread / 100.0, n_seeds, chance(*n_answers))?;
+            lines.push(format!("{spread:>34.1}  {found:>29.1}{note}"));
         }
     }
     if n_seeds < 2 {
-        println!("one seed detects nothing: a paired test needs at least two");
-    } else if let Some(measured) = measured_deviation(runs, method) {
+        lines.push("one seed detects nothing: a paired test needs at least two".to_string());
+    } else if let Some(measured) = measured {
         let found = detectable(measured, n_seeds, 0.0)?;
-        println!(
+        lines.push(format!(
             "measured in the runs that have ended: differences of held-out accuracy deviate by {:.1} points, detectable {found:.1}",
             100.0 * measured
-        );
+        ));
     }
-    Ok(())
+    Ok(lines)
 }
 
 /// What an evaluation asks.
@@ -155,6 +167,25 @@ mod tests {
         // 256 answers at one half deviate by 3.125 points in each arm.
         let by_chance = detectable(0.0, 5, chance(256)).unwrap();
         assert!((by_chance / exact - 3.125 * 2f64.sqrt()).abs() < 1e-9, "{by_chance}");
+    }
+
+    /// Two seeds are enough for a test, and one is not.
+    #[test]
+    fn spreads_are_listed_for_two_seeds_and_more() {
+        let asked = [Questions { name: "a".into(), n_problems: 64, n_answers: 256 }];
+        let shown = |n_seeds, measured| lines(&asked, n_seeds, measured).unwrap();
+        let one = shown(1, Some(0.1));
+        assert_eq!(one.len(), 2, "{one:?}");
+        assert!(one[1].starts_with("one seed detects nothing"), "{one:?}");
+        assert_eq!((shown(2, None).len(), shown(2, Some(0.1)).len()), (7, 8));
+        let five = shown(5, Some(0.01));
+        let numbers: Vec<f64> =
+            five[3..7].iter().map(|line| line.split_whitespace().nth(1).unwrap().parse().unwrap()).collect();
+        // 1.68 deviations of the square root of two chances of 3.125 points and of the spread.
+        let expected =
+            ASSUMED_SPREADS.map(|spread| 1.682 * (2.0 * 3.125f64.powi(2) + spread * spread).sqrt());
+        assert!(numbers.iter().zip(expected).all(|(a, b)| (a - b).abs() < 0.15), "{numbers:?} {expected:?}");
+        assert!(five[7].contains("deviate by 1.0 points, detectable 1.7"), "{}", five[7]);
     }
 
     /// The last accuracy of each run counts. Differences of 0.1, 0.2 and 0.3 deviate by 0.1, and those of 0 and 0.2 have the

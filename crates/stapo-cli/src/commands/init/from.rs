@@ -116,11 +116,7 @@ fn drop_refused(entries: &mut Vec<Entry>, refused: &mut Vec<String>) -> Result<(
         let config = Config::from_toml(&lines(entries), []).and_then(Plan::resolve);
         let Err(error) = config else { return Ok(()) };
         let key = error.key().unwrap_or_default();
-        let is_meant = |entry: &Entry| {
-            let below = |long: &str, short: &str| long == short || long.starts_with(&format!("{short}."));
-            below(&key, &entry.key) || below(&entry.key, &key)
-        };
-        let Some(idx) = entries.iter().rposition(is_meant) else {
+        let Some(idx) = entries.iter().rposition(|entry| is_about(&key, &entry.key)) else {
             return Err(error)
                 .context("the translated config does not fit, which is a fault of this program");
         };
@@ -128,6 +124,12 @@ fn drop_refused(entries: &mut Vec<Entry>, refused: &mut Vec<String>) -> Result<(
         let problem = error.to_string().lines().next().unwrap_or_default().to_string();
         refused.push(format!("`{}` = {}: {problem}", entry.origin, entry.value));
     }
+}
+
+/// Whether one of two keys is the other, or lies in its table.
+fn is_about(a: &str, b: &str) -> bool {
+    let below = |long: &str, short: &str| long == short || long.starts_with(&format!("{short}."));
+    below(a, b) || below(b, a)
 }
 
 /// The keys as TOML, table by table.
@@ -186,18 +188,75 @@ const MAX_UNNAMED: usize = 12;
 
 /// Says what was translated and what was not.
 pub fn print(found: &Translated, out: &Path) {
+    for line in told(found, out) {
+        println!("{line}");
+    }
+}
+
+fn told(found: &Translated, out: &Path) -> Vec<String> {
     let Translated { program, n_keys, refused, unnamed, .. } = found;
-    println!("{program}: {n_keys} keys written to {}", out.display());
+    let mut lines = vec![format!("{program}: {n_keys} keys written to {}", out.display())];
     if !refused.is_empty() {
-        println!("not translated:");
+        lines.push("not translated:".to_string());
     }
-    for reason in refused {
-        println!("  {}", wrapped(reason, 2, COLUMNS));
-    }
+    lines.extend(refused.iter().map(|reason| format!("  {}", wrapped(reason, 2, COLUMNS))));
     if !unnamed.is_empty() {
         let rest = unnamed.len().saturating_sub(MAX_UNNAMED);
         let more = if rest > 0 { format!(" and {rest} more, which the config lists") } else { String::new() };
         let names = unnamed[..unnamed.len().min(MAX_UNNAMED)].join(", ");
-        println!("without a counterpart:\n  {}", wrapped(&format!("{names}{more}"), 2, COLUMNS));
+        lines.push(format!("without a counterpart:\n  {}", wrapped(&format!("{names}{more}"), 2, COLUMNS)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_translated_is_told_and_nothing_else() {
+        let told = |refused: &[&str], n_unnamed: usize| {
+            let names = |n: usize| (0..n).map(|n| format!("k{n}")).collect::<Vec<_>>();
+            let refused = refused.iter().map(ToString::to_string).collect();
+            let unnamed = names(n_unnamed);
+            let found = Translated { program: "TRL", text: String::new(), n_keys: 3, refused, unnamed };
+            told(&found, Path::new("a.toml"))
+        };
+        assert_eq!(told(&[], 0), ["TRL: 3 keys written to a.toml"]);
+        assert_eq!(told(&["b", "c"], 0)[1..], ["not translated:", "  b", "  c"]);
+        let all: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
+        assert_eq!(told(&[], 12)[1], format!("without a counterpart:\n  {}", all.join(", ")));
+        assert!(told(&[], 14)[1].replace("\n  ", " ").ends_with("k11 and 2 more, which the config lists"));
+    }
+
+    #[test]
+    fn a_refused_key_is_that_of_its_table_too() {
+        let about = [("a.b", "a"), ("a", "a.b"), ("a", "a"), ("ab", "a"), ("a.b", "a.c")];
+        assert_eq!(about.map(|(a, b)| is_about(a, b)), [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_model_or_data_that_the_file_does_not_name_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("peer.yaml");
+        std::fs::write(&file, "learning_rate: 1.0e-5\nnum_generations: 4\n").unwrap();
+        let missing = |model: Option<&str>, data: Option<&Path>| {
+            let translated = translated(&file, &Changes { model, data, device: "cpu".into() }).unwrap();
+            let missing: Vec<String> = translated
+                .refused
+                .into_iter()
+                .filter(|reason| reason.contains(" is not set, so that"))
+                .collect();
+            assert_eq!(
+                translated.text.contains("# Not translated:\n"),
+                !missing.is_empty(),
+                "{}",
+                translated.text
+            );
+            missing.iter().map(|reason| reason.split(' ').next().unwrap().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(missing(None, None), ["model.path", "task.path"]);
+        assert_eq!(missing(Some("m"), None), ["task.path"]);
+        assert_eq!(missing(None, Some(Path::new("rows.jsonl"))), ["model.path"]);
     }
 }

@@ -254,3 +254,14 @@ fn last_key(text: &str) -> Option<&str> {
     let open = text[..colon].rfind('"')?;
     Some(&text[open + 1..colon])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_key_is_the_one_before_the_last_colon() {
+        assert_eq!(last_key("{\"group\": \"a\", \"logp\": [0.1, "), Some("logp"));
+        assert_eq!((last_key("[1, "), last_key("{a: ")), (None, None));
+    }
+}

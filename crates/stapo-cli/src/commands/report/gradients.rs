@@ -155,3 +155,22 @@ fn correlation(tokens: &[Pushed]) -> Result<Option<Estimate>> {
     }
     Ok(if found.is_empty() { None } else { Some(mean_estimate(&found)?) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bin_has_the_means_of_its_tokens_and_the_interval_of_its_steps() {
+        let token = |step, x: f64, norm| Pushed { step, x, norm };
+        let bin = [token(1, 0.2, 1.0), token(1, 0.4, 2.0), token(2, 0.6, 3.0)];
+        let cross = cross(Against::Entropy, &bin);
+        assert!((cross.dot.x - 0.4).abs() < 1e-12 && cross.dot.y == 2.0, "{} {}", cross.dot.x, cross.dot.y);
+        assert!(cross.dot.hover.ends_with("mean norm 2\n3 tokens, 2 steps"), "{}", cross.dot.hover);
+        // Steps of 1.5 and 3: 2.25 and 12.706 times 0.75 to each side, and no norm is below 0.
+        let (low, high) = cross.y_interval.unwrap();
+        assert!(low == 0.0 && (high - 11.78).abs() < 0.01, "{low} {high}");
+        let even = [token(1, 0.0, 2.0), token(2, 0.0, 2.01), token(3, 0.0, 1.99)];
+        assert!(super::cross(Against::Probability, &even).y_interval.unwrap().0 > 1.9);
+    }
+}

@@ -32,8 +32,8 @@ pub fn figure(study: &Study, summary: &ExperimentSummary) -> Option<Figure> {
                     number(arm.entropy_stability.value)
                 ),
             },
-            x_interval: ends(&arm.entropy_stability, 1.0).map(|(low, high)| (low, high.min(0.0))),
-            y_interval: ends(&arm.accuracy, 100.0).map(|(low, high)| (low.max(0.0), high.min(100.0))),
+            x_interval: ends(&arm.entropy_stability, 1.0, (f64::NEG_INFINITY, 0.0)),
+            y_interval: ends(&arm.accuracy, 100.0, (0.0, 100.0)),
             label: data.label(),
         })
         .collect();
@@ -63,8 +63,9 @@ pub fn figure(study: &Study, summary: &ExperimentSummary) -> Option<Figure> {
     })
 }
 
-fn ends(estimate: &Estimate, factor: f64) -> Option<(f64, f64)> {
-    estimate.interval.map(|interval| (factor * interval.low, factor * interval.high))
+/// The ends of an interval, within what the quantity can be.
+fn ends(estimate: &Estimate, factor: f64, (least, most): (f64, f64)) -> Option<(f64, f64)> {
+    estimate.interval.map(|i| ((factor * i.low).max(least), (factor * i.high).min(most)))
 }
 
 /// The values that an axis must include: all means, and of each interval what is within three ranges of the means, since
@@ -121,9 +122,23 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_ends_where_the_quantity_does() {
+        let interval = |low, high| Some(stapo_core::stats::Interval { low, high, level: 0.95 });
+        let estimate =
+            |interval| Estimate { value: 0.5, standard_error: None, interval, n_questions: 2, n_samples: 2 };
+        assert_eq!(ends(&estimate(interval(0.25, 0.75)), 100.0, (0.0, 100.0)), Some((25.0, 75.0)));
+        assert_eq!(ends(&estimate(interval(-0.5, 1.5)), 100.0, (0.0, 100.0)), Some((0.0, 100.0)));
+        assert_eq!(ends(&estimate(None), 100.0, (0.0, 100.0)), None);
+    }
+
+    #[test]
     fn an_axis_keeps_a_runaway_interval_out() {
         let values = [(80.0, Some((0.0, 100.0))), (82.0, None)];
         let room = room(values.into_iter());
-        assert!(room.iter().all(|value| (74.0..=88.0).contains(value)), "{room:?}");
+        assert_eq!(room, [80.0, 82.0, 74.0, 88.0]);
+        // Equal means leave a fiftieth of their height, and 0 almost nothing.
+        let equal = super::room([(50.0, Some((0.0, 100.0)))].into_iter());
+        assert_eq!(equal, [50.0, 49.0, 51.0]);
+        assert_eq!(super::room([(0.0, Some((-1.0, 1.0)))].into_iter()), [0.0, -1e-9, 1e-9]);
     }
 }

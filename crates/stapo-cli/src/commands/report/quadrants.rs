@@ -218,8 +218,7 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
     let correlated = resampled.map_or(String::new(), |b| {
         format!(" · correlation {:.2} (95 %: {:.2} to {:.2})", b.value, b.percentile.low, b.percentile.high)
     });
-    let squares: f64 = x.iter().map(|x| x * x).sum();
-    let slope = x.iter().zip(&y).map(|(x, y)| x * y).sum::<f64>() / squares.max(f64::MIN_POSITIVE);
+    let slope = slope_through_origin(&x, &y);
     let (left, right) = (x.iter().copied().fold(0.0, f64::min), x.iter().copied().fold(0.0, f64::max));
     let (from, to) = ((left, slope * left), (right, slope * right));
     let dots = steps.iter().map(|(step, c)| Dot {
@@ -259,6 +258,12 @@ pub fn entropy_change(study: &Study) -> std::result::Result<Figure, String> {
     })
 }
 
+/// The slope of the line through the origin with the least squares.
+fn slope_through_origin(x: &[f64], y: &[f64]) -> f64 {
+    let squares: f64 = x.iter().map(|x| x * x).sum();
+    x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>() / squares.max(f64::MIN_POSITIVE)
+}
+
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let n = pairs.clone().count() as f64;
     let (sum_x, sum_y) = pairs.clone().fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
@@ -287,5 +292,11 @@ mod tests {
         assert!((correlation(line.into_iter()) - 1.0).abs() < 1e-12);
         assert!((correlation(line.into_iter().map(|(x, y)| (x, -y))) + 1.0).abs() < 1e-12);
         assert_eq!(correlation([(1.0, 2.0), (1.0, 3.0)].into_iter()), 0.0);
+        // Of deviations -2, -1, 0, 3 and -1, -1, 0, 2: (2 + 1 + 6) / sqrt(14 * 6).
+        let pairs = [(0.0, 1.0), (1.0, 1.0), (2.0, 2.0), (5.0, 4.0)];
+        assert!((correlation(pairs.into_iter()) - 9.0 / 84f64.sqrt()).abs() < 1e-12);
+        // (1 * 3 + 2 * 4) / (1 + 4).
+        assert_eq!(slope_through_origin(&[1.0, 2.0], &[3.0, 4.0]), 2.2);
+        assert_eq!(slope_through_origin(&[0.0], &[3.0]), 0.0);
     }
 }

@@ -50,7 +50,8 @@ fn arms_of(site: &Site, runs: &[(String, PathBuf)]) -> Vec<Arm> {
         rows.filter_map(|row| Some((row.id.clone(), (row.experiment.clone()?, row.arm.clone()?)))).collect()
     };
     // Arms of two experiments may have the same name.
-    let is_mixed = named.values().any(|(experiment, _)| named.values().any(|(other, _)| other != experiment));
+    let experiments: BTreeSet<&String> = named.values().map(|(experiment, _)| experiment).collect();
+    let is_mixed = experiments.len() > 1;
     let name_of = |(experiment, arm): &(String, String)| {
         if is_mixed { format!("{experiment}/{arm}") } else { arm.clone() }
     };

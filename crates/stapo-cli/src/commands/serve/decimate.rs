@@ -75,7 +75,24 @@ mod tests {
         assert!(few.x.windows(2).all(|two| two[0] < two[1]));
         assert_eq!(few.y[0], 0.5);
         assert_eq!(decimate(&[], 10), Curve::default());
+        let late: Vec<Point> = points[10_000..11_000].to_vec();
+        assert_eq!(decimate(&late, 100).x.len(), 100, "a window far from 0 has as many points");
         let upright = vec![Point { step: 1.0, x: 1.0, y: 2.0 }; 50];
         assert_eq!(decimate(&upright, 10).x, [1.0]);
+    }
+
+    #[test]
+    fn means_of_means_keep_an_interval_where_all_have_one() {
+        let point = |x: f64, interval| CurvePoint { x, y: 2.0 * x, interval };
+        let means = [
+            point(1.0, Some((0.0, 4.0))),
+            point(2.0, Some((2.0, 8.0))),
+            point(3.0, Some((5.0, 7.0))),
+            point(4.0, None),
+        ];
+        let curve = decimate_means(&means, 2);
+        assert_eq!((curve.x, curve.y), (vec![1.5, 3.5], vec![3.0, 7.0]));
+        assert_eq!((curve.low, curve.high), (vec![1.0], vec![6.0]));
+        assert_eq!(decimate_means(&means, 9).x.len(), 4);
     }
 }

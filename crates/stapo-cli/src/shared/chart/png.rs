@@ -258,3 +258,30 @@ fn rgb(hex: &str) -> (u8, u8, u8) {
 pub(super) fn has_glyph(c: char) -> bool {
     FACE.glyph_index(c).is_some()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_begins_ends_or_has_its_middle_at_its_place() {
+        let bounds = |anchor| glyphs((100.0, 50.0), "HHH", 20.0, anchor).unwrap().bounds();
+        let width = text_width("HHH", 20.0) as f32;
+        let (start, middle, end) = (bounds(Anchor::Start), bounds(Anchor::Middle), bounds(Anchor::End));
+        assert!(start.left() >= 100.0 && start.right() <= 100.0 + width, "{start:?}");
+        assert!(end.left() >= 100.0 - width && end.right() <= 100.0, "{end:?}");
+        assert!((start.left() - middle.left() - width / 2.0).abs() < 1e-3, "{middle:?}");
+        // Letters stand on the line and beside each other.
+        assert!((start.bottom() - 50.0).abs() < 1.0 && start.top() < 40.0, "{start:?}");
+        assert!(start.width() > 0.8 * width && width > 30.0, "{start:?} {width}");
+    }
+
+    #[test]
+    fn a_polygon_has_its_corners() {
+        let path = polygon(&[(1.0, 2.0), (4.0, 2.0), (4.0, 9.0)]).finish().unwrap();
+        assert_eq!(
+            path.points().iter().map(|p| (p.x, p.y)).collect::<Vec<_>>(),
+            [(1.0, 2.0), (4.0, 2.0), (4.0, 9.0)]
+        );
+    }
+}

@@ -206,3 +206,35 @@ pub fn standings(study: &Study, scores: &[BenchmarkScore]) -> Option<Standings> 
         rows,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn sample(question: &str, idx: usize, verdict: &str, n_tokens: usize, is_cut: bool) -> EvalRecord {
+        let finish =
+            if is_cut { json!({"kind": "length_limit"}) } else { json!({"kind": "stop", "token": 2}) };
+        serde_json::from_value(json!({
+            "schema": 1, "benchmark": "b", "decoding": "d", "problem_id": question, "sample_idx": idx, "text": "x",
+            "n_tokens": n_tokens, "finish": finish, "answer": null, "verdict": verdict, "reason": "made up",
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_score_counts_right_samples_by_question_and_how_responses_ended() {
+        let records = [
+            sample("q", 0, "right", 10, false),
+            sample("q", 1, "right", 20, false),
+            sample("r", 0, "no_answer", 30, true),
+            sample("r", 1, "unparsable", 60, false),
+            sample("r", 2, "no_answer", 80, false),
+        ];
+        let samples: Vec<(usize, &EvalRecord)> = records.iter().map(|record| (0, record)).collect();
+        let found = score(3, "d", "b", &samples).unwrap();
+        assert_eq!((found.arm, found.k, found.n_tokens_mean), (3, 2, 40.0));
+        assert_eq!([found.truncated, found.no_answer, found.unparsable], [0.2, 0.4, 0.2]);
+        assert_eq!((found.avg.value, found.avg.n_questions), (0.5, 2));
+    }
+}

@@ -126,6 +126,7 @@ mod tests {
     fn plans_of_two_seeds_are_one_arm() {
         assert!(are_seeds(PLAN, &PLAN.replace("seed = 0", "seed = 7").replace("\"a\"", "\"b\"")));
         assert!(!are_seeds(PLAN, &PLAN.replace("steps = 4", "steps = 5")));
+        assert!(!are_seeds(PLAN, &PLAN.replace("seed = 0", "seed = 7").replace("steps = 4", "steps = 5")));
     }
 
     #[test]

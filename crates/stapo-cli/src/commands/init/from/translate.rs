@@ -433,3 +433,21 @@ fn of_kind(kind: &str) -> Value {
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_given_or_has_its_default() {
+        let value = |n: f64| Value::Float(n);
+        let leaves = [("learning_rate".to_string(), value(1e-5)), ("max_steps".to_string(), value(7.0))];
+        let peer = Peer::new(&leaves);
+        let mut names: Vec<&String> = peer.given.iter().map(|(name, ..)| name).collect();
+        let n_given = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), n_given, "{names:?}");
+        assert!(n_given > 2, "absent settings have the defaults of the program");
+    }
+}
