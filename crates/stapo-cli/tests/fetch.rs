@@ -111,14 +111,12 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     let headers = [
         format!("ETag: \"{hash}\""),
         format!("X-Linked-Size: {}", served.announced.unwrap_or(content.len() as u64)),
+        "Location: /gone".to_string(),
     ];
     // As the hub does, large files are referred to another server, which is not asked for hash and size.
-    let is_large = content.len() > 100_000;
-    if method == "HEAD" && is_large {
-        return reply(stream, "302 Found", &[&headers[..], &["Location: /gone".to_string()]].concat(), b"");
-    }
+    let status = if content.len() > 100_000 { "302 Found" } else { "200 OK" };
     if method == "HEAD" {
-        return reply(stream, "200 OK", &headers, b"");
+        return reply(stream, status, &headers, b"");
     }
     let content = [content, vec![b'x'; served.n_more]].concat();
     let body = &content[start..];

@@ -188,12 +188,12 @@ const MAX_UNNAMED: usize = 12;
 
 /// Says what was translated and what was not.
 pub fn print(found: &Translated, out: &Path) {
-    for line in told(found, out) {
+    for line in summary_lines(found, out) {
         println!("{line}");
     }
 }
 
-fn told(found: &Translated, out: &Path) -> Vec<String> {
+fn summary_lines(found: &Translated, out: &Path) -> Vec<String> {
     let Translated { program, n_keys, refused, unnamed, .. } = found;
     let mut lines = vec![format!("{program}: {n_keys} keys written to {}", out.display())];
     if !refused.is_empty() {
@@ -215,18 +215,20 @@ mod tests {
 
     #[test]
     fn what_is_not_translated_is_told_and_nothing_else() {
-        let told = |refused: &[&str], n_unnamed: usize| {
+        let lines_of = |refused: &[&str], n_unnamed: usize| {
             let names = |n: usize| (0..n).map(|n| format!("k{n}")).collect::<Vec<_>>();
             let refused = refused.iter().map(ToString::to_string).collect();
             let unnamed = names(n_unnamed);
             let found = Translated { program: "TRL", text: String::new(), n_keys: 3, refused, unnamed };
-            told(&found, Path::new("a.toml"))
+            summary_lines(&found, Path::new("a.toml"))
         };
-        assert_eq!(told(&[], 0), ["TRL: 3 keys written to a.toml"]);
-        assert_eq!(told(&["b", "c"], 0)[1..], ["not translated:", "  b", "  c"]);
+        assert_eq!(lines_of(&[], 0), ["TRL: 3 keys written to a.toml"]);
+        assert_eq!(lines_of(&["b", "c"], 0)[1..], ["not translated:", "  b", "  c"]);
         let all: Vec<String> = (0..12).map(|n| format!("k{n}")).collect();
-        assert_eq!(told(&[], 12)[1], format!("without a counterpart:\n  {}", all.join(", ")));
-        assert!(told(&[], 14)[1].replace("\n  ", " ").ends_with("k11 and 2 more, which the config lists"));
+        assert_eq!(lines_of(&[], 12)[1], format!("without a counterpart:\n  {}", all.join(", ")));
+        assert!(
+            lines_of(&[], 14)[1].replace("\n  ", " ").ends_with("k11 and 2 more, which the config lists")
+        );
     }
 
     #[test]
