@@ -194,6 +194,7 @@ fn at_limits() -> Vec<(&'static str, Vec<String>)> {
     let intervals = |n: usize, mark: &str| joined(n, mark, &|i| format!("({},{})", 2 * i, 2 * i + 1));
     let nested = |n: usize, open: &str, close: &str| format!("{}1{}", open.repeat(n), close.repeat(n));
     vec![
+        ("lines", around(199, &ones)),
         ("phrases", around(80, &|n| format!("no{}solution", " ".repeat(n - 10)))),
         ("sides", around(127, &|n| format!("{} \\text{{ apples}} = y", ones(n)))),
         ("names behind", around(127, &|n| format!("y = {} q", ones(n)))),

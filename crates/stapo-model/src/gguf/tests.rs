@@ -333,7 +333,7 @@ fn impossible_shapes_in_metadata_are_refused_by_key() {
     let config = load(&windowed.bytes()).unwrap().0;
     assert_eq!(
         (config.family, config.layers[0].attention().unwrap().rule.window),
-        (crate::Family::Mistral, Some(8))
+        (Family::Mistral, Some(8))
     );
     check_refused(&key("general.architecture", u32_field(1)), &["general.architecture", "a string"]);
     check_refused(&llama().without("llama.block_count"), &["llama.block_count", "missing"]);
