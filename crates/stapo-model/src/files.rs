@@ -98,5 +98,7 @@ mod tests {
         let path = folder.path().join("large");
         File::create(&path).unwrap().set_len(MAX_TEXT_BYTES + 1).unwrap();
         assert!(read_text(&path).unwrap_err().to_string().contains("16777216 bytes"));
+        File::options().write(true).open(&path).unwrap().set_len(MAX_TEXT_BYTES).unwrap();
+        assert_eq!(read_text(&path).unwrap().len() as u64, MAX_TEXT_BYTES);
     }
 }

@@ -132,7 +132,7 @@ impl Pretrained {
             return Ok(());
         }
         let difference = self.embedding_difference()?;
-        if difference.is_nan() || difference > MAX_COPY_DIFFERENCE {
+        if !are_copies(difference) {
             let problem = format!("embedding and head differ by {:.0} % of their size", 100.0 * difference);
             return Err(Error::mismatch(
                 self.weights.location(),
@@ -166,11 +166,7 @@ impl Pretrained {
             let mut numbers = vec![0.0; shape[0] * shape[1]];
             self.weights.read_f32(name, &shape, &mut numbers).map(|()| numbers)
         };
-        let embedding = read(EMBEDDING)?;
-        let head = read(HEAD)?;
-        let square = |x: f32| f64::from(x) * f64::from(x);
-        let apart: f64 = embedding.iter().zip(&head).map(|(e, h)| square(e - h)).sum();
-        Ok((apart / head.iter().map(|&h| square(h)).sum::<f64>()).sqrt())
+        Ok(relative_difference(&read(EMBEDDING)?, &read(HEAD)?))
     }
 
     /// The Hugging Face folder, if the model is one; export copies its tokenizer files.
@@ -276,4 +272,27 @@ fn special_tokens(keys: &Map<String, Value>) -> SpecialTokens {
         .filter(|(name, _)| name.ends_with("_token"))
         .filter_map(|(name, value)| Some((name.clone(), text(value)?)))
         .collect()
+}
+
+fn relative_difference(embedding: &[f32], head: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let apart: f64 = embedding.iter().zip(head).map(|(e, h)| square(e - h)).sum();
+    (apart / head.iter().map(|&h| square(h)).sum::<f64>()).sqrt()
+}
+
+/// Whether two matrices with this relative difference, which may be no number, are copies.
+fn are_copies(difference: f64) -> bool {
+    difference <= MAX_COPY_DIFFERENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_differ_by_no_more_than_their_limit() {
+        assert_eq!(relative_difference(&[3.0, 5.0, 1.0], &[3.0, 4.0, 0.0]), 2.0_f64.sqrt() / 5.0);
+        assert!(are_copies(0.0) && are_copies(MAX_COPY_DIFFERENCE));
+        assert!(!are_copies(1.001 * MAX_COPY_DIFFERENCE) && !are_copies(f64::NAN));
+    }
 }

@@ -78,7 +78,7 @@ pub fn chi_squared_upper(x: f64, freedom: f64) -> f64 {
         d = 1.0 / (numerator * d + b);
         c = b + numerator / c;
         value *= d * c;
-        if (d * c - 1.0).abs() < 1e-16 {
+        if d * c == 1.0 {
             break;
         }
     }

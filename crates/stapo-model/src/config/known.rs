@@ -115,6 +115,13 @@ mod tests {
     }
 
     #[test]
+    fn every_fourth_layer_of_smollm3_has_no_rope() {
+        let config = ModelConfig::known("smollm3-3b").unwrap();
+        let has_rope: Vec<bool> = config.attentions().map(|attention| attention.rotary_dim > 0).collect();
+        assert_eq!(has_rope, [true, true, true, false].repeat(9));
+    }
+
+    #[test]
     fn a_hub_name_of_any_training_is_its_shape() {
         let shape = ModelConfig::known("qwen3-1.7b");
         assert!(shape.is_some());

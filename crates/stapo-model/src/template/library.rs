@@ -98,7 +98,8 @@ fn install_guards(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
 }
 
 fn only(operands: &[Value]) -> Result<Value, Error> {
-    operands.first().cloned().ok_or_else(|| ErrorKind::MissingArgument.into())
+    let [operand, ..] = operands else { return Err(ErrorKind::MissingArgument.into()) };
+    Ok(operand.clone())
 }
 
 /// The filters of Jinja that need no clock, no random numbers and no other template.

@@ -393,6 +393,9 @@ mod tests {
         let nested = |n: usize| json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); n]});
         let strip =
             |start: u64, stop: u64| json!({"type": "Strip", "content": " ", "start": start, "stop": stop});
+        // Two characters are replaced by `n`.
+        let pair =
+            |n: usize| json!({"type": "Replace", "pattern": {"String": "ab"}, "content": "x".repeat(n)});
         let prepend = |n: usize| json!({"type": "Prepend", "prepend": "x".repeat(n)});
         let many = |n: usize| added(&vec![MAX_TOKEN_BYTES; n]);
         let n_most = MAX_ADDED_BYTES / MAX_TOKEN_BYTES;
@@ -405,6 +408,7 @@ mod tests {
             ("/normalizer", prepend(64), prepend(65), "at most 64 bytes"),
             ("/normalizer", replaced(&[8]), replaced(&[9]), "9.0 times as long, at most 8"),
             ("/normalizer", replaced(&[8, 2]), replaced(&[8, 3]), "24 times as long, at most 16"),
+            ("/normalizer", pair(16), pair(17), "8.5 times as long, at most 8"),
             ("/decoder", strip(16, 16), strip(17, 0), "at most 16 make sense"),
             ("/decoder", strip(0, 0), strip(0, 17), "at most 16 make sense"),
             ("/post_processor", template(32, 1, 1), template(33, 1, 1), "more than 32 pieces"),

@@ -144,3 +144,20 @@ fn with_another_digit(right: i64, key: Key) -> i64 {
     let changed = (size + (other - digit) * power_of_ten).min(i128::from(i64::MAX)) as i64;
     if right < 0 { -changed } else { changed }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_digit_is_one_other_digit() {
+        for right in [0, 7, -3, 40, 105, -98_765, 1_234_567_890] {
+            for seed in 0..50 {
+                let wrong = with_another_digit(right, Key::new(seed));
+                let [a, b] = [right, wrong].map(|value| format!("{:012}", value.unsigned_abs()));
+                let n_other = a.bytes().zip(b.bytes()).filter(|(a, b)| a != b).count();
+                assert!(n_other == 1 && right.signum() * wrong.signum() >= 0, "{right}: {wrong}");
+            }
+        }
+    }
+}

@@ -109,6 +109,10 @@ mod tests {
         let task = task();
         let problem = task.problem(1, Split::Train, 0).unwrap();
         let environment = task.environment(Rewards::All);
+        assert!(!environment.judges(), "the verifiers of the task judge");
+        for answer in ["5", "\\boxed{5}"] {
+            assert_eq!(task.as_marked_answer(answer), "\\boxed{5}");
+        }
         let answer = |texts: &[&str]| {
             let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
             environment

@@ -191,6 +191,12 @@ fn generated_problems_with_long_prompts_are_skipped_as_they_are_drawn() {
     assert_eq!(rolled.batch.groups.len(), 8);
     assert!(rolled.batch.groups.iter().all(|group| group.problem.prompt.len() <= 8));
     assert!(rolled.n_drawn > 8, "{} drawn", rolled.n_drawn);
+    let limited =
+        ["rollout.max_prompt_tokens=1", "rollout.long_prompts=drop", "rollout.max_response_tokens=4"];
+    let plan = Plan::resolve(Config::from_toml("", [&settings[..], &limited].concat()).unwrap()).unwrap();
+    let mut trainer = Trainer::new(&plan, &device(), Programs::Never).unwrap();
+    let said = trainer.roll_out(&plan).err().unwrap().to_string();
+    assert!(said.contains("801 problems gave 0 with a prompt this short"), "{said}");
 }
 
 #[test]
