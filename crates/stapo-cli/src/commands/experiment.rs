@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     wait_for_runs(&folder, &experiment)?;
     let limit = args.minutes.map(|minutes| TimeLimit {
-        until: Instant::now() + Duration::from_mins(minutes as u64),
+        until: Instant::now() + Duration::from_secs(60 * minutes as u64),
         experiment: &experiment,
         jobs: args.jobs,
     });
