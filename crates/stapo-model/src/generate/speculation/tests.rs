@@ -4,6 +4,8 @@ use crate::generate::scheduler::{Capacity, Windows};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use Speculation::{Always, Auto, Off};
+
 fn outcomes(n: u64, drafted: u64, accepted: u64) -> Outcomes {
     Outcomes { drafts: n, drafted: n * drafted, accepted: n * accepted / 100 }
 }
@@ -196,7 +198,6 @@ fn steps_and_drafts_of_a_text_are_counted() {
         [n_steps, n_drafting_steps, n_drafted, n_accepted, asked as u64]
     };
     let (often, seldom) = ((5, 2), (40, 2));
-    use Speculation::{Always, Auto, Off};
     for (found, expected) in [
         (counts(Off, StepCost::CPU, seldom, true), [90, 0, 0, 0, 0]),
         (counts(Auto, StepCost::CPU, seldom, false), [55, 32, 188, 184, 0]),
