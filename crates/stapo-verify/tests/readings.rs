@@ -42,7 +42,9 @@ impl Sum {
                 self.add(extract(response, order, fallback));
             }
         }
-        Mode::ALL.iter().for_each(|mode| self.add(grade(response, reference, *mode)));
+        for mode in Mode::ALL {
+            self.add(grade(response, reference, mode));
+        }
     }
 }
 

@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(failures(&[ended, None, failed]), [true, false]);
         assert_eq!(failures(&[failed, ended]), [true, true]);
         assert_eq!((failures(&[None, ended]), failures(&[])), ([false; 2], [false; 2]));
-        let almost = |limit: Duration| limit - Duration::from_nanos(1);
+        let almost = |limit: Duration| limit.saturating_sub(Duration::from_nanos(1));
         let given_up = |of_any, of_rank_0, is_stopped| is_given_up([of_any, of_rank_0], || is_stopped);
         assert!(given_up(GRACE, Duration::ZERO, false) && !given_up(almost(GRACE), Duration::ZERO, false));
         assert!(given_up(SHORT_GRACE, SHORT_GRACE, false));

@@ -273,7 +273,9 @@ mod tests {
     fn folders_in_the_making_and_files_are_not_listed() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        ["a", ".a"].iter().for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        for name in ["a", ".a"] {
+            std::fs::create_dir(at(name)).unwrap();
+        }
         std::fs::write(at("b"), "").unwrap();
         assert_eq!(["a", ".a", "b", "c"].map(|name| is_listed(&at(name))), [true, false, false, false]);
     }

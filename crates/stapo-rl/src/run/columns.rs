@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn as_many_columns_as_the_limit_are_kept_and_known_ones_go_on() {
         let wide = |n: usize, step: usize| {
-            let keys = (0..n).map(|idx| format!(r#","k{idx:05}":{step}"#)).collect::<String>();
+            let keys = (0..n).map(|idx| format!(r#","k{idx:05}":{step}"#)).collect::<Vec<_>>().concat();
             format!(r#"{{"step":{step}{keys}}}"#)
         };
         // The step is a column too.

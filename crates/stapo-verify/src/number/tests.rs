@@ -294,7 +294,11 @@ fn values_have_the_same_bits_everywhere() {
         };
         for operation in [Real::add, Real::sub, Real::mul, Real::div] {
             sum(&mut |sum| {
-                all.iter().for_each(|a| all.iter().for_each(|b| sum.value(operation(a, b, bits))))
+                for a in &all {
+                    for b in &all {
+                        sum.value(operation(a, b, bits));
+                    }
+                }
             });
         }
         let sine = |x: &Real, bits: usize| Ok(sin_cos(x, bits)?.0);

@@ -106,7 +106,7 @@ mod tests {
         let (now, needed) = (Instant::now(), cost.of_steps(30));
         assert_eq!(needed, Duration::from_secs(120));
         assert!(ends_in_time(now, needed, now + needed));
-        assert!(!ends_in_time(now, needed, now + needed - Duration::from_nanos(1)));
+        assert!(!ends_in_time(now, needed + Duration::from_nanos(1), now + needed));
         let endless = Cost { start: f64::INFINITY, per_step: 0.0 }.of_steps(1);
         assert!(!ends_in_time(now, endless, now + needed));
     }

@@ -46,7 +46,7 @@ impl Curve {
 pub fn mean_over_seeds(seeds: &[Vec<(f64, f64)>], bounds: &Bounds) -> Vec<CurvePoint> {
     let mut points = band_over(seeds, bounds);
     if seeds.len() < MIN_SEEDS_FOR_INTERVAL {
-        for point in points.iter_mut() {
+        for point in &mut points {
             point.interval = None;
         }
     }

@@ -47,9 +47,9 @@ fn drafts_pay_above_what_they_cost() {
 
 #[test]
 fn a_row_needs_the_chance_that_it_pays_at() {
-    let auto = Speculator::new(Speculation::Auto, StepCost::GPU);
+    let auto = Speculator::new(Auto, StepCost::GPU);
     assert_eq!([1, 32, 2000].map(|n| auto.least_chance(n)), [1.0 / 129.0, 32.0 / 160.0, 0.9]);
-    assert_eq!(Speculator::new(Speculation::Always, StepCost::CPU).least_chance(32), 0.01);
+    assert_eq!(Speculator::new(Always, StepCost::CPU).least_chance(32), 0.01);
 }
 
 fn sampled(token: u32) -> SampledToken {
@@ -59,7 +59,7 @@ fn sampled(token: u32) -> SampledToken {
 #[test]
 fn texts_of_other_prompts_are_kept_up_to_a_number_of_tokens() {
     let finish = FinishReason::LengthLimit;
-    let mut speculator = Speculator::new(Speculation::Auto, StepCost::GPU);
+    let mut speculator = Speculator::new(Auto, StepCost::GPU);
     for (sample, n, n_kept) in [
         (0, MOST_COMMON_TOKENS - 1, MOST_COMMON_TOKENS - 1),
         (1, 1, MOST_COMMON_TOKENS),
@@ -68,7 +68,7 @@ fn texts_of_other_prompts_are_kept_up_to_a_number_of_tokens() {
         speculator.keep(&Completion { ticket: Ticket(0), sample, tokens: vec![sampled(1); n], finish });
         assert_eq!(speculator.common.n_tokens(), n_kept);
     }
-    let mut off = Speculator::new(Speculation::Off, StepCost::GPU);
+    let mut off = Speculator::new(Off, StepCost::GPU);
     off.keep(&Completion { ticket: Ticket(0), sample: 0, tokens: vec![sampled(1)], finish });
     assert_eq!(off.common.n_tokens(), 0);
 }
@@ -131,9 +131,9 @@ fn play(
     let asked = Rc::new(RefCell::new(vec![]));
     if has_model {
         speculator.draft_with(HalfRight { odd, drafts: HashMap::new(), asked: Rc::clone(&asked) }, 400);
-        assert_eq!(speculator.model.is_some(), mode != Speculation::Off);
+        assert_eq!(speculator.model.is_some(), mode != Off);
         // Four steps that read 30 of 400 parameters each.
-        let more = if mode == Speculation::Off { 0 } else { (cost.weights * 4 * 30).div_ceil(400) };
+        let more = if mode == Off { 0 } else { (cost.weights * 4 * 30).div_ceil(400) };
         assert_eq!(speculator.cost.drafting, cost.drafting + more);
     }
     for ticket in 0..n_requests {
