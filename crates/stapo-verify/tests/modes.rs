@@ -116,6 +116,10 @@ fn a_form_that_is_worked_out_leaves_no_calculation_to_the_grader() {
     // What is written exactly as the reference is right, whatever it leaves to do.
     assert_eq!(grade_answer("60+6", "60 + 6", rules).verdict, Verdict::Right);
     assert_eq!(grade_answer("67", "66", rules).reason, grade_answer("67", "66", Mode::Math).reason);
+    // A power of a product is left to the grader where a factor can be worked out.
+    let raised = [("(2x)^3", "8x^3"), ("(-x)^3", "-x^3"), (r"(x\sqrt{2})^2", "2x^2"), ("(xy)^2", "x^2y^2")];
+    let is_right = |(answer, reference)| grade_answer(answer, reference, rules).verdict == Verdict::Right;
+    assert_eq!(raised.map(is_right), [false, false, false, true]);
 }
 
 #[test]
