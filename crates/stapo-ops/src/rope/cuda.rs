@@ -65,11 +65,6 @@ pub(crate) fn forward_heads<T: Float>(
     let nowhere = Fields::default().eight_bytes(0usize).eight_bytes(0usize).eight_bytes(0usize);
     let nowhere = nowhere.four_bytes(0usize).four_bytes(0usize);
     let launch = launch.fields(stored.unwrap_or(&nowhere));
-    if are_eights {
-        // As many blocks as run at a time: see rope.cu.
-        let n_blocks = d.tokens.min(4 * cuda.gpu.multiprocessors as usize);
-        return launch.arg(d.tokens).run([n_blocks, 1], THREADS, 0);
-    }
     launch.run([d.tokens, 1], THREADS, 0);
 }
 

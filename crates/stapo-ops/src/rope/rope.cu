@@ -54,49 +54,22 @@ __device__ __forceinline__ Eights load_eights(const bf16* x, int at) {
     return e;
 }
 
-// The same as they are stored, and what says where they stand: loaded ahead of their use.
-struct Ahead {
-    uint4 low, high;
-    u32 position, slot;
-
-    __device__ __forceinline__ void widen(Eights& e) const {
-        u32 words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            e.low[2 * i] = low_half(words[0][i]), e.low[2 * i + 1] = high_half(words[0][i]);
-            e.high[2 * i] = low_half(words[1][i]), e.high[2 * i + 1] = high_half(words[1][i]);
-        }
-    }
-};
-
 // As `forward`, with 16 bytes of each half of a head in a lane: eight lanes take a head. A lane has what four lanes of `forward`
-// have, and sums are added as theirs are, so the bits are the same. All rows begin at multiples of 16 bytes. Blocks take the tokens in
-// turn, and a lane loads its part of the next head before it turns this one.
+// have, and sums are added as theirs are, so the bits are the same. All rows begin at multiples of 16 bytes.
 __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const float* cos, const float* sin,
                                                const u32* positions, const bf16* q_weight, const bf16* k_weight,
                                                float* inv_rms, int query, int kv, float eps,
-                                               const Stored<bf16>& stored, int tokens) {
+                                               const Stored<bf16>& stored) {
     constexpr int half = HEAD_DIM / 2, dim = HEAD_DIM;
     int heads = query + 2 * kv, normed = query + kv, at = threadIdx.x % 8 * 8;
+    u32 slot = stored.slots ? stored.slots[blockIdx.x] : 0;
+    size_t token = blockIdx.x, row = token * heads * dim, place = (size_t)positions[token] * half + at;
     // Whole warps take every turn, as sums need all lanes.
-    int begin = threadIdx.x / 32 * 4, of_lane = threadIdx.x % 32 / 8;
-    auto load = [&](int token, int first) {
-        int head = min(first + of_lane, heads - 1);
-        const bf16* x = raw + (size_t)token * heads * dim + head * dim + at;
-        return Ahead{*(const uint4*)x, *(const uint4*)(x + half), positions[token], stored.slots ? stored.slots[token] : 0};
-    };
-    if (begin >= heads) return;
-    int token = blockIdx.x, first = begin;
-    Ahead next = load(token, first);
-    while (token < tokens) {
-        Ahead here = next;
-        int head = first + of_lane, token_here = token;
-        first += blockDim.x / 8;
-        if (first >= heads) first = begin, token += gridDim.x;
-        if (token < tokens) next = load(token, first);
-        size_t row = (size_t)token_here * heads * dim, place = (size_t)here.position * half + at;
-        Eights h;
-        here.widen(h);
+    for (int first = threadIdx.x / 32 * 4; first < heads; first += blockDim.x / 8) {
+        int head = first + threadIdx.x % 32 / 8;
+        bool is_there = head < heads;
+        Eights h = load_eights(raw + row + (is_there ? head : first) * dim, at);
+        // Behind the loads of the head, which do not wait for the position.
         float c[8], s[8];
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
@@ -119,7 +92,7 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
                 Eights w = load_eights(head < query ? q_weight : k_weight, at);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) h.low[i] = h.low[i] * inv * w.low[i], h.high[i] = h.high[i] * inv * w.high[i];
-                if (at == 0) inv_rms[(size_t)token_here * normed + head] = inv;
+                if (at == 0) inv_rms[token * normed + head] = inv;
             }
         }
         if (head < normed) {
@@ -130,9 +103,9 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
                 h.high[i] = fmaf(low, s[i], high * c[i]);
             }
         }
-        if (head >= heads) continue;
+        if (!is_there) continue;
         bool is_stored = stored.slots && head >= query;
-        bf16* to = is_stored ? stored.at(here.slot, head - query, kv) : out + row + head * dim;
+        bf16* to = is_stored ? stored.at(slot, head - query, kv) : out + row + head * dim;
         store8(to, at, dim, true, h.low);
         store8(to, at + half, dim, true, h.high);
     }
@@ -141,8 +114,8 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
 KERNEL __launch_bounds__(256, 4)
     rope_forward_eights(const bf16* raw, bf16* out, const float* cos, const float* sin, const u32* positions,
                         const bf16* q_weight, const bf16* k_weight, float* inv_rms, int query, int kv, float eps,
-                        const __grid_constant__ Stored<bf16> stored, int tokens) {
-    forward_eights(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps, stored, tokens);
+                        const __grid_constant__ Stored<bf16> stored) {
+    forward_eights(raw, out, cos, sin, positions, q_weight, k_weight, inv_rms, query, kv, eps, stored);
 }
 
 #endif
