@@ -6,8 +6,8 @@ use crate::cuda::{Cuda, Precision};
 use crate::device::Backend;
 use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::matmul::large_m::{self, Operands, Output};
-use crate::testing::{bits, weight};
-use crate::{Buffer, Device, Weight, matmul, rmsnorm, swiglu};
+use crate::testing::{bits, upload, weight};
+use crate::{Buffer, Device, Weight, Write, matmul, residual, rmsnorm, swiglu};
 
 fn cuda_of(device: &Device) -> &Cuda {
     let Backend::Cuda(cuda) = device.backend() else { panic!("a GPU") };
@@ -109,6 +109,27 @@ fn norms_of_many_rows_on_cuda_give_the_bits_of_few() {
             for (few, (all, width)) in few.iter().zip(all.iter().zip([width, width, 1])) {
                 assert!(*few == all[start * width..(start + 100) * width], "{width} columns, row {start}");
             }
+        }
+    }
+}
+
+/// Ranks add the gradients of micro-batches one by one; a GPU alone lets the product add to the sum.
+#[test]
+fn a_product_that_adds_gives_the_bits_of_a_product_and_an_addition() {
+    for precision in [Precision::Bf16, Precision::F32] {
+        let Some(device) = &gpu(precision) else { return };
+        for (tokens, inputs, outputs) in [(1, 64, 64), (33, 256, 96), (700, 1024, 2048), (4096, 2048, 512)] {
+            let dims = matmul::Dims { tokens, inputs, outputs };
+            let x = compute(device, &numbers(1, tokens * inputs));
+            let d_y = compute(device, &numbers(2, tokens * outputs));
+            let before = numbers(3, inputs * outputs);
+            let mut added = upload(device, &before);
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Add, added.view_mut());
+            let mut alone = upload(device, &before);
+            matmul::backward_weight(device, dims, x.view(), d_y.view(), Write::Set, alone.view_mut());
+            let mut sum = upload(device, &before);
+            residual::add(device, sum.view_mut(), alone.view());
+            assert_eq!(bits(&added.view().to_vec()), bits(&sum.view().to_vec()), "{dims:?}");
         }
     }
 }

@@ -27,8 +27,8 @@ const QUANTISED: QuantisedBase = QuantisedBase {
 struct Numbers(Vec<(String, f64)>);
 
 impl Numbers {
-    fn add(&mut self, of: &str, named: &[(&str, f64)]) {
-        self.0.extend(named.iter().map(|(name, value)| (format!("{of}: {name}"), *value)));
+    fn add(&mut self, subject: &str, named: &[(&str, f64)]) {
+        self.0.extend(named.iter().map(|(name, value)| (format!("{subject}: {name}"), *value)));
     }
 
     fn predicted(&mut self, what: &str, predicted: &Prediction) {
@@ -111,12 +111,12 @@ fn costs_of_models_and_machines() {
     ] {
         let (shape, machine) = (model(name), Machine::by_name(machine).unwrap());
         let costs = Costs { model: &shape, n_adapter, quantised, machine: &machine };
-        let of = format!("{name} {} {}", machine.name, n_adapter.unwrap_or(0));
+        let subject = format!("{name} {} {}", machine.name, n_adapter.unwrap_or(0));
         for length in [200.0, 3000.0, 40_000.0] {
             let tokens = Tokens { all: 64.0 * length, scored: 48.0 * length, length };
             for recompute in RECOMPUTED {
                 numbers.add(
-                    &format!("{of} {length} {recompute:?}"),
+                    &format!("{subject} {length} {recompute:?}"),
                     &[
                         ("products", costs.training_products(tokens, recompute)),
                         ("backward numbers", costs.elementwise_backward(tokens.all, recompute)),
@@ -125,7 +125,7 @@ fn costs_of_models_and_machines() {
                 );
             }
             numbers.add(
-                &format!("{of} {length}"),
+                &format!("{subject} {length}"),
                 &[
                     ("attention", costs.attention_forward(tokens)),
                     ("its backward", costs.attention_backward(tokens)),
@@ -140,10 +140,10 @@ fn costs_of_models_and_machines() {
             [(1.0, 100.0, 50.0), (500.0, 90_000.0, 4000.0), (1e6, 2e6, 3e6)]
         {
             let rows = DecodeRows { n_sequences, own_keys, shared_keys };
-            numbers.add(&format!("{of} {n_sequences}"), &[("decoding", costs.decode_step(rows))]);
+            numbers.add(&format!("{subject} {n_sequences}"), &[("decoding", costs.decode_step(rows))]);
         }
         numbers.add(
-            &of,
+            &subject,
             &[
                 ("trained", costs.n_trained() as f64),
                 ("optimizer", costs.optimizer_step(States::F32)),
