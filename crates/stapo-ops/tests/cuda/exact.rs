@@ -277,8 +277,8 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
         };
         let before: Vec<u32> = (0..n).flat_map(|s| (0..contexts[s] - 1).map(move |p| slot(s, p))).collect();
         let last: Vec<u32> = (0..n).map(|s| slot(s, contexts[s] - 1)).collect();
-        let positions: Vec<u32> = contexts.iter().map(|context| *context as u32 - 1).collect();
-        let lens: Vec<u32> = contexts.iter().map(|context| *context as u32).collect();
+        let (positions, lens): (Vec<u32>, Vec<u32>) =
+            contexts.map(|n| (n as u32 - 1, n as u32)).into_iter().unzip();
         let offsets: Vec<u32> = (0..=n as u32).collect();
         // Alone, and as many as a block takes, which have no keys in common.
         let lists = [1, 5.min(GROUPED_ROWS / heads.group())].map(|members| (members, groups_of(n, members)));
@@ -306,15 +306,8 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
             let sequences = paged::Sequences { offsets, contexts, tables, groups, prefill: None };
             let rule = attention::ScoreRule::plain(heads.dim);
             let call = paged::Dims { tokens: n, sequences: n, heads, rule, table_width: per_sequence };
-            rope_paged_attention::forward(
-                device,
-                call,
-                given,
-                last.view(),
-                &mut cache,
-                sequences,
-                out.view_mut(),
-            );
+            let (slots, to) = (last.view(), out.view_mut());
+            rope_paged_attention::forward(device, call, given, slots, &mut cache, sequences, to);
             out.view().to_vec()
         };
         let apart = run(None);
