@@ -1,8 +1,8 @@
 """Seeded mutants of crates where `cargo mutants` is not installed: `bench/mutants.sh` calls this.
 
-A mutant is one token changed into its opposite. All mutants of a sample are built at once: each line holds the right and
-the wrong expression, and the variable STAPO_MUTANT says which mutant is alive. Lines that cannot be written so (parts of
-longer expressions, constants) are passed over. Every test of the workspace runs once by itself and notes the mutants that it
+A mutant is one token changed into its opposite, a statement left out, or a function that returns the default value at once.
+All mutants of a sample are built at once: each line holds the right and the wrong code, and the variable STAPO_MUTANT says
+which mutant is alive. Lines that cannot be written so (parts of longer expressions, constants) are passed over. Every test of the workspace runs once by itself and notes the mutants that it
 reaches, also those that programs it starts reach. A mutant is then tried against the tests that reach it, the quickest first,
 until one fails. The sources are put back at the end.
 
@@ -55,6 +55,10 @@ ON_GPU = {"load_quantised", "check_device", "write_inputs"}
 WITHOUT_EFFECT = re.compile(r"with_capacity\(|\bis_quantised\(\)|\bmoved\b")
 # Tests that look at the sources, which are changed here, or that need minutes.
 PASSED_OVER = re.compile(r"^(house|language|docs)::|every_kernel_compiles")
+# A statement of one line that can be left out, and the last line of a function's head, behind which it can return at once.
+STATEMENT = re.compile(r"(\s*)(?!let |return |break|continue|use |assert|debug_assert|pub\b|mod |const |static |type |fn )([\w*&][^;]*;)")
+HEAD = re.compile(r"(?:\s*(?:pub(?:\([\w: ]+\))? )?fn \w.*|\s*)\)(?: -> (.+))? \{")
+LEFT_OUT, AT_ONCE = "left out: ", "returns at once: "
 # Each form of a line: what is before the expression, the expression, what is after it.
 FORMS = [
     re.compile(r"(\s*(?:\} else )?if )(?!let )(.*)( \{)"),
@@ -74,24 +78,43 @@ def mutants(crate):
         text = path.read_text()
         tests = re.search(r"#\[cfg\((all\()?test\b", text)
         code = SKIPPED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)[: tests.start() if tests else None]
-        function = ""
+        function = before = ""
         for number, (bare, line) in enumerate(zip(code.split("\n"), text.split("\n"))):
+            begins, before = before[-1:] in ("", ";", "{", "}"), bare.strip() or before
             function = (re.findall(r"\bfn (\w+)", bare) or [function])[-1]
             if function in ON_GPU or WITHOUT_EFFECT.search(bare):
                 continue
+            if begins and STATEMENT.fullmatch(bare.rstrip()):
+                yield path, number, LEFT_OUT + line.strip()
+            if HEAD.fullmatch(bare) and not re.search(r" (const|main)\b", bare):
+                yield path, number, AT_ONCE + line.strip()
             for pattern, replacement in CHANGES:
                 for found in re.finditer(pattern, bare):
                     yield path, number, line[: found.start()] + replacement + line[found.end() :]
 
 
+def default_of(result):
+    """The value that a function with this result returns at once; most types that have none do not compile."""
+    if not result:
+        return ""
+    if found := re.match(r"(?:\w+::)*Result<(.*)", result):
+        return "Ok(())" if found[1].startswith("()") else "Ok(Default::default())"
+    return "None" if result.startswith("Option<") else "Default::default()"
+
+
 def switched(line, mutated, number):
     """The line with both expressions; None where its form is not known."""
+    alive = f"crate::mutant_is({number})"
+    if mutated.startswith(LEFT_OUT):
+        return f"if !{alive} {{ {line.strip()} }}"
+    if mutated.startswith(AT_ONCE):
+        return f"{line} if {alive} {{ return {default_of(HEAD.fullmatch(SKIPPED.sub('', line))[1])}; }}"
     for form in FORMS:
         right, wrong = form.fullmatch(line), form.fullmatch(mutated)
         if right and wrong and right[1] == wrong[1] and right[3] == wrong[3]:
             balanced = all(right[2].count(a) == right[2].count(b) for a, b in ("()", "[]", "{}"))
             if balanced and right[2]:
-                both = f"if crate::mutant_is({number}) {{ {wrong[2]} }} else {{ {right[2]} }}"
+                both = f"if {alive} {{ {wrong[2]} }} else {{ {right[2]} }}"
                 is_inner = right[3] == " {" or not right[3]
                 return f"{right[1]}{f'({both})' if is_inner else both}{right[3]}"
     return None
@@ -208,10 +231,16 @@ def reached_by_tests(jobs):
     return {number: sorted(tests, key=lambda test: (test[0], test[1][2])) for number, tests in by_mutant.items()}
 
 
-def is_caught(number, tests):
-    """Whether one of the tests notices the mutant. A test that takes far longer than before hangs."""
+def attempt(number, tests, each):
+    """What becomes of a mutant: a test notices it, none does, or tests are left. A test that takes far longer hangs."""
     alive = {"STAPO_MUTANT": str(number), "RUST_BACKTRACE": "0"}
-    return any(not run_test(test, alive, 60 + 10 * seconds)[0] for seconds, test in tests)
+    began = time.monotonic()
+    for seconds, test in tests:
+        if time.monotonic() - began > each:
+            return "open"
+        if not run_test(test, alive, 60 + 10 * seconds)[0]:
+            return "caught"
+    return "survived" if tests else "reached by no test"
 
 
 def main():
@@ -219,6 +248,7 @@ def main():
     parser.add_argument("samples", nargs="+", help="CRATE:N, a crate without stapo- and its number of mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begins no mutant after this time")
+    parser.add_argument("--each", type=float, default=900.0, help="begins no test of a mutant after this time: it stays open")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants that are tried at the same time")
     args = parser.parse_args()
     began, results = time.monotonic(), {}
@@ -226,7 +256,7 @@ def main():
     for idx, sample in enumerate(args.samples):
         crate, n = sample.split(":")
         # Some lines do not compile, and some mutants are reached by no test that runs here.
-        samples.append(Sample(crate, int(n) * 5 // 4, args.seed, 10_000 * idx))
+        samples.append(Sample(crate, int(n) * 3 // 2, args.seed, 10_000 * idx))
     try:
         drop_uncompiled(samples)
         tests = reached_by_tests(args.jobs)
@@ -234,23 +264,23 @@ def main():
             for sample, asked in zip(samples, args.samples):
                 numbers = list(sample.lines)[: int(asked.split(":")[1])]
 
-                def attempt(number):
+                def unless_late(number):
                     late = time.monotonic() - began > args.seconds
-                    return None if late else is_caught(number, tests.get(number, []))
+                    return None if late else attempt(number, tests.get(number, []), args.each)
 
-                for number, caught in zip(numbers, pool.map(attempt, numbers)):
+                for number, fate in zip(numbers, pool.map(unless_late, numbers)):
                     path, line, _, mutated = sample.lines[number]
-                    where = f"{path.relative_to(ROOT)}:{line + 1}: {mutated}"
-                    if caught is not None:
-                        results.setdefault(sample.crate, []).append((caught, where))
-                        print("caught:  " if caught else "SURVIVED:", where, flush=True)
+                    where = f"{fate}: {path.relative_to(ROOT)}:{line + 1}: {mutated}"
+                    if fate is not None:
+                        results.setdefault(sample.crate, []).append((fate, where))
+                        print(where, flush=True)
     finally:
         for sample in samples:
             sample.restore()
     for crate, found in results.items():
-        survivors = [where for caught, where in found if not caught]
-        n_caught = len(found) - len(survivors)
-        print(f"\nstapo-{crate}, seed {args.seed}: {n_caught} of {len(found)} mutants caught; survivors:", *survivors, sep="\n  ")
+        left = [where for fate, where in found if fate != "caught"]
+        caught = f"{len(found) - len(left)} of {len(found)} mutants caught"
+        print(f"\nstapo-{crate}, seed {args.seed}: {caught}; the others:", *left, sep="\n  ")
 
 
 if __name__ == "__main__":
