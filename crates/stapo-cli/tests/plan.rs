@@ -186,6 +186,10 @@ fn mistakes_are_named() {
         (&["--machine", "h300"], &["h300", "h200", "rtx4090", "cpu"]),
         (&["--mean-response", "97"], &["--mean-response 97", "rollout.max_response_tokens, 96"]),
         (&["--machine", "h200", "--gpus", "2", "--nodes", "3"], &["--nodes 3", "--gpus"]),
+        (
+            &["--model", "gemma-3-4b", "--machine", "a100"],
+            &["machine a100", "heads of at most 128, not 256", "--device cpu"],
+        ),
         (&["--gpus", "8"], &["--gpus 8", "a CPU", "--machine h200"]),
         (&["--gpus", "0"], &["--gpus", "at least 1"]),
         (&["--mean-prompt", "0"], &["--mean-prompt", "at least 1"]),

@@ -5,6 +5,7 @@ mod hugging_face;
 mod known;
 mod layer;
 mod layer_sets;
+pub(crate) mod missing;
 mod parts;
 mod reader;
 mod rope;

@@ -3,6 +3,7 @@
 mod episodes;
 mod golden_steps;
 mod lora;
+mod positions;
 mod quantised;
 mod shared_prompts;
 mod watching;

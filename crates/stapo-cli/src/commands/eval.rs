@@ -240,7 +240,7 @@ impl Questions {
     fn open(args: &Args, plan: &EvalPlan, joined: &Joined, programs: Programs) -> Result<Self> {
         joined.agree_on_program(args.device)?;
         let device = joined.device(args.device, args.threads, Use::Reading)?;
-        let mut found = args.fetch.find(&plan.model)?;
+        let mut found = opening::find(plan, &args.fetch)?;
         args.base.set(&mut found, args.device)?;
         let (model, model_files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
         let benchmarks = open_benchmarks(plan, programs, &device)?;

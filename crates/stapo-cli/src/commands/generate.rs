@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "--chat-arguments: has no effect together with --prompt, which is continued as it is\nhint: give the text as --chat, or leave it out"
         );
     }
-    let model = args.model.open()?;
+    let model = args.model.open(args.max_tokens)?;
     let settings = EngineSettings {
         seed: args.seed,
         rule: rule(args),

@@ -11,7 +11,7 @@ use crate::shared::allow_command::AllowCommand;
 use crate::shared::machine::free_disk;
 use crate::shared::option::{positive, threads};
 use crate::shared::run_folder;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use planned::{Here, ModelShapes, OnOne, Planned};
 use stapo_rl::Plan;
 use stapo_rl::device::DeviceName;
@@ -122,6 +122,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let shapes = ModelShapes::find(&plan, args.model.as_deref(), &mut assumed)?;
     let here = Here::look(plan.device());
     let machine = named.unwrap_or_else(|| here.machine(plan.device(), args.threads, &mut assumed));
+    if let Some(max_dim) = machine.max_head_dim() {
+        shapes.model.check_head_dim(max_dim).with_context(|| format!("machine {}", machine.name))?;
+    }
     let memory_bytes =
         if named.is_some() { machine.memory_bytes } else { here.memory_bytes.or(machine.memory_bytes) };
     let lengths = lengths(args, &plan)?;

@@ -38,9 +38,9 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Opens the model, with or without a tokenizer. A reward model is refused.
-    pub fn open(&self) -> Result<LoadedModel> {
-        self.open_found(self.fetch.find(&self.model)?)
+    /// Opens the model, with or without a tokenizer, for sequences of `longest` tokens. A reward model is refused.
+    pub fn open(&self, longest: usize) -> Result<LoadedModel> {
+        self.open_found(self.fetch.find(&self.model)?.for_sequences_of(longest))
     }
 
     /// As [`ModelArgs::open`], and opens a reward model as one.

@@ -73,11 +73,24 @@ pub(super) struct FamilyRow {
     pub norm_eps: f64,
     pub tied_embeddings: bool,
     pub head_dim: Option<usize>,
+    /// `None`: as many as heads of queries.
+    pub n_kv_heads: Option<usize>,
+    /// Of families whose models are published inside multimodal ones: their `text_config` leaves out what equals these.
+    pub sizes: Option<Sizes>,
     pub activation_key: &'static str,
     /// Changes the layers and the model to what the keys say.
     pub describe: fn(&ObjectReader<'_>, &mut ModelConfig) -> Result<()>,
     /// Adds the keys that `describe` reads.
     pub write: fn(&ModelConfig, &mut Map<String, Value>),
+}
+
+/// The sizes that every other family must name.
+pub(super) struct Sizes {
+    pub n_layers: usize,
+    pub width: usize,
+    pub ffn_width: usize,
+    pub n_heads: usize,
+    pub vocabulary: usize,
 }
 
 impl Family {

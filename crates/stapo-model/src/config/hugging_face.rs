@@ -1,6 +1,7 @@
 //! `config.json`: the keys that all families have. `families` has those of each family.
 
-use super::families::Family;
+use super::families::{Family, Sizes};
+use super::missing;
 use super::reader::{ObjectReader, abbreviated, token_ids};
 use super::rope::{self, RopeContext};
 use super::score::ScoreHead;
@@ -11,17 +12,22 @@ use stapo_ops::swiglu::Gate;
 
 impl ModelConfig {
     /// Reads the keys of a `config.json`; `location` names the file in errors. Absent keys take the value that
-    /// `transformers` gives them. Of a multimodal model, `text_config` is read. Refused by name: other families, mixtures of
-    /// experts, other activations, quantised checkpoints, rotary kinds not in [`RopeScaling`].
+    /// `transformers` gives them, but for sizes, which only a `text_config` may leave out. Of a multimodal model, `text_config`
+    /// is read. Refused by name: other families, mixtures of experts, other activations, quantised checkpoints, rotary kinds
+    /// not in [`RopeScaling`].
     pub fn from_hugging_face(location: &str, keys: &Map<String, Value>) -> Result<Self> {
         let outer = ObjectReader { location, prefix: "", keys };
         let keys = language_model(&outer)?;
         let family = family(&keys)?;
         let row = family.row();
         refuse_what_is_not_built(&keys, family)?;
-        let n_layers = keys.whole("num_hidden_layers")?;
-        let width = keys.whole("hidden_size")?;
-        let n_heads = keys.whole("num_attention_heads")?;
+        let size = |key: &str, default: fn(&Sizes) -> usize| match &row.sizes {
+            Some(sizes) => Ok(keys.optional_whole(key)?.unwrap_or(default(sizes))),
+            None => keys.whole(key),
+        };
+        let n_layers = size("num_hidden_layers", |sizes| sizes.n_layers)?;
+        let width = size("hidden_size", |sizes| sizes.width)?;
+        let n_heads = size("num_attention_heads", |sizes| sizes.n_heads)?;
         let head_dim = match keys.optional_whole("head_dim")?.or(row.head_dim) {
             Some(head_dim) => head_dim,
             None if n_heads > 0 && width.is_multiple_of(n_heads) => width / n_heads,
@@ -31,22 +37,28 @@ impl ModelConfig {
             }
         };
         let max_positions = keys.optional_whole("max_position_embeddings")?.unwrap_or(row.max_positions);
-        let n_kv_heads = keys.optional_whole("num_key_value_heads")?.unwrap_or(n_heads);
+        // null means as many as heads of queries, in every family.
+        let default =
+            row.n_kv_heads.filter(|_| !keys.keys.contains_key("num_key_value_heads")).unwrap_or(n_heads);
+        let n_kv_heads = keys.optional_whole("num_key_value_heads")?.unwrap_or(default);
         let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
         let context = RopeContext { head_dim, max_positions, theta: row.theta };
         let (rope, rotary_dim) = rope::read(&keys, "full_attention", context)?;
-        let mut layer = family.layer(heads, rope, keys.whole("intermediate_size")?);
+        let mut layer = family.layer(heads, rope, size("intermediate_size", |sizes| sizes.ffn_width)?);
         if let Some(attention) = layer.attention_mut() {
             attention.rotary_dim = rotary_dim;
         }
         let token = |key: &str| token_ids(location, key, keys.get(key).or(outer.get(key)));
         let score = ScoreHead::read(&outer, &keys, family)?;
-        let is_tied = keys.flag("tie_word_embeddings")?.unwrap_or(row.tied_embeddings);
+        let is_tied = keys
+            .flag("tie_word_embeddings")?
+            .or(outer.flag("tie_word_embeddings")?)
+            .unwrap_or(row.tied_embeddings);
         let mut config = Self {
             family,
             width,
             layers: Self::repeat_layer(location, layer, n_layers)?,
-            vocabulary: keys.whole("vocab_size")?,
+            vocabulary: size("vocab_size", |sizes| sizes.vocabulary)?,
             norm_eps: keys.optional_number("rms_norm_eps")?.unwrap_or(row.norm_eps) as f32,
             max_positions,
             tied_embeddings: is_tied && score.is_none(),
@@ -148,16 +160,6 @@ fn language_model<'a>(keys: &ObjectReader<'a>) -> Result<ObjectReader<'a>> {
     }
 }
 
-/// Families that are not built, and the part that each lacks here.
-const MISSING_PARTS: [(&str, &str); 6] = [
-    ("qwen3_moe", "mixtures of experts"),
-    ("mixtral", "mixtures of experts"),
-    ("qwen3_5_moe_text", "mixtures of experts"),
-    ("qwen3_next", "mixtures of experts"),
-    ("gemma4_text", "embeddings per layer, shared keys and values"),
-    ("gemma3n_text", "embeddings per layer, AltUp"),
-];
-
 fn family(keys: &ObjectReader) -> Result<Family> {
     // All published models of gpt-oss have experts, which are not built.
     let built = Family::ALL.into_iter().filter(|family| *family != Family::GptOss);
@@ -172,12 +174,7 @@ fn family(keys: &ObjectReader) -> Result<Family> {
         Error::missing(keys.location, problem, supported.as_str())
     })?;
     let family = Family::from_name(name).ok_or_else(|| {
-        let missing = MISSING_PARTS.iter().find(|(family, _)| *family == name);
-        let problem = match missing {
-            Some((_, part)) => format!("{name:?} is not supported: {part} are not built"),
-            None => format!("{name:?} is not supported"),
-        };
-        Error::unsupported(keys.path("model_type"), problem, supported.as_str())
+        Error::unsupported(keys.path("model_type"), missing::refusal(name), supported.as_str())
     })?;
     if let Some(Value::Array(classes)) = keys.get("architectures")
         && !classes.is_empty()

@@ -119,11 +119,14 @@ mod tests {
             assert!((0..index).all(|other| blocks_of(other) != blocks_of(index)));
         }
         // Three of four layers hold a window of 4096.
-        let share =
-            config.sequence_bytes(32_768, 1, 1) as f64 / (32_768 * config.kv_numbers_per_token()) as f64;
-        assert!((0.34..0.36).contains(&share), "{share}");
+        let share = |config: &ModelConfig, n: u64| {
+            config.sequence_bytes(n as usize, 1, 1) as f64 / (n * config.kv_numbers_per_token()) as f64
+        };
+        assert!((0.34..0.36).contains(&share(&config, 32_768)), "{}", share(&config, 32_768));
+        assert!((0.43..0.46).contains(&share(&config, 16_384)), "{}", share(&config, 16_384));
         // 29 and 5 layers: a place of 35 is empty.
-        let (gemma, _) = sets("gemma-3-4b");
+        let (gemma, config) = sets("gemma-3-4b");
+        assert!((0.19..0.22).contains(&share(&config, 16_384)), "{}", share(&config, 16_384));
         assert_eq!((gemma.windows.len(), gemma.cache_layers.len()), (7, 5));
     }
 

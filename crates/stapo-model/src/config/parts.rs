@@ -130,9 +130,8 @@ impl ModelConfig {
     /// Refuses a model with a part or a size of heads that the device does not compute, before any weight is read.
     pub fn check_device(&self, device: &Device) -> Result<()> {
         let Some(max_dim) = device.max_head_dim() else { return Ok(()) };
-        let refuse = |problem: String| {
-            Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
-        };
+        self.check_head_dim(max_dim)?;
+        let refuse = |problem: String| self.refuse_on_gpu(problem);
         let is_hybrid = |part: &Part| matches!(part, Part::DeltaNet { .. } | Part::OutputGate);
         if let Some(part) = self.parts().into_iter().find(|part| is_hybrid(part) && !GPU_COMPUTES_HYBRIDS) {
             return refuse(format!("a GPU does not compute this part: {part}"));
@@ -144,10 +143,6 @@ impl ModelConfig {
             }
         }
         for attention in self.attentions() {
-            let dim = attention.heads.dim;
-            if dim > max_dim {
-                return refuse(format!("this GPU computes heads of at most {max_dim}, not {dim}"));
-            }
             let columns = attention.heads.out_width();
             if attention.qk_norm == QkNorm::PerProjection && columns > MAX_GPU_NORM {
                 let part = Part::ProjectionNorms;
@@ -157,5 +152,18 @@ impl ModelConfig {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a model with wider heads than a GPU computes.
+    pub fn check_head_dim(&self, max_dim: usize) -> Result<()> {
+        let widest = self.attentions().map(|attention| attention.heads.dim).max().unwrap_or(0);
+        if widest <= max_dim {
+            return Ok(());
+        }
+        self.refuse_on_gpu(format!("this GPU computes heads of at most {max_dim}, not {widest}"))
+    }
+
+    fn refuse_on_gpu(&self, problem: String) -> Result<()> {
+        Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
     }
 }

@@ -189,7 +189,16 @@ fn parameters_of_known_models_are_as_published() {
 #[test]
 fn other_architectures_are_refused_with_the_supported_ones() {
     check_refused(&json!({"model_type": "gemma9"}), &["model_type", "gemma9", "Qwen3", "SmolLM2"]);
-    check_refused(&json!({"model_type": "qwen3_moe"}), &["qwen3_moe", "experts"]);
+    for (family, part) in [
+        ("qwen3_moe", "mixtures of experts"),
+        ("deepseek_v3", "latent attention"),
+        ("gemma4", "shared keys and values"),
+        ("granitemoehybrid", "state-space layers"),
+        ("mistral3", "vision inputs"),
+        ("gpt2", "subtract the mean"),
+    ] {
+        check_refused(&json!({"model_type": family}), &[family, part, "are not built"]);
+    }
     let gpt_oss = json!({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]});
     check_refused(&gpt_oss, &["gpt_oss", "experts"]);
     let with_experts = json!({"model_type": "gpt_oss", "architectures": null, "num_local_experts": 32});
@@ -266,6 +275,40 @@ fn a_multimodal_config_is_read_by_its_language_model() {
     });
     let nested = ModelConfig::from_hugging_face("config.json", &keys(&outer)).unwrap();
     assert_eq!(nested, alone);
+}
+
+/// Files of published multimodal models leave out what equals the defaults of `transformers`.
+#[test]
+fn sizes_that_a_multimodal_config_leaves_out_are_those_of_transformers() {
+    let read = |outer: &Value| ModelConfig::from_hugging_face("config.json", &keys(outer)).unwrap();
+    let four = read(&json!({
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        },
+    }));
+    let known = ModelConfig::known("gemma-3-4b").unwrap();
+    assert_eq!(four, ModelConfig { stops: vec![1, 106], ..known });
+    let nine = read(&json!({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}));
+    assert_eq!(nine, ModelConfig::known("qwen3.5-9b").unwrap());
+    let tied = json!({"model_type": "qwen3_5", "tie_word_embeddings": true, "text_config": {"model_type": "qwen3_5_text"}});
+    assert!(read(&tied).tied_embeddings);
+}
+
+#[test]
+fn heads_of_keys_that_no_key_names_are_those_of_the_family() {
+    let kv = |family: &str, given: Value| {
+        let mut value =
+            with(&json!({"model_type": family, "architectures": null, "num_attention_heads": 64}));
+        value.as_object_mut().unwrap().remove("num_key_value_heads");
+        value.as_object_mut().unwrap().extend(keys(&given));
+        attention(&parse(&value).unwrap()).heads.kv
+    };
+    let defaults =
+        ["qwen3", "qwen2", "mistral", "smollm3", "llama", "olmo2"].map(|family| kv(family, json!({})));
+    assert_eq!(defaults, [32, 32, 8, 4, 64, 64]);
+    assert_eq!(kv("mistral", json!({"num_key_value_heads": null})), 64);
 }
 
 #[test]

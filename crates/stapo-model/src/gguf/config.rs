@@ -1,6 +1,7 @@
 //! The model's config from GGUF metadata.
 
 use super::Gguf;
+use crate::config::missing;
 use crate::config::{AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
@@ -14,9 +15,8 @@ impl Gguf {
             self.text("general.architecture")?.ok_or_else(|| self.absent("general.architecture"))?;
         let family = Family::from_gguf(architecture).ok_or_else(|| {
             let location = format!("{}: general.architecture", self.location);
-            let problem = format!("{architecture:?} is not supported");
-            let hint = "supported: qwen3, qwen2, llama, smollm3, olmo2, gemma3, gemma2, phi3, granite";
-            Error::unsupported(location, problem, hint)
+            let hint = "supported: qwen3, qwen2, llama (Mistral too), smollm3, olmo2 (OLMo 3 too), gemma3, gemma2, phi3, granite";
+            Error::unsupported(location, missing::refusal(architecture), hint)
         })?;
         let key = |name: &str| format!("{architecture}.{name}");
         self.refuse_what_is_not_built(&key)?;

@@ -327,7 +327,14 @@ fn tensors_that_would_change_the_model_are_refused_and_others_reported() {
 #[test]
 fn impossible_shapes_in_metadata_are_refused_by_key() {
     let key = |key: &str, value: Vec<u8>| llama().field(key, value);
-    check_refused(&key("general.architecture", string_field("gemma")), &["gemma", "qwen3, qwen2, llama"]);
+    check_refused(
+        &key("general.architecture", string_field("gemma")),
+        &["\"gemma\" is not supported", "qwen3, qwen2, llama"],
+    );
+    check_refused(
+        &key("general.architecture", string_field("qwen3moe")),
+        &["qwen3moe", "mixtures of experts"],
+    );
     check_refused(&key("llama.rope.dimension_count", u32_field(7)), &["rope.dimension_count", "7"]);
     let windowed = key("llama.attention.sliding_window", u32_field(8));
     let config = load(&windowed.bytes()).unwrap().0;

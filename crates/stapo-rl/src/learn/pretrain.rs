@@ -91,7 +91,7 @@ impl Pretrainer {
     pub fn new(config: &PretrainConfig, start: &Path, device: &Device, programs: Programs) -> Result<Self> {
         config.check()?;
         let mut task = config.evaluation_task()?.map(|task| Task::open_with(&task, programs)).transpose()?;
-        let model = match (&config.model, config.model.source()) {
+        let mut model = match (&config.model, config.model.source()) {
             (Start::Fresh(shape), _) => {
                 fresh::write(start, shape, config.seed, device)?;
                 LoadedModel::open_path(start, device)?
@@ -111,6 +111,7 @@ impl Pretrainer {
             task.load_model_judges(device)?;
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
+        model.policy.fit_longest(config.update.microbatch_tokens);
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
         let texts = Texts::open(&config.data, config.row_kind(), &model, max_tokens)?;
         check_texts(config, texts.file())?;

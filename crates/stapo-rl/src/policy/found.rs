@@ -38,6 +38,8 @@ pub struct FoundModel {
     pub frozen: Option<Arc<Checkpoint>>,
     /// The checkpoint before the first step of a run of which this is the model: it has the hashes of the model, and no copy.
     pub start: Option<Arc<Checkpoint>>,
+    /// The longest sequence that the plan of the model's run allows, from which `LongRoPE` takes its factors.
+    pub longest: Option<usize>,
 }
 
 /// A model that is no run's.
@@ -91,6 +93,7 @@ impl ModelSource {
                 base_storage: BaseStorage::default(),
                 frozen: None,
                 start: None,
+                longest: None,
             }),
             Located::Run { run, step } => FoundModel::of_run(&run, step),
         }
@@ -133,18 +136,24 @@ impl FoundModel {
             lora: start.lora.as_ref().map(LoraConfig::spec),
             frozen: start.frozen,
             start: None,
+            longest: Some(start.longest),
         })
     }
 
     /// The model that a run started from. One that is not there any more is refused; whoever loads it compares its hashes.
     fn before_first_step(run: &Path, checkpoint: Checkpoint) -> Result<Self> {
-        let source = model_of_run(run)?.0;
-        let found = source.find().map_err(|error| Error::Checkpoint {
+        let started = model_of_run(run)?;
+        let found = started.model.find().map_err(|error| Error::Checkpoint {
             path: checkpoint.path.clone(),
             problem: format!("is the model that the run started from, of which it has no copy: {error}"),
         })?;
         let pinned = ModelSource::named(&format!("{}@0", run.display()));
-        Ok(Self { pinned, start: Some(Arc::new(checkpoint)), ..found })
+        Ok(Self { pinned, start: Some(Arc::new(checkpoint)), longest: Some(started.longest), ..found })
+    }
+
+    /// The model for sequences of that many tokens, or of its run's where those are longer.
+    pub fn for_sequences_of(self, longest: usize) -> Self {
+        Self { longest: self.longest.max(Some(longest)), ..self }
     }
 
     /// The layers that adapters of a run on this model would lie on, quantised as its file has them. Refuses a model whose
@@ -397,26 +406,32 @@ struct StartOfRun {
     /// The adapters that the run trains, and the earlier run's checkpoint with the weights below them.
     lora: Option<LoraConfig>,
     frozen: Option<Arc<Checkpoint>>,
+    /// The longest sequence of the run.
+    longest: usize,
+}
+
+/// What a run's plan says about its model.
+struct ModelOfRun {
+    model: ModelSource,
+    lora: Option<LoraConfig>,
+    longest: usize,
 }
 
 /// The model from which a run started, through all the runs that lead to it. The weights below adapters are those of the
 /// last run without adapters.
 fn start_of_run(run: &Path) -> Result<StartOfRun> {
     let mut run = run.to_owned();
-    let (mut lora, mut frozen) = (None, None);
-    for depth in 0..MAX_RUNS {
-        let (source, own) = model_of_run(&run)?;
-        if depth == 0 {
-            lora.clone_from(&own);
-        }
+    let ModelOfRun { model: mut source, lora, longest } = model_of_run(&run)?;
+    let mut frozen = None;
+    for _ in 0..MAX_RUNS {
         match locate(&source)? {
-            Located::Base { base, .. } => return Ok(StartOfRun { base, lora, frozen }),
+            Located::Base { base, .. } => return Ok(StartOfRun { base, lora, frozen, longest }),
             Located::Run { run: earlier, step } => {
-                let is_below = lora.is_some() && frozen.is_none() && model_of_run(&earlier)?.1.is_none();
-                if is_below {
+                let below = model_of_run(&earlier)?;
+                if lora.is_some() && frozen.is_none() && below.lora.is_none() {
                     frozen = FoundModel::of_run(&earlier, step)?.checkpoint;
                 }
-                run = earlier;
+                (run, source) = (earlier, below.model);
             }
         }
     }
@@ -425,7 +440,7 @@ fn start_of_run(run: &Path) -> Result<StartOfRun> {
 }
 
 /// The model that a run's plan names, and the adapters that the run trains, with all keys written out.
-fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
+fn model_of_run(run: &Path) -> Result<ModelOfRun> {
     let (text, plan) = plan_of_run(run)?;
     if RunKind::of_plan(&plan) == RunKind::Supervised {
         let problem = "is a pretraining run, of which only the finished model can be used".to_string();
@@ -440,7 +455,8 @@ fn model_of_run(run: &Path) -> Result<(ModelSource, Option<LoraConfig>)> {
         }
         Ok::<_, Error>(lora)
     };
-    Ok((config.model, config.lora.map(pinned).transpose()?))
+    let longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens;
+    Ok(ModelOfRun { model: config.model, lora: config.lora.map(pinned).transpose()?, longest })
 }
 
 /// The text of a run's plan, and its table.

@@ -68,6 +68,7 @@ pub(crate) fn of_frozen(model: &FoundModel) -> Result<Vec<FileHash>> {
         base_storage: model.base_storage,
         frozen: None,
         start: None,
+        longest: None,
     };
     of_found(&below)
 }

@@ -180,6 +180,10 @@ impl LoadedModel {
             Some(checkpoint) => checkpoint.restore_base(&mut model.policy)?,
             None => {}
         }
+        // A run's policy is read as it was trained.
+        if let Some(longest) = found.longest {
+            model.policy.fit_longest(longest);
+        }
         Ok(model)
     }
 

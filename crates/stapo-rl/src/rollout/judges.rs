@@ -281,13 +281,13 @@ fn prepare(
         return refuse("verifier.chat", problem, "leave verifier.system and verifier.chat_arguments out");
     }
     let n_written = if spec.read == JudgeReading::YesNo { 0 } else { spec.max_tokens };
+    model.policy.fit_longest(spec.max_prompt_tokens + n_written);
     let positions = model.policy.config().position_limit();
     if n_written >= positions {
         let problem = format!("{n_written}, and the judge has {positions} positions");
         return refuse("verifier.max_tokens", problem, "lower it");
     }
     let limit = spec.max_prompt_tokens.min(positions - n_written);
-    model.policy.fit_longest(limit + n_written);
     if spec.read == JudgeReading::YesNo {
         let words = words(spec, model.tokenizer()?)?;
         let pass = Box::new(scoring_pass(&model.policy, memory, limit)?);

@@ -134,8 +134,8 @@ fn prepare(
         let problem = format!("the reward model {} reads plain text", spec.model);
         return refuse(problem, "leave verifier.system and verifier.chat_arguments out");
     }
+    model.policy.fit_longest(spec.max_tokens);
     let limit = spec.max_tokens.min(model.policy.config().position_limit());
-    model.policy.fit_longest(limit);
     let head = model.policy.config().score.unwrap_or_default();
     Ok((head, chat, limit, scoring_pass(&model.policy, memory, limit)?))
 }

@@ -38,6 +38,11 @@ pub fn second_verifier(verifier: Option<&str>, judge: Option<&str>, fetch: &Fetc
     Ok(Some(toml::Value::try_from(VerifierSpec::Judge(judge))?.to_string()))
 }
 
+/// The model of a plan, for responses as long as the plan's.
+pub fn find(plan: &EvalPlan, fetch: &Fetch) -> Result<FoundModel> {
+    Ok(fetch.find(&plan.model)?.for_sequences_of(plan.max_tokens))
+}
+
 /// A model all of whose weights are finite numbers, and the hashes of its files.
 pub fn open_finite(
     found: &FoundModel,

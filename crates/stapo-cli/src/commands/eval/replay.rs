@@ -1,6 +1,6 @@
 //! The first questions of a complete evaluation, sampled and judged again.
 
-use super::opening::{decodings, inputs, open_benchmarks, open_finite};
+use super::opening::{self, decodings, inputs, open_benchmarks, open_finite};
 use crate::shared::allow_command::AllowCommand;
 use crate::shared::model::Fetch;
 use crate::shared::run_folder::{self, Use};
@@ -21,7 +21,7 @@ pub fn replay(folder: &Path, n_questions: usize, fetch: &Fetch, allow: AllowComm
         bail!("evaluation {}: {name:?} is not a device", folder.display());
     };
     let device = run_folder::device(name, None, Use::Reading)?;
-    let found = fetch.find(&plan.model)?;
+    let found = opening::find(&plan, fetch)?;
     let (model, files) = open_finite(&found, plan.adapter.as_deref(), &device)?;
     let mut benchmarks = open_benchmarks(&plan, allow.of_run(), &device)?;
     let changes = changed_inputs(&plan.inputs, &inputs(&plan, files, &benchmarks)?);

@@ -20,6 +20,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     window: Some(4096),
     tied_embeddings: true,
     head_dim: Some(256),
+    n_kv_heads: Some(4),
     activation_key: "hidden_activation",
     describe: |keys, config| {
         describe_softcaps(keys, config, [Some(50.0), Some(30.0)])?;

@@ -2,7 +2,7 @@
 //! in these.
 
 use super::{
-    FamilyRow, ObjectReader, QkNorm, gemma2, set_ropes_by_kind, set_windows, sliding_layers,
+    FamilyRow, ObjectReader, QkNorm, Sizes, gemma2, set_ropes_by_kind, set_windows, sliding_layers,
     write_ropes_by_kind, write_windows,
 };
 use crate::config::ModelConfig;
@@ -15,6 +15,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     qk_norm: QkNorm::PerHead,
     theta: 1_000_000.0,
     max_positions: 131_072,
+    sizes: Some(Sizes { n_layers: 26, width: 2304, ffn_width: 9216, n_heads: 8, vocabulary: 262_208 }),
     describe,
     write: |config, keys| {
         gemma2::write_softcaps(config, keys);

@@ -21,6 +21,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     window: Some(128),
     norm_eps: 1e-5,
     head_dim: Some(64),
+    n_kv_heads: Some(8),
     describe,
     write: |config, keys| {
         keys.insert("attention_bias".into(), json!(true));

@@ -20,6 +20,8 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     norm_eps: 1e-6,
     tied_embeddings: false,
     head_dim: None,
+    n_kv_heads: None,
+    sizes: None,
     activation_key: "hidden_act",
     describe: set_biases,
     write: write_biases,

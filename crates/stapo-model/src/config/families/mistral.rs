@@ -7,6 +7,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     architecture: "MistralForCausalLM",
     max_positions: 131_072,
     window: Some(4096),
+    n_kv_heads: Some(8),
     describe: |keys, config| set_windows(keys, config, &vec![true; config.layers.len()]),
     write: |config, keys| {
         write_windows(config, keys);

@@ -13,6 +13,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     biases: AttentionBiases::QueryKeyValue,
     max_positions: 32_768,
     window: Some(4096),
+    n_kv_heads: Some(32),
     describe: set_windows_in_use,
     write: |config, keys| {
         keys.insert("attention_bias".into(), json!(true));

@@ -13,6 +13,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     max_positions: 32_768,
     window: Some(4096),
     head_dim: Some(128),
+    n_kv_heads: Some(32),
     describe,
     write: |config, keys| {
         write_biases(config, keys);

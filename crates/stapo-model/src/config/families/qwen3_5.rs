@@ -1,7 +1,7 @@
 //! Qwen3.5's language model: gated DeltaNet in three of four layers; in the others attention with a gate on its outputs and rope on a
 //! quarter of a head. Weights of norms are stored less 1, but for the norm inside DeltaNet.
 
-use super::{FULL, FamilyRow, ObjectReader, qwen3, set_biases, write_biases};
+use super::{FULL, FamilyRow, ObjectReader, Sizes, qwen3, set_biases, write_biases};
 use crate::config::reader::abbreviated;
 use crate::config::{DeltaNetSpec, LayerSpec, Mixer, ModelConfig};
 use crate::error::{Error, Result};
@@ -18,6 +18,8 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     norms_less_one: true,
     window: None,
     head_dim: Some(256),
+    n_kv_heads: Some(4),
+    sizes: Some(Sizes { n_layers: 32, width: 4096, ffn_width: 12_288, n_heads: 16, vocabulary: 248_320 }),
     describe,
     write,
     ..qwen3::ROW

@@ -12,6 +12,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     theta: 2_000_000.0,
     max_positions: 32_768,
     tied_embeddings: true,
+    n_kv_heads: Some(4),
     describe,
     write: |config, keys| {
         write_biases(config, keys);

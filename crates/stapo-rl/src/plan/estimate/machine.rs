@@ -233,6 +233,15 @@ impl Machine {
         MACHINES.iter().find(|machine| machine.name == name).copied()
     }
 
+    /// The widest heads that attention takes; any on a CPU.
+    pub fn max_head_dim(&self) -> Option<usize> {
+        match (self.processor, self.name) {
+            (Processor::Cpu, _) => None,
+            (_, "h100" | "h200") => Some(256),
+            _ => Some(128),
+        }
+    }
+
     /// The machine `cpu` with another number of cores: operations follow the cores, memory's bandwidth does not.
     pub fn cpu(n_cores: usize) -> Machine {
         let factor = n_cores as f64 / CPU_CORES as f64;

@@ -1,0 +1,26 @@
+//! Families that are not built, by the part that each lacks here.
+
+/// A part, and the families that have it: `model_type` in `config.json`, `general.architecture` in GGUF.
+#[rustfmt::skip]
+const MISSING_PARTS: [(&str, &[&str]); 7] = [
+    ("mixtures of experts", &[
+        "dbrx", "ernie4_5_moe", "glm4_moe", "granitemoe", "llama4", "llama4_text", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe",
+        "qwen2moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen35moe", "qwen3_moe", "qwen3moe", "qwen3_next", "qwen3next",
+    ]),
+    ("latent attention and mixtures of experts", &["deepseek2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_k2"]),
+    ("embeddings per layer and shared keys and values", &["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"]),
+    ("state-space layers", &[
+        "bamba", "falcon-h1", "falcon_h1", "falcon_mamba", "granitehybrid", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2",
+    ]),
+    ("layers of convolutions", &["lfm2"]),
+    ("norms that subtract the mean", &["cohere", "cohere2", "command-r", "gpt2", "gpt_neox", "phi", "stablelm", "starcoder2"]),
+    ("vision inputs of this family", &["llava", "mistral3", "mllama", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"]),
+];
+
+/// What a message says of a family that is not built: the part that it lacks here, where that is known.
+pub(crate) fn refusal(family: &str) -> String {
+    match MISSING_PARTS.iter().find(|(_, families)| families.contains(&family)) {
+        Some((part, _)) => format!("{family:?} is not supported: {part} are not built"),
+        None => format!("{family:?} is not supported"),
+    }
+}
