@@ -323,12 +323,12 @@ mod tests {
 
     #[test]
     fn sampling_follows_the_flags() {
-        let of = |words: &[&str]| rule(&given(words));
-        assert_eq!(of(&[]), SamplingRule::Draw { temperature: 1.0, filter: Filter::NONE });
+        let rule_of = |words: &[&str]| rule(&given(words));
+        assert_eq!(rule_of(&[]), SamplingRule::Draw { temperature: 1.0, filter: Filter::NONE });
         let filter = Filter { top_k: Some(5), top_p: 0.9, min_p: 0.05 };
         let words = ["--temperature", "0.7", "--top-p", "0.9", "--top-k", "5", "--min-p", "0.05"];
-        assert_eq!(of(&words), SamplingRule::Draw { temperature: 0.7, filter });
-        assert_eq!(of(&["--greedy"]), SamplingRule::Greedy);
+        assert_eq!(rule_of(&words), SamplingRule::Draw { temperature: 0.7, filter });
+        assert_eq!(rule_of(&["--greedy"]), SamplingRule::Greedy);
     }
 
     #[test]

@@ -48,7 +48,7 @@ mod tests {
             format!("{{\"schema\": 1, \"time\": \"2026-01-01T00:00:00Z\", \"step\": 1, {what}}}\n")
         };
         let start = event(&format!("\"event\": \"start\", {writer}"));
-        let told = |events: &str| {
+        let status = |events: &str| {
             std::fs::write(folder.path().join("events.jsonl"), events).unwrap();
             run_status(folder.path(), 4, 4)
         };
@@ -64,9 +64,9 @@ mod tests {
                 "\"event\": \"stop\", \"reason\": \"{reason}\", \"text\": \"SIGTERM\\nmore\""
             ));
             let warning = event("\"event\": \"warning\", \"text\": \"w\"");
-            assert_eq!(told(&(start.clone() + &stop + &warning)), expected);
+            assert_eq!(status(&(start.clone() + &stop + &warning)), expected);
             assert_eq!(
-                told(&(stop + &start)),
+                status(&(stop + &start)),
                 "died: killed, or the machine stopped",
                 "the last turn counts"
             );

@@ -216,10 +216,10 @@ mod tests {
             let n = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
             let event = fields(&file[12..12 + n]);
             file = &file[16 + n..];
-            let of =
+            let field =
                 |number: u8| event.iter().find(|(known, _)| *known == number).map(|(_, bytes)| bytes.clone());
-            let time = f64::from_le_bytes(of(1).unwrap().try_into().unwrap());
-            let step = of(2).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+            let time = f64::from_le_bytes(field(1).unwrap().try_into().unwrap());
+            let step = field(2).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
             let scalar = |(_, bytes): &(u8, Vec<u8>)| {
                 let parts = fields(bytes);
                 let tag = String::from_utf8(parts[0].1.clone()).unwrap();
@@ -228,7 +228,7 @@ mod tests {
             found.push((
                 time,
                 step,
-                of(5).map_or(BTreeMap::new(), |all| fields(&all).iter().map(scalar).collect()),
+                field(5).map_or(BTreeMap::new(), |all| fields(&all).iter().map(scalar).collect()),
             ));
         }
         found

@@ -206,8 +206,7 @@ fn an_index_names_the_file_of_every_tensor_and_the_bytes_of_all() {
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert!(tensors.tensor(name).is_ok(), "{name} is not in {file}");
     }
-    let config: Value =
-        serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
     assert_eq!((&config["dtype"], &config["torch_dtype"]), (&json!("float16"), &json!("float16")));
 }
 

@@ -146,9 +146,9 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(ranked(&metrics), "pairs in order 62.5 %  scores +1.500 -0.250");
-        let told = ranked(&RankingMetrics { eval: Some(eval), ..metrics });
+        let line = ranked(&RankingMetrics { eval: Some(eval), ..metrics });
         assert!(
-            told.ends_with("-0.250  held-out pairs in order 75.0 % (95 % interval 60.0 to 86.2, 40 pairs)")
+            line.ends_with("-0.250  held-out pairs in order 75.0 % (95 % interval 60.0 to 86.2, 40 pairs)")
         );
     }
 }

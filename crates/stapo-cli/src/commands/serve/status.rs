@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_status_says_why_a_run_ended() {
         let folder = tempfile::tempdir().unwrap();
-        let told = |events: &[Event], step: u64| {
+        let end = |events: &[Event], step: u64| {
             let facts = Facts {
                 folder: folder.path(),
                 events,
@@ -200,10 +200,10 @@ mod tests {
             ("signal", Stopped, "by SIGTERM; stapo train --resume continues it"),
             ("error", Died, "SIGTERM"),
         ] {
-            assert_eq!(told(&[start("here"), stop(reason)], 4), (kind, text.to_string()), "{reason}");
+            assert_eq!(end(&[start("here"), stop(reason)], 4), (kind, text.to_string()), "{reason}");
         }
         // A program that recorded no events leaves its steps alone.
-        assert_eq!([3, 4, 5].map(|step| told(&[], step).0), [Stopped, Done, Done]);
-        assert_eq!(told(&[start("here")], 4).0, Died, "a run that was killed at its last step has no end");
+        assert_eq!([3, 4, 5].map(|step| end(&[], step).0), [Stopped, Done, Done]);
+        assert_eq!(end(&[start("here")], 4).0, Died, "a run that was killed at its last step has no end");
     }
 }

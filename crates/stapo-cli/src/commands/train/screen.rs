@@ -431,19 +431,19 @@ mod tests {
     #[test]
     fn the_headline_says_how_a_run_ended() {
         let best = Best { schema: 1, step: 7, metric: "held_out".into(), value: 0.5, extra: Extra::new() };
-        let told = |outcome, n_steps| headline(outcome, Some(&best), n_steps, "3 s");
-        assert_eq!(told(Outcome::Done, 9), "done: 9 steps in 3 s");
-        assert_eq!(told(Outcome::TargetReached, 9), "target reached after 9 steps in 3 s");
+        let ending = |outcome, n_steps| headline(outcome, Some(&best), n_steps, "3 s");
+        assert_eq!(ending(Outcome::Done, 9), "done: 9 steps in 3 s");
+        assert_eq!(ending(Outcome::TargetReached, 9), "target reached after 9 steps in 3 s");
         assert_eq!(
-            told(Outcome::NoImprovement, 9),
+            ending(Outcome::NoImprovement, 9),
             "ended after 9 steps in 3 s: no better evaluation since step 7"
         );
         assert_eq!(
-            told(Outcome::NothingLearned, 9),
+            ending(Outcome::NothingLearned, 9),
             "ended after 9 steps in 3 s: every group has equal rewards"
         );
-        assert_eq!(told(Outcome::Stopped, 9), "stopped after 9 steps; saved");
-        assert_eq!(told(Outcome::Stopped, 0), "stopped before the first step");
+        assert_eq!(ending(Outcome::Stopped, 9), "stopped after 9 steps; saved");
+        assert_eq!(ending(Outcome::Stopped, 0), "stopped before the first step");
         assert_eq!(headline(Outcome::NoImprovement, None, 9, "3 s"), "ended after 9 steps in 3 s");
         assert_eq!(best_row(&best), "best checkpoint    step 7, held_out 50.0 %");
         let none = Best { step: 0, ..best };

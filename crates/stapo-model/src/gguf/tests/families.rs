@@ -64,10 +64,10 @@ fn gemma_3_scales_the_rope_of_its_full_layers_alone() {
         assert_eq!(windows(&config), [Some(5), Some(5), Some(5), Some(5), Some(5), None, Some(5)]);
         config.attentions().map(|attention| attention.rope.clone()).collect::<Vec<_>>()
     };
-    let of = |theta, scaling| crate::config::Rope { theta, scaling };
+    let rope = |theta, scaling| crate::config::Rope { theta, scaling };
     let found = ropes(&draft);
-    assert_eq!(found[5], of(1e6, RopeScaling::Linear { factor: 8.0 }));
-    assert_eq!((&found[0], &found[6]), (&of(1e4, RopeScaling::None), &of(1e4, RopeScaling::None)));
+    assert_eq!(found[5], rope(1e6, RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!((&found[0], &found[6]), (&rope(1e4, RopeScaling::None), &rope(1e4, RopeScaling::None)));
     let given = draft.field("gemma3.rope.freq_base_swa", f32_field(500.0));
     assert_eq!(ropes(&given)[0].theta, 500.0);
 }
