@@ -256,6 +256,14 @@ fn tokens_absence_and_silence_are_clear() {
     assert!(said.contains("no token was given") && said.contains("HF_TOKEN"), "{said}");
     let said = complaint(&fetch(at, &server.address, Some("wrong"), &["model", "o/m"]));
     assert!(said.contains("is not accepted"), "{said}");
+    // The token that `hf auth login` has stored is taken where no other is given.
+    std::fs::create_dir_all(at.join("hf")).unwrap();
+    std::fs::write(at.join("hf/token"), "secret\n").unwrap();
+    ok(&fetch(at, &server.address, None, &["model", "o/m", "--file", "config.json"]));
+    assert!(
+        complaint(&fetch(at, &server.address, Some("wrong"), &["model", "o/m"])).contains("is not accepted")
+    );
+    assert_eq!(server.requests.lock().unwrap().last().unwrap(), "GET /api/models/o/m/revision/main");
     ok(&fetch(at, &server.address, Some("secret"), &["model", "o/m"]));
     let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "o/other"]));
     assert!(said.contains("o/other: not found"), "{said}");
@@ -405,4 +413,9 @@ fn names_with_spaces_are_fetched() {
     assert!(paths[0].ends_with("a folder/test #1.jsonl") && paths[1].ends_with("empty.jsonl"), "{printed}");
     assert_eq!(std::fs::read(paths[0]).unwrap(), b"{}\n");
     assert_eq!(std::fs::read(paths[1]).unwrap(), b"");
+    // Data sets have addresses and a folder of their own.
+    assert!(paths[1].contains("hf/hub/datasets--o--d/snapshots/"), "{printed}");
+    let requests = server.requests.lock().unwrap().clone();
+    assert_eq!(requests[0], "GET /api/datasets/o/d/revision/main");
+    assert!(requests[1..].iter().all(|line| line.contains(" /datasets/o/d/resolve/")), "{requests:?}");
 }

@@ -120,3 +120,46 @@ fn samples_of_all_steps_are_found_by_what_they_are() {
     let few = server.json("/api/samples?run=a&most=5");
     assert_eq!((few["responses"].as_array().unwrap().len(), &few["n_read"]), (5, &json!(all.len())));
 }
+
+/// Other users of the machine can read the command line of a browser, so that it holds a token that opens the page once.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_browser_is_given_a_token_that_opens_the_page_once() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (browser, opened) = (folder.path().join("xdg-open"), folder.path().join("opened"));
+    std::fs::write(&browser, "#!/bin/sh\necho \"$1\" > \"$OPENED\"\n").unwrap();
+    std::fs::set_permissions(&browser, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .args(["serve", "--port", "0", "--open"])
+        .arg(folder.path())
+        .env("PATH", folder.path())
+        .env("OPENED", &opened)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    let printed = line.split_once("http://").unwrap().1.trim().to_string();
+    let given = loop {
+        match std::fs::read_to_string(&opened) {
+            Ok(text) if text.ends_with('\n') => break text.trim().trim_start_matches("http://").to_string(),
+            _ => std::thread::sleep(std::time::Duration::from_millis(10)),
+        }
+    };
+    let status = |page: &str| {
+        let (address, target) = page.split_once('/').unwrap();
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET /{target} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text.split(' ').nth(1).unwrap().to_string()
+    };
+    let found = [status(&given), status(&given), status(&printed), status(&printed)];
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_ne!(given, printed);
+    assert_eq!(found, ["303", "401", "303", "303"]);
+}

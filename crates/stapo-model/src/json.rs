@@ -125,3 +125,40 @@ impl<'de> Visitor<'de> for UniqueKeys {
         Ok(Value::Object(map))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_key_that_appears_twice_is_refused_at_any_depth() {
+        let parsed = |text: &str| parse_object("x", text.as_bytes()).map_err(|error| error.to_string());
+        assert_eq!(parsed(r#"{"a": [{"b": 1}, {"b": 2}], "b": {"a": null}}"#).map(|map| map.len()), Ok(2));
+        for text in
+            [r#"{"a": 1, "a": 1}"#, r#"{"a": [[{"a": 1, "a": 2}]]}"#, r#"{"b": {"c": {"a": 1, "a": 1}}}"#]
+        {
+            assert!(parsed(text).unwrap_err().contains("key \"a\" appears twice"), "{text}");
+        }
+        assert!(parsed("[1]").unwrap_err().contains("is a list, expected a JSON object"));
+        assert!(
+            parse_object("x", b"{\"a\": \"\xff\"}").unwrap_err().to_string().contains("not UTF-8 at byte 7")
+        );
+    }
+
+    #[test]
+    fn numbers_texts_and_lists_stay_what_they_are() {
+        let value = json!({"whole": -3, "large": u64::MAX, "part": 0.5, "text": "é\n", "no": null, "yes": true, "list": [1, "a"]});
+        let parsed = parse_object("x", value.to_string().as_bytes()).unwrap();
+        assert_eq!(Value::Object(parsed), value);
+    }
+
+    #[test]
+    fn a_file_may_be_as_long_as_the_limit() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"{\"a\": 1}").unwrap();
+        assert_eq!(read_object(file.path(), 8).unwrap()["a"], 1);
+        let refused = read_object(file.path(), 7).unwrap_err().to_string();
+        assert!(refused.contains("more than 7 bytes"), "{refused}");
+    }
+}

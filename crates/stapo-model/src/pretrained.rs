@@ -295,4 +295,50 @@ mod tests {
         assert!(are_copies(0.0) && are_copies(MAX_COPY_DIFFERENCE));
         assert!(!are_copies(1.001 * MAX_COPY_DIFFERENCE) && !are_copies(f64::NAN));
     }
+
+    #[test]
+    fn weights_are_found_without_being_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("config.json"), "{}").unwrap();
+        assert!(!Pretrained::has_weights(folder.path()) && !Pretrained::has_weights(&at("config.json")));
+        assert!(!Pretrained::has_weights(&at("nothing.gguf")));
+        for name in ["model.safetensors", "model.gguf"] {
+            std::fs::write(at(name), "").unwrap();
+            assert!(Pretrained::has_weights(folder.path()) && Pretrained::has_weights(&at(name)), "{name}");
+            std::fs::remove_file(at(name)).unwrap();
+        }
+        std::fs::write(at("pytorch_model.bin"), "").unwrap();
+        assert!(!Pretrained::has_weights(folder.path()), "a pickle is not read");
+    }
+
+    #[test]
+    fn special_tokens_are_texts_or_objects_with_a_text() {
+        let keys = serde_json::json!({
+            "bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null,
+            "tokenizer_class": "x", "add_bos_token": true, "extra_special_tokens": ["<a>"],
+        });
+        let found = special_tokens(keys.as_object().unwrap());
+        let expected = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        assert_eq!(found, expected.map(|(name, text)| (name.to_string(), text.to_string())).into());
+    }
+
+    /// The head of a new reward model pads with the token of the tokenizer, or with what ends a response.
+    #[test]
+    fn a_new_reward_model_pads_with_a_token_of_its_tokenizer() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/formats/qwen2-bpe.gguf");
+        let mut model = Pretrained::open(&path).unwrap();
+        let pad = model.special_tokens().unwrap().get("pad_token").cloned();
+        let pad = pad.and_then(|text| model.tokenizer().unwrap().id_of(&text));
+        let stop = model.config.stops[0];
+        model.add_score().unwrap();
+        let config = &model.config;
+        assert_eq!(config.score.unwrap().padding, Some(pad.unwrap_or(stop)));
+        assert!(!config.tied_embeddings && config.tensors().last().unwrap().name == crate::config::SCORE);
+        assert_eq!(config.architecture(), "Qwen2ForSequenceClassification");
+        model.config.family = crate::config::Family::Granite;
+        assert!(
+            model.add_score().unwrap_err().to_string().contains("no reward models of the family granite")
+        );
+    }
 }

@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("{:#}", as_json(args, options, &found));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut findings = vec![processor(options), memory(), disk(&args.out)];
+    let mut findings = vec![processor(options), memory(), disk(&args.out, machine::free_disk(&args.out))];
     findings.extend(gpus(&found));
     findings.extend(links(&found));
     findings.push(rank());
@@ -91,9 +91,10 @@ fn memory() -> Finding {
     Finding { name: "memory", status: Status::Good, text }
 }
 
-fn disk(out: &Path) -> Finding {
+/// The disk of the folder where runs will be written, with so many bytes free.
+fn disk(out: &Path, free: Option<u64>) -> Finding {
     let name = "disk";
-    match machine::free_disk(out) {
+    match free {
         Some(free) if free < LITTLE_DISK => {
             let text = format!(
                 "{} free for {}\na run keeps checkpoints: free some space",
@@ -322,5 +323,61 @@ mod tests {
         let some = lines(&found(3, &[(0, 1)]));
         let slower = "\nthe others exchange through the host, which is slower";
         assert_eq!(some[1], ("links", Status::Look, text(1) + slower));
+    }
+
+    #[test]
+    fn a_disk_has_room_from_one_gibibyte_on() {
+        let found = |free: Option<u64>| {
+            let Finding { name, status, text } = disk(Path::new("runs"), free);
+            assert_eq!(name, "disk");
+            (status, text)
+        };
+        assert_eq!(found(Some(1 << 30)), (Status::Good, "1.0 GiB free for runs".to_string()));
+        let (status, text) = found(Some((1 << 30) - 1));
+        assert_eq!(status, Status::Look);
+        assert!(text.starts_with("1024.0 MiB free for runs\n") && text.contains("free some space"), "{text}");
+        assert_eq!(found(None), (Status::Look, "unknown for runs".to_string()));
+    }
+
+    #[test]
+    fn gpus_and_libraries_have_a_line_each() {
+        let lines = |found: &Found| -> Vec<(&'static str, Status, String)> {
+            gpus(found).into_iter().map(|line| (line.name, line.status, line.text)).collect()
+        };
+        let mut here = found(1, &[]);
+        let text = "H200, 3.0 GiB, compute capability 9.0, 132 multiprocessors\nadapters (model.lora): any rank to 128, on a base in bf16 or quantised";
+        let [gpu, driver, nvrtc, cublaslt] = &lines(&here)[..] else { panic!("four lines") };
+        assert_eq!(gpu, &("gpu", Status::Good, text.to_string()));
+        assert_eq!(driver, &("driver", Status::Good, "CUDA 13.0".to_string()));
+        assert_eq!(nvrtc, &("nvrtc", Status::Good, "12.9".to_string()));
+        assert_eq!(cublaslt, &("cublaslt", Status::Good, "12.9.1".to_string()));
+        here.gpus[0].compute_capability = (8, 0);
+        here.nvrtc = FoundLibrary::Missing { package: "nvidia-nvrtc" };
+        let without = lines(&here);
+        assert!(
+            without[0].2.contains("capability 8.0,")
+                && without[0].2.contains("ranks that are multiples of 8")
+        );
+        let missing = ("nvrtc", Status::Absent, "pip install 'nvidia-nvrtc' brings it".to_string());
+        assert_eq!(without[2], missing);
+        let last = without.last().unwrap();
+        assert_eq!((last.0, last.1), ("gpu", Status::Absent), "what keeps the GPU from use has a line too");
+    }
+
+    #[test]
+    fn the_report_as_json_has_the_numbers_in_bytes() {
+        let args = Args { out: "runs".into(), json: true };
+        let options = CpuOptions { threads: 3, simd: Simd::Scalar };
+        let report = as_json(&args, options, &found(2, &[(0, 1)]));
+        assert_eq!((&report["threads"], &report["simd"]), (&json!(3), &json!(Simd::Scalar.name())));
+        let gpu = json!({"name": "H200", "memory_bytes": 3u64 << 30, "compute_capability": "9.0", "multiprocessors": 132});
+        assert_eq!(report["gpus"], json!([gpu, gpu]));
+        assert_eq!((&report["driver"], &report["gpu_peers"]), (&json!("13.0"), &json!([[0, 1]])));
+        assert_eq!(report["nvrtc"], json!({"version": "12.9"}));
+        assert_eq!(report["cublaslt"], json!({"version": "12.9.1"}));
+        assert_eq!(report["nccl"], json!({"package": "nvidia-nccl"}));
+        if let Some(total) = report["memory_bytes"].as_u64() {
+            assert!(report["memory_available_bytes"].as_u64().unwrap() <= total, "{report}");
+        }
     }
 }

@@ -166,7 +166,7 @@ pub struct Args {
 }
 
 /// The flags that an evaluation keeps in its folder, so that a resumed one takes none of them.
-const OF_THE_FOLDER: [&str; 20] = [
+const OF_THE_FOLDER: [&str; 21] = [
     "out",
     "model",
     "adapter",
@@ -187,6 +187,7 @@ const OF_THE_FOLDER: [&str; 20] = [
     "judge",
     "seed",
     "kv_memory",
+    "kv_mib",
 ];
 
 /// Compares two evaluations question by question, or the responses of two training runs step by step.
@@ -466,3 +467,6 @@ pub fn run_compare(args: &CompareArgs) -> Result<ExitCode> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests;

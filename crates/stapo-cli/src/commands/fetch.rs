@@ -94,3 +94,22 @@ fn questions_file(files: &[String]) -> Option<&String> {
     let rows = || files.iter().filter(|file| is_rows(file));
     rows().find(|file| file.contains("test")).or_else(|| rows().next())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_questions_are_taken_before_any_other_rows() {
+        let chosen = |files: &[&str]| {
+            let files: Vec<String> = files.iter().map(ToString::to_string).collect();
+            questions_file(&files).cloned()
+        };
+        assert_eq!(
+            chosen(&["test.py", "train.jsonl", "data/test-0.parquet", "test2.csv"]).unwrap(),
+            "data/test-0.parquet"
+        );
+        assert_eq!(chosen(&["README.md", "a.jsonl", "b.jsonl"]).unwrap(), "a.jsonl");
+        assert_eq!(chosen(&["test.json.py", "README.md"]), None);
+    }
+}

@@ -309,4 +309,34 @@ mod tests {
     fn the_pace_is_in_tokens_per_second() {
         assert_eq!(pace(3, 100, 2.5), "3 responses, 100 tokens, 2.5 s, 40 tokens/s");
     }
+
+    #[derive(clap::Parser)]
+    struct Given {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn given(words: &[&str]) -> Args {
+        let words = [&["generate", "--model", "builtin", "--prompt", "1"], words].concat();
+        <Given as clap::Parser>::parse_from(words).args
+    }
+
+    #[test]
+    fn sampling_follows_the_flags() {
+        let rule_of = |words: &[&str]| rule(&given(words));
+        assert_eq!(rule_of(&[]), SamplingRule::Draw { temperature: 1.0, filter: Filter::NONE });
+        let filter = Filter { top_k: Some(5), top_p: 0.9, min_p: 0.05 };
+        let words = ["--temperature", "0.7", "--top-p", "0.9", "--top-k", "5", "--min-p", "0.05"];
+        assert_eq!(rule_of(&words), SamplingRule::Draw { temperature: 0.7, filter });
+        assert_eq!(rule_of(&["--greedy"]), SamplingRule::Greedy);
+    }
+
+    #[test]
+    fn a_prompt_is_text_or_what_a_user_says() {
+        let record = one_record(&given(&[]));
+        assert_eq!((record.prompt.as_deref(), record.chat), (Some("1"), None));
+        let words = ["generate", "--model", "builtin", "--chat", "hi"];
+        let record = one_record(&<Given as clap::Parser>::parse_from(words).args);
+        assert_eq!((record.prompt, record.chat.as_deref()), (None, Some("hi")));
+    }
 }

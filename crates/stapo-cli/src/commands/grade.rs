@@ -313,3 +313,74 @@ impl VerdictCounts {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Given {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn given(words: &[&str]) -> Args {
+        Given::parse_from([&["grade", "-"], words].concat()).args
+    }
+
+    #[test]
+    fn every_flag_is_a_rule_of_the_grader() {
+        let plain = rules(&given(&[]));
+        let expected = Rules {
+            mode: Mode::Math,
+            order: Order::BoxFirst,
+            fallback: Fallback::Nothing,
+            rounding: Rounding::SixDecimals,
+            form: Form::Any,
+        };
+        assert_eq!(plain, expected);
+        for (words, expected) in [
+            (["--mode", "exact"], Rules { mode: Mode::Exact, ..plain }),
+            (["--order", "line-first"], Rules { order: Order::LineFirst, ..plain }),
+            (["--fallback", "last-number"], Rules { fallback: Fallback::LastNumber, ..plain }),
+            (["--fallback", "last-formula"], Rules { fallback: Fallback::LastFormula, ..plain }),
+            (["--rounding", "shown-digits"], Rules { rounding: Rounding::ShownDigits, ..plain }),
+            (["--form", "worked-out"], Rules { form: Form::WorkedOut, ..plain }),
+        ] {
+            assert_eq!(rules(&given(&words)), expected, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn the_program_of_a_question_is_part_of_its_form() {
+        let line = |text: &str| Line::Text(text.as_bytes().to_vec());
+        let graded = |text: &str| match grade_line(&line(text), 3, &given(&["--form", "worked-out"])) {
+            LineOutcome::Graded(_, verdict) => Ok(verdict),
+            LineOutcome::Malformed(text) => Err(text),
+            LineOutcome::Blank => Err(String::new()),
+        };
+        // A formula that is copied from the question is not worked out.
+        assert_eq!(graded(r#"{"answer": "x^2-1", "reference": "(x-1)(x+1)"}"#), Ok(Verdict::Right));
+        let copied = r#"{"answer": "x^2-1", "reference": "(x-1)(x+1)", "problem": "Factor $x^2-1$."}"#;
+        assert_eq!(graded(copied), Ok(Verdict::Wrong));
+        assert_eq!(graded("  "), Err(String::new()));
+    }
+
+    #[test]
+    fn a_batch_ends_with_its_lines_or_its_bytes() {
+        let lengths = |text: Vec<u8>| {
+            let mut input = std::io::Cursor::new(text);
+            let mut lengths = Vec::new();
+            loop {
+                match read_batch(&mut input).unwrap().len() {
+                    0 => return lengths,
+                    n => lengths.push(n),
+                }
+            }
+        };
+        assert_eq!(lengths(vec![b'\n'; BATCH_LINES + 1]), [BATCH_LINES, 1]);
+        let long = [vec![b'x'; MAX_LINE_BYTES], b"\n".to_vec()].concat().repeat(3);
+        assert_eq!(lengths(long), [2, 1], "two lines of 8 MiB fill a batch");
+    }
+}

@@ -401,4 +401,74 @@ mod tests {
         episodes::assume(&mut said, &given(&[]), &at_once, None);
         assert_eq!(said.len(), 3, "an environment that answers at once is not assumed to take time");
     }
+
+    #[test]
+    fn the_world_has_as_many_machines_as_it_needs_or_as_it_is_given() {
+        let machine = Machine::by_name("h100").unwrap();
+        let found = |words: &[&str]| {
+            world(&given(words), &machine)
+                .map(|world| (world.n_ranks, world.n_nodes, world.links.within.per_second))
+                .map_err(|error| error.to_string())
+        };
+        let usual = machine.links.within.per_second;
+        assert_eq!(found(&[]), Ok((1, 1, usual)));
+        assert_eq!(found(&["--gpus", "16"]), Ok((16, 2, usual)));
+        assert_eq!(found(&["--gpus", "4", "--nodes", "4"]), Ok((4, 4, usual)));
+        assert_eq!(found(&["--gpus", "2", "--link", "50"]), Ok((2, 1, 50e9)));
+        assert!(
+            found(&["--gpus", "2", "--nodes", "3"])
+                .unwrap_err()
+                .contains("--nodes 3: more machines than the 2")
+        );
+        let cpu = Machine::cpu(8);
+        assert!(world(&given(&["--gpus", "2"]), &cpu).err().unwrap().to_string().contains("device is a CPU"));
+        assert!(world(&given(&["--gpus", "1"]), &cpu).is_ok());
+    }
+
+    #[test]
+    fn a_mean_may_be_as_long_as_the_limit() {
+        let settings = ["rollout.max_prompt_tokens=100", "rollout.max_response_tokens=90"];
+        let plan = Plan::resolve(stapo_rl::Config::from_toml("", settings).unwrap()).unwrap();
+        let found = |words: &[&str]| {
+            lengths(&given(words), &plan)
+                .map(|lengths| (lengths.prompt_mean, lengths.response_mean))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(found(&[]), Ok((25.0, 30.0)));
+        assert_eq!(found(&["--mean-prompt", "100", "--mean-response", "90"]), Ok((100.0, 90.0)));
+        assert!(
+            found(&["--mean-prompt", "101"]).unwrap_err().contains("above rollout.max_prompt_tokens, 100")
+        );
+        assert!(
+            found(&["--mean-response", "91"]).unwrap_err().contains("above rollout.max_response_tokens, 90")
+        );
+    }
+
+    #[test]
+    fn means_of_episodes_are_given_in_turns_tokens_and_milliseconds() {
+        let game = [
+            "task={kind=\"guess\",low=1,high=9}",
+            "environment={kind=\"guess\"}",
+            "episode={max_turns=4,max_observation_tokens=64}",
+        ];
+        let plan = |settings: &[&str]| {
+            Plan::resolve(stapo_rl::Config::from_toml("", settings.iter().copied()).unwrap()).unwrap()
+        };
+        let found = |words: &[&str], settings: &[&str]| {
+            episodes::means(&given(words), &plan(settings))
+                .map(|means| means.map(|means| (means.turns, means.observation, means.answer_seconds)))
+                .map_err(|error| error.to_string())
+        };
+        let words = ["--mean-turns", "4", "--mean-observation", "64", "--mean-answer", "250"];
+        assert_eq!(found(&words, &game), Ok(Some((4.0, 64.0, 0.25))));
+        assert!(found(&["--mean-turns", "5"], &game).unwrap_err().contains("above episode.max_turns, 4"));
+        let said = found(&["--mean-observation", "65"], &game).unwrap_err();
+        assert!(said.contains("above episode.max_observation_tokens, 64"), "{said}");
+        assert_eq!(found(&[], &[]), Ok(None));
+        assert!(
+            found(&["--mean-answer", "9"], &[])
+                .unwrap_err()
+                .contains("--mean-answer: given, and the config has no")
+        );
+    }
 }

@@ -418,3 +418,67 @@ fn reopen(args: &Args, folder: &Path, start: &Path) -> Result<Opened> {
     let device = run_folder::device(device_name, args.threads, Use::Training)?;
     Ok(interrupted.resume(&writer(device_name), start, &device, args.allow.of_run())?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Given {
+        #[command(flatten)]
+        args: SftArgs,
+    }
+
+    fn given(words: &[&str]) -> SftArgs {
+        Given::parse_from([&["sft"], words].concat()).args
+    }
+
+    #[test]
+    fn the_options_of_a_supervised_command_are_settings() {
+        let settings = |words: &[&str]| given(words).settings().map_err(|error| error.to_string());
+        let data = |kind: &str, path: &str| format!("data={{kind=\"{kind}\",path=\"{path}\"}}");
+        assert_eq!(settings(&["--data", "a.jsonl"]), Ok(vec![data("jsonl", "a.jsonl")]));
+        let both = settings(&["--data", "a.parquet", "--model", "o/m"]).unwrap();
+        assert_eq!(both, ["model={kind=\"path\",path=\"o/m\"}".to_string(), data("parquet", "a.parquet")]);
+        let builtin = settings(&["--data", "a.csv", "--model", "builtin"]).unwrap();
+        assert_eq!(builtin[0], "model={kind=\"builtin\"}");
+        assert!(settings(&[]).unwrap_err().contains("--data: absent"));
+        assert!(settings(&["--model", "o/m"]).unwrap_err().contains("stapo sft --model MODEL --data FILE"));
+        assert_eq!((settings(&["config.toml"]), settings(&["--resume", "run"])), (Ok(vec![]), Ok(vec![])));
+        for words in [["--resume", "run", "--data", "x"], ["--resume", "run", "--model", "x"]] {
+            assert!(Given::try_parse_from([&["sft"][..], &words].concat()).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn settings_of_the_command_come_first_and_the_device_last() {
+        let args = given(&["--data", "x", "--set", "steps=3", "--device", "cpu"]).common;
+        assert_eq!(settings(&args, &["a=1".to_string()]), ["a=1", "steps=3", "device=cpu"]);
+    }
+
+    #[test]
+    fn a_config_of_another_command_is_refused_with_its_name() {
+        let args = given(&["my.toml"]).common;
+        let refused = |config: &PretrainConfig, command: &'static str, defaults: PretrainConfig| {
+            let base = Base { command, defaults, text: "", without_config: "", set: vec![] };
+            refuse_other_commands(config, &args, &base).map_err(|error| error.to_string())
+        };
+        let (sft, dpo, rm) =
+            (PretrainConfig::fine_tuning(), PretrainConfig::preferring(), PretrainConfig::ranking());
+        for (config, defaults) in [(&sft, &sft), (&dpo, &dpo), (&rm, &rm)] {
+            assert_eq!(refused(config, "x", defaults.clone()), Ok(()));
+        }
+        let said = refused(&dpo, "sft", sft.clone()).unwrap_err();
+        assert!(
+            said.starts_with("config.preference: given, and this is stapo sft\nhint: stapo prefer my.toml"),
+            "{said}"
+        );
+        let said = refused(&rm, "prefer", dpo).unwrap_err();
+        assert!(
+            said.starts_with("config.reward_model: given, and this is stapo prefer\nhint: stapo rm my.toml"),
+            "{said}"
+        );
+        assert!(refused(&rm, "sft", sft).is_err());
+    }
+}

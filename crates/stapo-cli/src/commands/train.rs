@@ -323,4 +323,27 @@ mod tests {
         let refused = compare(2 << 30).unwrap_err().to_string();
         assert!(refused.contains("not even the first one fits\nhint: free 1.0 GiB"), "{refused}");
     }
+
+    #[derive(clap::Parser)]
+    struct Given {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Later settings win, so that a flag of its own stands above the same key in `--set`.
+    #[test]
+    fn flags_of_their_own_come_after_the_settings() {
+        let words =
+            ["train", "--device", "cuda:1", "--set", "device=cpu", "--model", "a b", "--set", "steps=3"];
+        let given = <Given as clap::Parser>::parse_from(words).args;
+        let expected = ["device=cpu", "steps=3", "device=cuda:1", "model=\"a b\""];
+        assert_eq!(settings(&given), expected);
+        let none = <Given as clap::Parser>::parse_from(["train"]).args;
+        assert_eq!(settings(&none), [""; 0]);
+        let (_, plan) = read_plan(
+            &<Given as clap::Parser>::parse_from(["train", "--device", "cpu", "--set", "steps=3"]).args,
+        )
+        .unwrap();
+        assert_eq!((plan.config.steps, plan.device()), (3, DeviceName::Cpu));
+    }
 }

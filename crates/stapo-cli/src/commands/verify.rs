@@ -253,3 +253,29 @@ fn replayed_run(args: &Args, run: &Path, joined: &Joined) -> Result<bool> {
     }
     replay::replay(run, args.replay.steps, (args.allow, args.replay.live), joined)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_an_experiment_lies_inside_its_folder() {
+        let inside = |run: &str| inside(Path::new("exp"), run).map_err(|error| error.to_string());
+        assert_eq!(inside("arm/seed-0"), Ok(PathBuf::from("exp/arm/seed-0")));
+        for run in ["../other", "/etc", "arm/../../other", "./arm", ".."] {
+            assert!(inside(run).unwrap_err().contains("is not inside the folder"), "{run}");
+        }
+    }
+
+    #[test]
+    fn only_a_checkpoint_that_was_removed_may_be_absent() {
+        let weights = "checkpoints/step-000002/weights.safetensors";
+        let removed = Change::of_file(weights, "1", ABSENT);
+        let edited = Change::of_file(weights, "1", "2");
+        let metrics = Change::of_file("metrics.jsonl", "1", ABSENT);
+        assert_eq!(
+            [removed, edited, metrics].map(|change| is_removed_checkpoint(&change)),
+            [true, false, false]
+        );
+    }
+}

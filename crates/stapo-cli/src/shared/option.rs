@@ -99,4 +99,25 @@ mod tests {
         assert!(temperature("inf").is_err() && temperature("1e-300").is_err() && temperature("1e7").is_err());
         assert_eq!((temperature("1e-6"), temperature_or_greedy("0.7")), (Ok(1e-6), Ok(0.7)));
     }
+
+    #[test]
+    fn counts_begin_at_one_and_threads_end_at_1024() {
+        assert_eq!((positive("1"), threads("1"), threads("1024")), (Ok(1), Ok(1), Ok(1024)));
+        for text in ["0", "-1", "1.5", "", "x"] {
+            assert!(positive(text).is_err() && threads(text).is_err(), "{text}");
+        }
+        assert!(threads("1025").is_err() && positive("1025").is_ok());
+        assert_eq!(trimmed(" aime24 "), Ok("aime24".to_string()));
+        assert!(trimmed("").is_err() && trimmed("  ").is_err());
+        assert!(fraction("1").is_ok() && share("1").is_ok() && share("1.01").is_err());
+    }
+
+    #[test]
+    fn memory_is_given_as_a_size_or_in_mebibytes() {
+        let bytes = |kv_memory, kv_mib| KvMemory { kv_memory, kv_mib };
+        assert_eq!(bytes(5, None).bytes().unwrap(), 5);
+        assert_eq!(bytes(5, Some(3)).bytes().unwrap(), 3 << 20);
+        assert!(bytes(5, Some(usize::MAX)).bytes().is_err());
+        assert_eq!([1 << 20, (1 << 20) + 1].map(|n| bytes(n, None).mib().unwrap()), [1, 2]);
+    }
 }

@@ -39,4 +39,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!([3, 4, 5].map(|n| run_status(folder.path(), n, 4)), ["resumable", "done", "done"]);
     }
+
+    #[test]
+    fn a_run_says_how_it_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = r#""writer": {"pid": 7, "host": "h", "command": "", "started": "", "program": "", "device": "", "world": 1}"#;
+        let event = |what: &str| {
+            format!("{{\"schema\": 1, \"time\": \"2026-01-01T00:00:00Z\", \"step\": 1, {what}}}\n")
+        };
+        let start = event(&format!("\"event\": \"start\", {writer}"));
+        let status = |events: &str| {
+            std::fs::write(folder.path().join("events.jsonl"), events).unwrap();
+            run_status(folder.path(), 4, 4)
+        };
+        for (reason, expected) in [
+            ("done", "done"),
+            ("target_reached", "done, target reached"),
+            ("no_improvement", "done, no improvement"),
+            ("nothing_learned", "done, nothing learned"),
+            ("signal", "resumable, stopped by SIGTERM"),
+            ("error", "died: SIGTERM"),
+        ] {
+            let stop = event(&format!(
+                "\"event\": \"stop\", \"reason\": \"{reason}\", \"text\": \"SIGTERM\\nmore\""
+            ));
+            let warning = event("\"event\": \"warning\", \"text\": \"w\"");
+            assert_eq!(status(&(start.clone() + &stop + &warning)), expected);
+            assert_eq!(
+                status(&(stop + &start)),
+                "died: killed, or the machine stopped",
+                "the last turn counts"
+            );
+        }
+    }
 }

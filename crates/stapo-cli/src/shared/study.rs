@@ -347,8 +347,59 @@ pub fn series_of(names: &[&str], method: Option<&str>) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use serde_json::{Value, json};
+    use stapo_rl::Config;
+
+    /// The metrics of a step with these keys, and numbers that mean nothing for the others.
+    pub fn metrics(step: u64, keys: &Value) -> Metrics {
+        let mut all = json!({
+            "schema": 1, "step": step, "reward_mean": 0.0, "accuracy": 0.5, "response_tokens_mean": 30.0,
+            "truncated_share": 0.0, "entropy_mean": 0.3,
+            "entropy_quantiles": {"q05": 0.0, "q25": 0.0, "q50": 0.0, "q75": 0.0, "q95": 1.0}, "n_tokens": 1000,
+            "n_kept": 999, "n_candidates": 2, "n_silenced": 1, "tau_h": null, "clip_fraction": 0.0, "ratio_min": 1.0,
+            "ratio_max": 1.0, "loss": 0.0, "learning_rate": 1e-4, "gradient_norm": 1.0, "silenced_gradient_share": 0.0,
+            "quadrants": [], "exactness_max_abs": 0.0, "tokens_per_second": {"rollout": 1.0, "update": 1.0},
+        });
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        serde_json::from_value(all).unwrap()
+    }
+
+    /// A run with these settings and metrics, of which no file exists.
+    pub fn run(folder: &str, settings: &[&str], metrics: Vec<Metrics>) -> RunData {
+        let plan = Plan::resolve(Config::from_toml("", settings.iter().copied()).unwrap()).unwrap();
+        RunData {
+            folder: folder.into(),
+            seed: plan.config.seed,
+            settings: Vec::new(),
+            plan_text: plan.to_toml(),
+            plan,
+            metrics,
+            silenced: Vec::new(),
+            explored: Vec::new(),
+            evals: Vec::new(),
+            manifest: None,
+            events: Vec::new(),
+            build: None,
+        }
+    }
+
+    /// Arms of runs, each with its name.
+    pub fn study(kind: StudyKind, arms: Vec<(&str, Vec<RunData>)>) -> Study {
+        let arms = arms.into_iter().enumerate();
+        let arm = |(series, (name, runs)): (usize, (&str, _))| ArmData { name: name.into(), series, runs };
+        let (name, folder) = ("s".to_string(), PathBuf::from("s"));
+        Study {
+            name,
+            folder,
+            kind,
+            method: None,
+            reach: None,
+            arms: arms.map(arm).collect(),
+            failed: Vec::new(),
+        }
+    }
 
     #[test]
     fn a_figure_names_an_arm_without_the_tables_of_its_keys() {

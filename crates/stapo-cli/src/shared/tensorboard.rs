@@ -208,4 +208,59 @@ mod tests {
         assert_eq!((summary.len(), event[2].0), (2, 5));
         assert_eq!(first, [(1, b"entropy/mean".to_vec()), (2, 0.25f32.to_le_bytes().to_vec())]);
     }
+
+    /// The time, the step and the numbers by tag of each event of a file.
+    fn read(mut file: &[u8]) -> Vec<(f64, u64, BTreeMap<String, f32>)> {
+        let mut found = Vec::new();
+        while !file.is_empty() {
+            let n = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+            let event = fields(&file[12..12 + n]);
+            file = &file[16 + n..];
+            let field =
+                |number: u8| event.iter().find(|(known, _)| *known == number).map(|(_, bytes)| bytes.clone());
+            let time = f64::from_le_bytes(field(1).unwrap().try_into().unwrap());
+            let step = field(2).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+            let scalar = |(_, bytes): &(u8, Vec<u8>)| {
+                let parts = fields(bytes);
+                let tag = String::from_utf8(parts[0].1.clone()).unwrap();
+                (tag, f32::from_le_bytes(parts[1].1.clone().try_into().unwrap()))
+            };
+            found.push((
+                time,
+                step,
+                field(5).map_or(BTreeMap::new(), |all| fields(&all).iter().map(scalar).collect()),
+            ));
+        }
+        found
+    }
+
+    /// Two steps of 3 s and 5 s that ended at 100 s, and an evaluation before the first.
+    #[test]
+    fn steps_lie_before_the_end_by_the_seconds_that_they_took() {
+        use crate::shared::study::tests::metrics;
+        use serde_json::json;
+        let seconds = |rollout: f64, update: f64| json!({"rollout": rollout, "grade": 0.0, "update": update, "record": 0.0, "evaluate": 0.0, "checkpoint": 0.0});
+        let score = json!({"accuracy": 0.75, "n_questions": 4, "n_samples": 1});
+        let history = [
+            metrics(
+                1,
+                &json!({"seconds": seconds(2.0, 1.0), "eval_accuracy_before": 0.25, "accuracy": 0.5,
+                "benchmarks_before": {"gsm8k": score}}),
+            ),
+            metrics(
+                2,
+                &json!({"seconds": seconds(4.0, 1.0), "eval_accuracy": 0.375, "rewards": {"format": 0.5}, "accuracy": 1.0}),
+            ),
+        ];
+        let events = read(&events(&history, 100.0));
+        let places: Vec<(f64, u64)> = events.iter().map(|(time, step, _)| (*time, *step)).collect();
+        assert_eq!(places, [(92.0, 0), (92.0, 0), (95.0, 1), (100.0, 2)]);
+        let held_out = EVAL_ACCURACY.tag.unwrap();
+        assert_eq!((events[1].2[held_out], events[1].2["accuracy/gsm8k"]), (0.25, 0.75));
+        assert_eq!(events[1].2.len(), 2);
+        assert_eq!((events[3].2[held_out], events[3].2["reward/format"]), (0.375, 0.5));
+        assert!(!events[2].2.contains_key(held_out));
+        let accuracy = stapo_core::record::catalogue::ACCURACY.tag.unwrap();
+        assert_eq!([events[2].2[accuracy], events[3].2[accuracy]], [0.5, 1.0]);
+    }
 }

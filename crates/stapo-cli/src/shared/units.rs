@@ -101,6 +101,12 @@ mod tests {
             ("4G", 4 << 30),
             ("4GiB", 4 << 30),
             ("1T", 1 << 40),
+            ("3MB", 3_000_000),
+            ("2tb", 2_000_000_000_000),
+            ("1k", 1 << 10),
+            ("3 KiB", 3 << 10),
+            ("1mib", 1 << 20),
+            ("2TiB", 2 << 40),
         ];
         for (text, bytes) in sizes {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");

@@ -87,3 +87,49 @@ fn special_tokens_and_variables_have_names() {
     let template = ChatTemplate::new("model", "{{ bos_token }}{{ x }}{{ eos_token }}", tokens).unwrap();
     assert_eq!(template.prompt(&[], json!({"x": 1}).as_object().unwrap()).unwrap(), "<s>1");
 }
+
+/// A long conversation may take more steps and work than a short one.
+#[test]
+fn the_bounds_of_a_rendering_grow_with_its_conversation() {
+    let template = template("x").unwrap();
+    let limits = |messages: &[Message]| {
+        let (_, limits) = template.rendering(messages, true, &Map::new());
+        (limits.steps, limits.work_bytes, limits.output_bytes)
+    };
+    let one = [message("user", "12345678")];
+    assert_eq!(limits(&one), (3_000_000, (64 << 20) + 256 * 8, 64 << 20));
+    let many = vec![message("user", "12"); 100];
+    assert_eq!(limits(&many), (6_000_000, (64 << 20) + 256 * 200, 64 << 20));
+    let observed = [json!({"role": "tool", "content": "123"}), json!({"role": "user", "content": null})];
+    let (_, limits) = template.rendering(&observed, true, &Map::new());
+    assert_eq!(limits.work_bytes, (64 << 20) + 256 * 3);
+}
+
+/// Hugging Face marks the assistant's tokens by a tag that renders nothing.
+#[test]
+fn marks_of_generation_keep_their_control_of_white_space() {
+    for (source, expected) in [
+        ("{% generation %}a{% endgeneration %}", "{% if true %}a{% endif %}"),
+        ("{%- generation -%} a {%- endgeneration -%}", "{%- if true -%} a {%- endif -%}"),
+        ("{%+ generation %}", "{%+ if true %}"),
+        ("{% generations %}{% if generation %}", "{% generations %}{% if generation %}"),
+        ("{{ generation }} generation {% generation", "{{ generation }} generation {% generation"),
+    ] {
+        assert_eq!(without_generation_marks(source), expected);
+    }
+    let source = "a {%- generation -%} {{ messages[0].content }} {%- endgeneration -%} b";
+    assert_eq!(rendered(source).unwrap(), "ahib");
+}
+
+#[test]
+fn a_template_knows_whether_an_answer_is_to_begin_and_has_no_tools_or_documents() {
+    let source =
+        "{{ add_generation_prompt }} {{ tools is none }} {{ documents is none }} {{ messages | length }}";
+    let template = template(source).unwrap();
+    let one = [message("user", "hi")];
+    assert_eq!(template.prompt(&one, &Map::new()).unwrap(), "True True True 1");
+    assert_eq!(template.transcript(&one, &Map::new()).unwrap(), "False True True 1");
+    let given = json!({"tools": [{"name": "add"}]});
+    assert_eq!(template.prompt(&one, given.as_object().unwrap()).unwrap(), "True False True 1");
+    assert_eq!(template.source(), source);
+}

@@ -1,3 +1,5 @@
+mod defaults;
+
 use super::*;
 use serde_json::{Map, Value, json};
 
@@ -351,4 +353,95 @@ fn a_reward_model_without_a_padding_token_pads_with_its_first_stop() {
     let config = ModelConfig { stops: vec![7, 9], ..ModelConfig::known("qwen3-0.6b").unwrap() };
     let padding = |given| config.clone().with_score(given).score.unwrap().padding;
     assert_eq!((padding(None), padding(Some(3))), (Some(7), Some(3)));
+}
+
+/// The rope of the first layer, with these keys under `rope_scaling`, and others.
+fn scaled(scaling: &Value, others: &Value) -> RopeScaling {
+    let mut changes = keys(others);
+    changes.insert("rope_scaling".into(), scaling.clone());
+    attention(&parse(&with(&Value::Object(changes))).unwrap()).rope.scaling.clone()
+}
+
+/// As `transformers` does: a factor from the two lengths, and zeros as absent keys.
+#[test]
+fn yarn_takes_its_factor_from_the_positions_and_its_bounds_from_its_keys() {
+    let yarn = |extra: Value, others: Value| {
+        let mut scaling =
+            json!({"rope_type": "yarn", "original_max_position_embeddings": 32_768, "factor": 4.0});
+        scaling.as_object_mut().unwrap().extend(keys(&extra));
+        let RopeScaling::Yarn {
+            factor,
+            original_positions,
+            attention_factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+        } = scaled(&scaling, &others)
+        else {
+            panic!("no YaRN")
+        };
+        (factor, original_positions, attention_factor, [beta_fast, beta_slow], truncate)
+    };
+    let magnitude = |factor: f64| 0.1 * factor.ln() + 1.0;
+    let plain = (4.0, 32_768, magnitude(4.0), [32.0, 1.0], true);
+    assert_eq!(yarn(json!({"factor": null}), json!({})), (1.25, 32_768, magnitude(1.25), [32.0, 1.0], true));
+    assert_eq!(yarn(json!({"factor": 0.5}), json!({})), (0.5, 32_768, 1.0, [32.0, 1.0], true));
+    assert_eq!(yarn(json!({"mscale": 0.0, "mscale_all_dim": 2.0}), json!({})), plain);
+    assert_eq!(yarn(json!({"mscale": 2.0, "mscale_all_dim": 0.0}), json!({})), plain);
+    assert_eq!(yarn(json!({"beta_fast": 0, "beta_slow": 0}), json!({})), plain);
+    let given = json!({"beta_fast": 24, "beta_slow": 2, "truncate": false});
+    assert_eq!(yarn(given, json!({})), (4.0, 32_768, magnitude(4.0), [24.0, 2.0], false));
+    let outer = json!({"original_max_position_embeddings": 10_240});
+    assert_eq!(yarn(json!({}), outer).1, 10_240, "the key of the model comes before that of its rope");
+}
+
+#[test]
+fn longrope_scales_attention_by_its_lengths_unless_told_otherwise() {
+    let long = |kind: &str, extra: Value| {
+        let factors = |first: f64| (0..16).map(|i| first + f64::from(i)).collect::<Vec<f64>>();
+        let mut scaling =
+            json!({"rope_type": kind, "short_factor": factors(1.0), "long_factor": factors(2.0)});
+        scaling.as_object_mut().unwrap().extend(keys(&extra));
+        let scaling = scaled(&scaling, &json!({"original_max_position_embeddings": 10_240}));
+        let RopeScaling::Long { short, long, used, original_positions, attention_factor } = scaling else {
+            panic!("no LongRoPE")
+        };
+        assert_eq!((short[0], long[15], used, original_positions), (1.0, 17.0, LongFactors::Short, 10_240));
+        attention_factor
+    };
+    let expected = (1.0 + 4f64.ln() / 10_240f64.ln()).sqrt();
+    assert_eq!([long("longrope", json!({})), long("su", json!({}))], [expected; 2]);
+    assert_eq!(long("longrope", json!({"factor": 1.0})), 1.0);
+    assert_eq!(long("longrope", json!({"factor": 8.0})), (1.0 + 8f64.ln() / 10_240f64.ln()).sqrt());
+    assert_eq!(long("longrope", json!({"attention_factor": 1.5, "factor": 8.0})), 1.5);
+}
+
+#[test]
+fn a_part_of_a_head_is_rotated_where_a_key_says_so() {
+    let rotary = |changes: Value| attention(&parse(&with(&changes)).unwrap()).rotary_dim;
+    assert_eq!(rotary(json!({"partial_rotary_factor": 0.5})), 16);
+    let inner = json!({"rope_type": "default", "partial_rotary_factor": 0.25});
+    assert_eq!(rotary(json!({"partial_rotary_factor": 0.5, "rope_parameters": inner})), 8);
+    assert_eq!(rotary(json!({"partial_rotary_factor": 1.0})), 32);
+    check_refused(&json!({"partial_rotary_factor": 0.0}), &["partial_rotary_factor", "above 0"]);
+    check_refused(&json!({"partial_rotary_factor": 0.1}), &["3 rotated dimensions"]);
+}
+
+#[test]
+fn ropes_that_cannot_be_computed_are_refused() {
+    let llama3 = |low: f64, high: f64| json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high}});
+    assert!(parse(&with(&llama3(1.0, 4.0))).is_ok());
+    check_refused(&llama3(4.0, 4.0), &["high_freq_factor - low_freq_factor is 0"]);
+    let yarn = |extra: Value| {
+        let mut scaling = json!({"rope_type": "yarn", "factor": 4.0});
+        scaling.as_object_mut().unwrap().extend(keys(&extra));
+        json!({"rope_scaling": scaling})
+    };
+    check_refused(&yarn(json!({"beta_fast": 2, "beta_slow": 2})), &["beta_fast - beta_slow is 0"]);
+    check_refused(&yarn(json!({"attention_factor": 0})), &["attention factor is 0"]);
+    check_refused(&yarn(json!({"rope_theta": 1.0})), &["theta - 1 is 0"]);
+    let long = |short: Vec<f64>, long: Vec<f64>| json!({"rope_scaling": {"rope_type": "longrope", "short_factor": short, "long_factor": long}});
+    assert!(parse(&with(&long(vec![1.0; 16], vec![2.0; 16]))).is_ok());
+    check_refused(&long(vec![1.0; 15], vec![2.0; 16]), &["short_factor has 15 entries, expected 16"]);
+    check_refused(&long(vec![1.0; 16], vec![0.0; 16]), &["long_factor is 0"]);
 }

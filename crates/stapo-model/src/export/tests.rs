@@ -173,3 +173,92 @@ fn a_path_without_a_name_is_refused() {
         assert!(result.is_err(), "{path}");
     }
 }
+
+#[test]
+fn a_shard_is_filled_up_to_the_limit() {
+    let spec = |n: usize| TensorSpec { name: n.to_string(), shape: vec![n] };
+    let specs = [spec(2), spec(3), spec(5), spec(1)];
+    let lengths = |precision, max_shard_bytes| {
+        let options = options(precision, max_shard_bytes);
+        in_shards(&specs, &options).into_iter().map(<[TensorSpec]>::len).collect::<Vec<_>>()
+    };
+    assert_eq!(lengths(Precision::Bf16, 10), [2, 1, 1]);
+    assert_eq!(lengths(Precision::Bf16, 9), [1, 1, 1, 1]);
+    assert_eq!(lengths(Precision::Bf16, 12), [2, 2]);
+    assert_eq!(lengths(Precision::F32, 20), [2, 1, 1]);
+    assert_eq!(lengths(Precision::F32, 44), [4]);
+    assert_eq!(lengths(Precision::F16, 0), [1; 4], "a tensor beyond the limit has a file to itself");
+}
+
+#[test]
+fn an_index_names_the_file_of_every_tensor_and_the_bytes_of_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model");
+    let written = export(&out, &tiny(), &[], &options(Precision::F16, 400), fill).unwrap();
+    let index: Value = serde_json::from_slice(&fs::read(out.join(INDEX)).unwrap()).unwrap();
+    let n_bytes: u64 = tiny().tensors().iter().map(|spec| 2 * spec.n_elements() as u64).sum();
+    assert_eq!((&index["metadata"]["total_size"], written.bytes), (&json!(n_bytes), n_bytes));
+    assert_eq!((written.n_tensors, written.n_parameters), (tiny().tensors().len(), n_bytes / 2));
+    let map = index["weight_map"].as_object().unwrap();
+    assert_eq!(map.len(), tiny().tensors().len());
+    for (name, file) in map {
+        let bytes = fs::read(out.join(file.as_str().unwrap())).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert!(tensors.tensor(name).is_ok(), "{name} is not in {file}");
+    }
+    let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!((&config["dtype"], &config["torch_dtype"]), (&json!("float16"), &json!("float16")));
+}
+
+/// What transformers needs besides the weights is taken over, and nothing else of the folder.
+#[test]
+fn every_file_of_a_tokenizer_is_taken_over_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    export(&from, &tiny(), &[], &options(Precision::F32, u64::MAX), fill).unwrap();
+    let texts = ["merges.txt", "tokenizer.model", "chat_template.jinja"];
+    let objects = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "generation_config.json",
+    ];
+    for name in texts.iter().chain(&objects) {
+        fs::write(from.join(name), format!("{{\"of\": \"{name}\"}}")).unwrap();
+    }
+    for name in ["notes.txt", "optimizer.pt", "modeling.py"] {
+        fs::write(from.join(name), "x").unwrap();
+    }
+    let mut companions = Pretrained::open(&from).unwrap().companions().unwrap();
+    companions.iter_mut().for_each(|companion| companion.load().unwrap());
+    fs::remove_dir_all(&from).unwrap();
+    export(&to, &tiny(), &companions, &options(Precision::F32, u64::MAX), fill).unwrap();
+    for name in texts.iter().chain(&objects) {
+        assert_eq!(fs::read_to_string(to.join(name)).unwrap(), format!("{{\"of\": \"{name}\"}}"));
+    }
+    let n_files = fs::read_dir(&to).unwrap().count();
+    assert_eq!(n_files, texts.len() + objects.len() + 2, "config.json and the weights are new");
+}
+
+/// A GGUF file has no such files: they are made of its metadata.
+#[test]
+fn the_files_of_a_tokenizer_are_made_of_the_metadata_of_gguf() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/formats/llama-spm.gguf");
+    let model = Pretrained::open(&path).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let written = |name: &str| -> Value {
+        for companion in model.companions().unwrap() {
+            companion.write(folder.path()).unwrap();
+        }
+        serde_json::from_slice(&fs::read(folder.path().join(name)).unwrap()).unwrap()
+    };
+    let generation = written("generation_config.json");
+    assert_eq!((&generation["bos_token_id"], &generation["eos_token_id"]), (&json!(1), &json!([2])));
+    let keys = written("tokenizer_config.json");
+    assert_eq!(keys["model_max_length"], model.config.max_positions);
+    assert_eq!((&keys["bos_token"], &keys["eos_token"]), (&json!("<s>"), &json!("</s>")));
+    assert_eq!(keys["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(keys["clean_up_tokenization_spaces"], false);
+}

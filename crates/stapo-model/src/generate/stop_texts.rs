@@ -49,3 +49,63 @@ pub fn finish_reason(
         (sequence.sampled.len() >= sequence.max_tokens).then_some(FinishReason::LengthLimit)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pretrained;
+    use crate::generate::{SampledToken, Ticket};
+    use std::path::Path;
+
+    fn tokenizer() -> Tokenizer {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/formats/qwen2-bpe.gguf");
+        Pretrained::open(&path).unwrap().tokenizer().unwrap()
+    }
+
+    #[test]
+    fn a_text_is_looked_for_in_the_last_tokens_alone() {
+        let tokenizer = tokenizer();
+        let id = |text: &str| tokenizer.id_of(text).unwrap();
+        let (texts, none) = (["#%".to_string(), "@".to_string()], []);
+        let stops = StopTexts::new(&tokenizer, &texts);
+        let is_complete = |tokens: &[u32]| stops.is_complete(tokens.iter().copied());
+        let (first, second, other) = (id("#"), id("%"), id("!"));
+        assert!(is_complete(&[other, first, second]) && is_complete(&[id("@")]));
+        assert!(!is_complete(&[first, other, second]) && !is_complete(&[second, first]) && !is_complete(&[]));
+        // The longest text has two bytes: ten tokens are looked at.
+        let behind = |n: usize| [&[first, second][..], &vec![other; n]].concat();
+        assert!(is_complete(&behind(8)) && !is_complete(&behind(9)));
+        assert!(!StopTexts::new(&tokenizer, &none).is_complete([first, second].into_iter()));
+    }
+
+    #[test]
+    fn a_response_stops_before_it_reaches_its_limit() {
+        let tokenizer = tokenizer();
+        let texts = ["#".to_string()];
+        let stops = StopTexts::new(&tokenizer, &texts);
+        let text = tokenizer.id_of("#").unwrap();
+        let request = Request { problem: 0, prompt: vec![1], n_samples: 1, max_tokens: 3, stops: vec![7, 8] };
+        let reason = |tokens: &[u32], stops: Option<&StopTexts>| {
+            let mut sequence = Sequence::new(Ticket(0), 0, vec![1], 3);
+            let sampled = |token: &u32| SampledToken {
+                token: *token,
+                logp: 0.0,
+                entropy: 0.0,
+                alternatives: vec![],
+                kept: vec![],
+            };
+            sequence.sampled = tokens.iter().map(sampled).collect();
+            finish_reason(&sequence, &request, stops)
+        };
+        assert_eq!([reason(&[], None), reason(&[5, 5], None)], [None; 2]);
+        assert_eq!(reason(&[5, 5, 5], None), Some(FinishReason::LengthLimit));
+        assert_eq!(
+            reason(&[5, 5, 8], None),
+            Some(FinishReason::Stop(8)),
+            "the last token that fits may be a stop"
+        );
+        assert_eq!(reason(&[8, 5], None), None, "only the last token counts");
+        assert_eq!(reason(&[5, text], Some(&stops)), Some(FinishReason::Stop(text)));
+        assert_eq!(reason(&[5, text], None), None);
+    }
+}

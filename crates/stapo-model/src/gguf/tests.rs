@@ -1,3 +1,5 @@
+mod families;
+
 use super::*;
 use crate::config::{AttentionBiases, Family, Heads, RopeScaling};
 use serde_json::{Map, Value};

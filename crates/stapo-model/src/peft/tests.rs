@@ -145,3 +145,69 @@ fn what_is_no_regular_file_is_refused() {
     std::fs::create_dir(folder.path().join(WEIGHTS)).unwrap();
     assert!(PeftAdapter::open(folder.path()).is_err());
 }
+
+/// The keys as PEFT writes them: a whole alpha is a whole number.
+#[test]
+fn the_config_of_an_adapter_has_what_peft_reads() {
+    let keys = |spec: &LoraSpec| config_of(spec, &spec.tensors(&tiny_config(Family::Qwen3)), "o/base");
+    let stabilised = keys(&spec());
+    assert_eq!((&stabilised["lora_alpha"], &stabilised["use_rslora"]), (&json!(4.5), &json!(true)));
+    let plain = keys(&LoraSpec { rank: 8, alpha: 16.0, scale: LoraScale::Plain, ..spec() });
+    for (key, value) in [
+        ("lora_alpha", json!(16)),
+        ("r", json!(8)),
+        ("use_rslora", json!(false)),
+        ("target_modules", json!(["q_proj", "v_proj", "down_proj"])),
+        ("peft_type", json!("LORA")),
+        ("task_type", json!("CAUSAL_LM")),
+        ("bias", json!("none")),
+        ("base_model_name_or_path", json!("o/base")),
+        ("fan_in_fan_out", json!(false)),
+        ("use_dora", json!(false)),
+        ("lora_dropout", json!(0.0)),
+    ] {
+        assert_eq!(plain[key], value, "{key}");
+    }
+}
+
+/// Hu et al. divide by the rank, Kalajdzievski by its root.
+#[test]
+fn an_adapter_is_scaled_by_its_rank_or_by_the_root_of_it() {
+    let factor = |scale| LoraSpec { rank: 16, alpha: 32.0, scale, ..spec() }.factor();
+    assert_eq!([factor(LoraScale::Plain), factor(LoraScale::RankStabilised)], [2.0, 8.0]);
+}
+
+#[test]
+fn ways_to_start_that_leave_the_base_as_it_is_are_read() {
+    for start in
+        [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva"), Value::Null]
+    {
+        assert_eq!(with("init_lora_weights", start.clone()).unwrap().spec, spec(), "{start}");
+    }
+    for start in ["olora", "loftq", "corda", "pissa_niter_4"] {
+        let error =
+            with("init_lora_weights", json!(start)).err().unwrap_or_else(|| panic!("{start} was read"));
+        assert!(error.to_string().contains("changes the base weights"), "{start}: {error}");
+    }
+    assert_eq!(with("r", json!(MAX_RANK)).unwrap().spec.rank, MAX_RANK);
+    assert!(with("r", json!(MAX_RANK + 1)).is_err());
+    assert_eq!(with("use_rslora", Value::Null).unwrap().spec.scale, LoraScale::Plain);
+    assert_eq!(with("target_modules", json!("all-linear")).unwrap().spec.targets, LoraTarget::ALL);
+    let whole = json!(["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]);
+    assert_eq!(with("target_modules", whole).unwrap().spec.targets, [LoraTarget::Query]);
+}
+
+#[test]
+fn a_part_of_a_joined_matrix_is_refused() {
+    let config = tiny_config(Family::Phi3);
+    let check = |targets: &[LoraTarget]| {
+        let spec = LoraSpec { targets: targets.to_vec(), ..spec() };
+        check_modules("x", &config, &spec).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&[LoraTarget::Output, LoraTarget::Down]), Ok(()));
+    for part in [LoraTarget::Query, LoraTarget::Key, LoraTarget::Value, LoraTarget::Gate, LoraTarget::Up] {
+        let refused = check(&[LoraTarget::Output, part]).unwrap_err();
+        assert!(refused.contains(&format!("{part} is a part of a joined matrix")), "{refused}");
+    }
+    assert!(check_modules("x", &tiny_config(Family::Qwen3), &spec()).is_ok());
+}

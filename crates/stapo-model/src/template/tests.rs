@@ -116,3 +116,40 @@ fn errors_name_the_line_of_the_template() {
         refused("a\n{% for m in messages %}\nx\n{{ m.content.nothing() }}{% endfor %}").contains("line 4")
     );
 }
+
+/// As `json.dumps` of Python writes it with `ensure_ascii=False`.
+#[test]
+fn json_is_written_as_by_python() {
+    let render = |source: &str| {
+        Template::new(source.into(), Dialect::Prompt).unwrap().render(&context! { x => "é\"\n" }, LIMITS)
+    };
+    let value = "{'a': [1, {'b': none}], 'c': x, 'd': [], 'e': {}, 'f': 0.5, 'g': true}";
+    let flat = r#"{"a": [1, {"b": null}], "c": "é\"\n", "d": [], "e": {}, "f": 0.5, "g": true}"#;
+    assert_eq!(render(&format!("{{{{ {value}|tojson }}}}")).unwrap(), flat);
+    let indented = "{\n  \"a\": [\n    1,\n    {\n      \"b\": null\n    }\n  ],\n  \"d\": []\n}";
+    let value = "{'a': [1, {'b': none}], 'd': []}";
+    assert_eq!(render(&format!("{{{{ {value}|tojson(indent=2) }}}}")).unwrap(), indented);
+    let wide = |n: usize| render(&format!("{{{{ [1]|tojson(indent={n}) }}}}")).unwrap().len();
+    assert_eq!([wide(16), wide(17), wide(1_000_000)], [5 + 16; 3], "an indentation is 16 wide at most");
+    let nested = |n: usize| render(&format!("{{{{ {}1{}|tojson }}}}", "[".repeat(n), "]".repeat(n)));
+    assert_eq!(nested(64).unwrap().len(), 129);
+    assert!(nested(65).unwrap_err().problem.contains("nested too deep"));
+    assert!(render("{{ y|default(none)|tojson }}").is_ok());
+    assert!(render("{{ [1]|tojson(separators=1) }}").is_err(), "an option that is not known");
+}
+
+#[test]
+fn literals_are_written_out_up_to_a_length() {
+    let check =
+        |source: String| Template::new(source, Dialect::Chat).map(drop).map_err(|refused| refused.problem);
+    let list = |n: usize| check(format!("{{{{ [{}] }}}}", vec!["1"; n].join(",")));
+    assert_eq!(list(4096), Ok(()));
+    assert!(list(4097).unwrap_err().contains("more than 4096 items"));
+    assert_eq!(check("{{ 'ab' * 2048 }}".into()), Ok(()));
+    assert!(check("{{ 'ab' * 2049 }}".into()).unwrap_err().contains("more than 4096 bytes"));
+    assert!(check("{{ 2049 * 'ab' }}".into()).unwrap_err().contains("more than 4096 bytes"));
+    assert_eq!(check("{{ 1000000 * 1000000 }}".into()), Ok(()));
+    let longest = " ".repeat(MAX_TEMPLATE_BYTES);
+    assert_eq!(check(longest.clone()), Ok(()));
+    assert!(check(longest + " ").unwrap_err().contains("262145 bytes"));
+}

@@ -206,3 +206,24 @@ proptest! {
         streamed(&SENTENCE_PIECE, &ids, &ids);
     }
 }
+
+/// A tokenizer of three letters, with or without a token for everything else.
+fn letters(unknown: Option<&str>) -> Tokenizer {
+    let mut vocabulary = json!({"a": 0, "b": 1, "é": 2});
+    unknown.map(|token| vocabulary[token] = 3.into());
+    let model = json!({"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": unknown});
+    Tokenizer::from_json("t", json!({"model": model}).to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn characters_without_a_token_are_named_once_in_their_order() {
+    for unknown in [None, Some("?")] {
+        let lost = |text: &str| letters(unknown).lost_characters(text).unwrap();
+        assert_eq!((lost("abéba"), lost("")), (vec![], vec![]), "{unknown:?}");
+        assert_eq!(lost("azbyzéx"), ['z', 'y', 'x'], "{unknown:?}");
+        assert_eq!(lost("a b"), [' '], "a blank counts where texts are not split at blanks");
+    }
+    // Every byte has a token, and blanks begin words.
+    assert_eq!(BYTE_LEVEL.lost_characters("né\n 😀").unwrap(), [' '; 0]);
+    assert_eq!(SENTENCE_PIECE.lost_characters("né 😀").unwrap(), [' '; 0]);
+}

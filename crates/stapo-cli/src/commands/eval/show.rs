@@ -4,6 +4,7 @@ use crate::shared::terminal::{COLUMNS, first_cell, wrapped};
 use crate::shared::units::{grouped, p_value, percent};
 use serde_json::Value;
 use stapo_core::record::EvalRecord;
+use stapo_core::stats::Estimate;
 use stapo_rl::lab::evaluation::{
     Agreement, Compared, EvalPlan, EvalRow, SIX, average, is_disputed, second_verdict,
 };
@@ -72,13 +73,18 @@ pub fn table(rows: &[EvalRow]) {
             );
             println!("{}", wrapped(&text, 0, COLUMNS));
         }
-        let six: Vec<&EvalRow> =
-            SIX.iter().filter_map(|name| rows.iter().find(|row| row.benchmark == *name).copied()).collect();
-        if let Some(mean) = average(&six).filter(|_| six.len() == SIX.len()) {
+        if let Some(mean) = mean_of_six(&rows) {
             println!("{:<14} {:>3}  {}", "mean of six", "", percent(&mean));
         }
         responses(&rows);
     }
+}
+
+/// The mean of the paper's six benchmarks, where all of them are there.
+fn mean_of_six(rows: &[&EvalRow]) -> Option<Estimate> {
+    let find = |name: &&str| rows.iter().find(|row| row.benchmark == *name).copied();
+    let six: Option<Vec<&EvalRow>> = SIX.iter().map(find).collect();
+    average(&six?)
 }
 
 /// What the responses of each benchmark are like.
@@ -163,6 +169,15 @@ fn agreeing(found: Agreement) -> f64 {
     1.0 - found.n_apart() as f64 / found.n_samples() as f64
 }
 
+/// What the difference B - A says.
+fn reading(row: &Compared) -> &'static str {
+    match (row.is_detectable(), row.paired.difference > 0.0) {
+        (false, _) => "no detectable difference",
+        (true, true) => "B is better",
+        (true, false) => "A is better",
+    }
+}
+
 /// One row per benchmark and decoding, with a reading of its difference.
 pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
     for (name, folder) in [("A", a), ("B", b)] {
@@ -180,15 +195,9 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
             );
         }
         let paired = &row.paired;
-        let verdict = if !row.is_detectable() {
-            "no detectable difference"
-        } else if paired.difference.is_sign_positive() {
-            "B is better"
-        } else {
-            "A is better"
-        };
+        let reading = reading(row);
         println!(
-            "{} {:>6} {:>6.1} {:>6.1}  {:<21} {:>8} {:>8}\n  {verdict}; detectable from {:.1} points",
+            "{} {:>6} {:>6.1} {:>6.1}  {:<21} {:>8} {:>8}\n  {reading}; detectable from {:.1} points",
             first_cell(&row.benchmark, NAME_WIDTH),
             paired.n_questions,
             100.0 * row.a,
@@ -216,7 +225,8 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stapo_core::stats::Estimate;
+    use serde_json::json;
+    use stapo_rl::lab::evaluation::compare;
 
     fn estimate(value: f64, n_samples: usize) -> Estimate {
         Estimate { value, standard_error: None, interval: None, n_questions: 3, n_samples }
@@ -256,5 +266,37 @@ mod tests {
     fn verifiers_agree_where_both_say_right_or_both_say_wrong() {
         let found = Agreement { n_both: 5, n_rule_alone: 1, n_second_alone: 0, n_neither: 2 };
         assert_eq!(share(agreeing(found)), "87.5 %");
+    }
+
+    #[test]
+    fn the_better_evaluation_is_named_where_the_difference_is_detectable() {
+        let record = |question: usize, is_right: bool| -> EvalRecord {
+            let verdict = if is_right { "right" } else { "wrong" };
+            let record = json!({"schema": 1, "benchmark": "b", "decoding": "d", "problem_id": question.to_string(),
+                "sample_idx": 0, "text": "", "n_tokens": 3, "finish": {"kind": "length_limit"}, "answer": null,
+                "verdict": verdict, "reason": ""});
+            serde_json::from_value(record).unwrap()
+        };
+        let [bad, middle, good] =
+            [0, 4, 8].map(|n_right| (0..8).map(|idx| record(idx, idx < n_right)).collect::<Vec<_>>());
+        let read = |a: &[EvalRecord], b: &[EvalRecord]| reading(&compare(a, b).unwrap()[0]);
+        assert_eq!([read(&bad, &good), read(&good, &bad)], ["B is better", "A is better"]);
+        assert_eq!([read(&bad, &middle), read(&good, &good)], ["no detectable difference"; 2]);
+    }
+
+    #[test]
+    fn the_mean_of_six_needs_all_six() {
+        let row = |benchmark: &&str, value: f64| EvalRow {
+            benchmark: (*benchmark).to_string(),
+            avg: estimate(value, 3),
+            ..row(1, &[])
+        };
+        let names = ["olympiad", "aime24", "minerva", "amc23", "other", "aime25", "math500"];
+        let rows: Vec<EvalRow> =
+            names.iter().zip([0.1, 0.2, 0.3, 0.4, 9.0, 0.5, 0.6]).map(|(n, v)| row(n, v)).collect();
+        let all: Vec<&EvalRow> = rows.iter().collect();
+        let mean = mean_of_six(&all).unwrap();
+        assert!((mean.value - 0.35).abs() < 1e-12, "{mean:?}");
+        assert!(mean_of_six(&all[1..]).is_none() && mean_of_six(&all[..6]).is_none());
     }
 }

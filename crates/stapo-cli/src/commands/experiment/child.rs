@@ -213,3 +213,21 @@ impl Leashes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_go_on_is_kept_under_the_next_free_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("arm/seed-0");
+        for n in 1..=3 {
+            std::fs::create_dir_all(&run).unwrap();
+            std::fs::write(run.join("metrics.jsonl"), format!("{n}")).unwrap();
+            move_aside(&run).unwrap();
+            let aside = folder.path().join(format!("arm/seed-0.aside-{n}/metrics.jsonl"));
+            assert_eq!((std::fs::read_to_string(aside).unwrap(), run.exists()), (n.to_string(), false));
+        }
+    }
+}

@@ -219,4 +219,26 @@ mod tests {
         assert!(measured_deviation(&arms, "d").is_none(), "one shared seed has no spread");
         assert!(measured_deviation(&arms, "e").is_none());
     }
+
+    /// The paper has 32 samples of a question of AIME and 4 of others; a benchmark of one's own has 4 too.
+    #[test]
+    fn a_benchmark_has_its_samples_unless_the_config_says_otherwise() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows: String = (0..5).map(|n| format!("{{\"problem\": \"{n}\", \"answer\": \"1\"}}\n")).collect();
+        std::fs::write(folder.path().join("mine.jsonl"), rows).unwrap();
+        let data = format!("evaluation.benchmark_data={:?}", folder.path());
+        let mine = folder.path().join("mine.jsonl").display().to_string();
+        let asked = |benchmarks: &str, more: &[&str]| {
+            let benchmarks = format!("evaluation.benchmarks={benchmarks}");
+            let settings = [&[benchmarks.as_str(), &data, "task.held_out_share=0.0"], more].concat();
+            let config = Config::from_toml("", settings.into_iter()).unwrap();
+            let found = questions(&config).unwrap().into_iter();
+            found.map(|asked| (asked.n_problems, asked.n_answers)).collect::<Vec<_>>()
+        };
+        assert_eq!(asked("[\"aime24\", \"math500\"]", &[]), [(30, 960), (500, 2000)]);
+        assert_eq!(asked(&format!("[{mine:?}]"), &[]), [(5, 20)]);
+        assert_eq!(asked("[\"aime24\"]", &["evaluation.benchmark_limit=7"]), [(7, 224)]);
+        let all = asked("[\"all\"]", &["evaluation.benchmark_samples=1"]);
+        assert_eq!(all.iter().map(|(_, n)| n).sum::<usize>(), 30 + 30 + 40 + 500 + 272 + 674);
+    }
 }

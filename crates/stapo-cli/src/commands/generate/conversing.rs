@@ -150,3 +150,29 @@ fn write_text(
     }
     Ok(writeln!(out)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conversation_goes_on_after_what_the_user_said() {
+        let asked = |text: &str| {
+            let record: PromptRecord = serde_json::from_str(text).unwrap();
+            question(4, &record).map_err(|error| error.to_string())
+        };
+        let plain = asked(r#"{"prompt": "1+1=", "id": 7}"#).unwrap();
+        assert_eq!((plain.line, plain.id, plain.is_chat), (4, Some(json!(7)), false));
+        assert_eq!((plain.problem.prompt.as_str(), plain.problem.earlier_turns.len()), ("1+1=", 0));
+        assert!(asked(r#"{"chat": "hi"}"#).unwrap().is_chat);
+        let turns = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}"#;
+        let problem = asked(turns).unwrap().problem;
+        assert_eq!((problem.prompt.as_str(), problem.earlier_turns[0].role.as_str()), ("u", "system"));
+        let answered =
+            r#"{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}"#;
+        assert!(asked(answered).err().unwrap().contains("the last is not the user's"));
+        for text in ["{}", r#"{"prompt": "a", "chat": "b"}"#, r#"{"tokens": [1]}"#] {
+            assert!(asked(text).err().unwrap().contains("expected one of prompt, chat, messages"), "{text}");
+        }
+    }
+}

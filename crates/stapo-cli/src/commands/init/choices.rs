@@ -235,4 +235,40 @@ mod tests {
         let (recompute, tokens, kv_mib, _) = fitted(Some(1));
         assert_eq!((recompute, tokens, kv_mib), (Recompute::Layers, 256, 256));
     }
+
+    /// Every value of the file is the one that was chosen for its key.
+    #[test]
+    fn a_config_has_each_choice_under_its_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut found = found(folder.path(), 60);
+        let mut choices = Choices::fitting(&found, DeviceName::Cpu, text::config).unwrap();
+        found.lengths = Lengths { median: 5, p99: 6, max: 7 };
+        (choices.max_prompt_tokens, choices.max_response_tokens) = (32, 48);
+        (choices.problems_per_step, choices.group_size, choices.problems_per_minibatch) = (12, 3, 6);
+        (choices.microbatch_tokens, choices.recompute, choices.kv_mib) = (1000, Recompute::Layers, 77);
+        (choices.learning_rate, choices.steps, choices.held_out_share) = (2e-5, 33, 0.3);
+        (choices.evaluation_problems, choices.drops_long_prompts) = (9, true);
+        let text = text::config(&found, &choices);
+        let config = Config::from_toml(&text, []).unwrap();
+        let (rollout, update) = (&config.rollout, &config.update);
+        assert_eq!((rollout.max_prompt_tokens, rollout.max_response_tokens), (32, 48));
+        assert_eq!((rollout.problems_per_step, rollout.group_size), (12, 3));
+        assert_eq!((update.problems_per_minibatch, update.microbatch_tokens), (6, 1000));
+        assert_eq!(update.learning_rate, 2e-5);
+        assert_eq!((config.steps, config.evaluation.problems, config.evaluation.samples), (33, 9, 1));
+        assert_eq!((config.task.held_out_share(), config.name.as_str()), (0.3, "rows"));
+        for line in [
+            "kv_mib = 77",
+            "recompute = \"layers\"",
+            "# Prompts have 5 tokens at the median, 6 at 99 %, 7 at most.",
+            "# The model takes 256 positions for prompt and response together.",
+            "long_prompts = \"drop\"",
+            "problem_field = \"problem\"",
+            "answer_field = \"answer\"",
+        ] {
+            assert!(text.lines().any(|own| own == line), "{line} is not in {text}");
+        }
+        choices.drops_long_prompts = false;
+        assert!(text::config(&found, &choices).contains("\nlong_prompts = \"refuse\"\n"));
+    }
 }

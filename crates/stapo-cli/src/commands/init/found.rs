@@ -241,3 +241,49 @@ fn lengths(prompts: &PromptModel, chat: bool, problems: &[Problem]) -> Result<Le
     let at = |share: f64| lengths.get(((lengths.len() - 1) as f64 * share) as usize).copied().unwrap_or(0);
     Ok(Lengths { median: at(0.5), p99: at(0.99), max: at(1.0) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_is_what_most_references_look_like() {
+        let mode = |references: &[&str]| {
+            let problem = |reference: &&str| Problem {
+                id: String::new(),
+                earlier_turns: Vec::new(),
+                prompt: String::new(),
+                reference: (*reference).to_string(),
+            };
+            JudgeMode::fitting(&references.iter().map(problem).collect::<Vec<_>>())
+        };
+        assert_eq!(mode(&["A", "b", "D"]), JudgeMode::MultipleChoice);
+        assert_eq!(
+            mode(&["A", "BC", "D"]),
+            JudgeMode::Exact,
+            "all references are letters, or none counts as one"
+        );
+        assert_eq!(mode(&["A", "7"]), JudgeMode::Math);
+        assert_eq!(mode(&["12", "yes"]), JudgeMode::Math, "half of them are enough");
+        assert_eq!(mode(&["12", "yes", "no"]), JudgeMode::Exact);
+        assert_eq!([mode(&["\\pi"]), mode(&["x = y"]), mode(&["$x$"])], [JudgeMode::Math; 3]);
+        assert_eq!([mode(&["yes"]), mode(&["é"])], [JudgeMode::Exact; 2]);
+    }
+
+    #[test]
+    fn lengths_are_those_of_sorted_prompts() {
+        let prompts = PromptModel::open(&ModelSource::Builtin).unwrap();
+        let problem = |n: usize| Problem {
+            id: n.to_string(),
+            earlier_turns: Vec::new(),
+            prompt: "1".repeat(n),
+            reference: String::new(),
+        };
+        // 101 prompts of 1 to 101 characters, the longest first: each character is a token.
+        let problems: Vec<Problem> = (1..=101).rev().map(problem).collect();
+        let first = lengths(&prompts, false, &problems[100..]).unwrap();
+        let Lengths { median, p99, max } = lengths(&prompts, false, &problems).unwrap();
+        let offset = first.median - 1;
+        assert_eq!((median - offset, p99 - offset, max - offset), (51, 100, 101));
+    }
+}

@@ -132,3 +132,23 @@ impl WatchPretrain for PretrainView {
         self.stop.name()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_in_order_are_a_share_with_its_interval() {
+        let eval = HeldOutPairs { n_pairs: 40, accuracy: 0.75, low: 0.6, high: 0.8625 };
+        assert_eq!(in_order(&eval), "75.0 % (95 % interval 60.0 to 86.2, 40 pairs)");
+        let metrics: RankingMetrics = serde_json::from_value(serde_json::json!({
+            "n_pairs": 8, "accuracy": 0.625, "score_chosen": 1.5, "score_rejected": -0.25,
+        }))
+        .unwrap();
+        assert_eq!(ranked(&metrics), "pairs in order 62.5 %  scores +1.500 -0.250");
+        let line = ranked(&RankingMetrics { eval: Some(eval), ..metrics });
+        assert!(
+            line.ends_with("-0.250  held-out pairs in order 75.0 % (95 % interval 60.0 to 86.2, 40 pairs)")
+        );
+    }
+}

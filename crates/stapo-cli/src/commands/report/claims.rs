@@ -391,6 +391,9 @@ pub fn parameters(study: &Study) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::study::StudyKind;
+    use crate::shared::study::tests::{metrics, run, study};
+    use serde_json::json;
 
     #[test]
     fn a_claim_needs_every_comparison_and_falls_with_one() {
@@ -428,5 +431,37 @@ mod tests {
         };
         assert_eq!(among(high, [low, wide]), Reading::Undecided);
         assert_eq!(among(low, [wide, high]), Reading::Contradicted);
+    }
+
+    /// Of one token in a thousand the claim is no longer true.
+    #[test]
+    fn few_tokens_are_fewer_than_one_in_a_thousand_in_every_run() {
+        let silencing = |n_silenced: usize| {
+            let step = metrics(1, &json!({"n_silenced": n_silenced, "n_tokens": 10_000}));
+            run("s/a", &[], vec![step.clone(), metrics(2, &json!({"n_silenced": 0, "n_tokens": 10_000}))])
+        };
+        let read = |counts: &[usize]| {
+            let runs = counts.iter().map(|n| silencing(*n)).collect();
+            few_tokens(&study(StudyKind::Runs, vec![("a", runs)])).reading
+        };
+        assert_eq!(read(&[19, 1]), Reading::Supported);
+        assert_eq!([read(&[20, 1]), read(&[1, 21])], [Reading::Undecided; 2]);
+        assert_eq!(read(&[0, 0]), Reading::NotTested);
+        assert_eq!(read(&[0, 19]), Reading::Supported, "a run without a mask says nothing");
+    }
+
+    #[test]
+    fn one_difference_between_sampling_and_training_contradicts_exactness() {
+        let read = |distances: &[f64]| {
+            let steps =
+                (1..).zip(distances).map(|(step, far)| metrics(step, &json!({"exactness_max_abs": far})));
+            let claim =
+                exactness(&study(StudyKind::Run, vec![("a", vec![run("s/a", &[], steps.collect())])]));
+            (claim.reading, claim.evidence)
+        };
+        let all = (Reading::Supported, "max |logp − behavior_logp| = 0 over 3 steps".to_string());
+        assert_eq!(read(&[0.0, 0.0, 0.0]), all);
+        let one = (Reading::Contradicted, "max |logp − behavior_logp| = 0.5 over 3 steps".to_string());
+        assert_eq!(read(&[0.0, 0.5, 0.0]), one);
     }
 }

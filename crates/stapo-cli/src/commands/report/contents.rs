@@ -452,3 +452,17 @@ fn shell_quoted(text: &str) -> String {
         format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_one_word_of_a_command() {
+        assert_eq!(shell_quoted("runs/a-1.b_c"), "runs/a-1.b_c");
+        assert_eq!(shell_quoted("my run"), "'my run'");
+        assert_eq!(shell_quoted("a;rm -rf $HOME"), "'a;rm -rf $HOME'");
+        assert_eq!((shell_quoted("it's"), shell_quoted("")), ("'it'\\''s'".to_string(), "''".to_string()));
+        assert_eq!((capital("held-out"), capital("")), ("Held-out".to_string(), String::new()));
+    }
+}

@@ -48,3 +48,34 @@ fn mean(run: &RunData, steps: std::ops::Range<usize>, metric: Metric) -> Option<
 fn shown(share: Option<f64>) -> String {
     share.map_or("–".to_string(), |share| format!("{:.1}", 100.0 * share))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::study::StudyKind;
+    use crate::shared::study::tests::{metrics, run, study};
+    use serde_json::json;
+
+    /// Twenty steps, of which the first two and the last two are a tenth.
+    #[test]
+    fn a_judge_is_compared_with_the_rule_over_all_steps_and_at_both_ends() {
+        let step = |step: u64| {
+            let judge = json!({"asked_share": 0.5, "agreement": if step < 11 { 0.5 } else { 1.0 }, "rule_accuracy": 1.0 - step as f64 / 100.0});
+            metrics(step, &json!({"accuracy": step as f64 / 20.0, "judge": judge}))
+        };
+        let judged = run(
+            "s/judged",
+            &["task.verifier={kind=\"judge\",model=\"o/judge\"}"],
+            (1..=20).map(step).collect(),
+        );
+        let plain = run("s/plain", &[], vec![metrics(1, &json!({}))]);
+        let both = study(StudyKind::Runs, vec![("judged", vec![judged]), ("plain", vec![plain])]);
+        let table = table(&both).unwrap();
+        let cells: Vec<String> = table.rows[0].cells.iter().map(|cell| cell.to_plain()).collect();
+        assert_eq!(cells, ["judged", "o/judge", "50.0", "75.0", "7.5 → 97.5", "98.5 → 80.5"]);
+        assert_eq!(table.rows.len(), 1, "a run without a judge has no row");
+        let alone = study(StudyKind::Run, vec![("plain", vec![run("s/plain", &[], Vec::new())])]);
+        assert!(super::table(&alone).is_none());
+        assert_eq!(shown(None), "–");
+    }
+}

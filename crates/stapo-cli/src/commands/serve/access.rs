@@ -212,4 +212,24 @@ mod tests {
         };
         assert_eq!((named("box:80"), named("evil.example")), (200, 403));
     }
+
+    /// The token for one use is worth nothing afterwards, so that the cookie has the other one.
+    #[test]
+    fn a_token_is_exchanged_for_a_cookie_that_no_script_and_no_other_site_sees() {
+        let access = Access::new(([127, 0, 0, 1], 7860).into(), "box".into(), Token::Demanded).unwrap();
+        let token = access.token().unwrap().to_string();
+        let once = access.token_for_once().unwrap().unwrap();
+        for given in [&once, &token] {
+            let head = format!("GET /?token={given} HTTP/1.1\r\nHost: localhost:7860");
+            let response = access.check(&request(&head)).unwrap().unwrap();
+            let cookie =
+                format!("stapo_token_7860={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000");
+            assert_eq!((response.status, response.body), (303, Vec::new()));
+            assert_eq!(response.headers, [("Location", "/".to_string()), ("Set-Cookie", cookie)]);
+        }
+        // A foreign name and a foreign page are refused before the token is looked at.
+        let asked = |lines: &str| status(&access, &format!("GET /?token={token} HTTP/1.1\r\n{lines}"));
+        assert_eq!(asked("Host: evil.example"), 403);
+        assert_eq!(asked("Host: localhost\r\nOrigin: http://evil.example"), 403);
+    }
 }

@@ -141,3 +141,58 @@ fn differences(site: &Site, request: &Request) -> Result<Response, Refusal> {
         runs.iter().zip(settings).map(|((id, _), settings)| json!({ "id": id, "settings": settings }));
     Ok(Response::json(&json!({ "runs": found.collect::<Vec<_>>() })))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::http::tests::request;
+    use super::*;
+    use serde_json::Value;
+
+    /// A run of two steps under an address, and the answer to a question about it.
+    fn ask(query: &str) -> Result<Value, (u16, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        std::fs::write(folder.path().join("a/plan.toml"), "steps = 2\n").unwrap();
+        let lines = "{\"step\": 1, \"loss\": 2.0}\n{\"step\": 2, \"loss\": 4.0}\n";
+        std::fs::write(folder.path().join("a/metrics.jsonl"), lines).unwrap();
+        let site = Site::new(folder.path(), "here".into());
+        site.refresh(Look::Everything);
+        let asked = answer(&site, &request(&format!("GET /api/{query} HTTP/1.1\r\nHost: h")));
+        let body = asked.map_err(|refusal| (refusal.status, refusal.reason))?.body;
+        Ok(serde_json::from_slice(&body).unwrap())
+    }
+
+    #[test]
+    fn as_many_curves_as_the_limit_are_answered_at_once() {
+        let query = |n_runs: usize, n_keys: usize| {
+            let names = ["&run=a".repeat(n_runs), "&key=loss".repeat(n_keys)].concat();
+            ask(&format!("series?x=step{names}")).map(|found| found["runs"].as_array().unwrap().len())
+        };
+        assert_eq!(query(200, 20), Ok(200));
+        assert_eq!(query(200, 21), Err((400, "more than 4000 curves at once".to_string())));
+        assert_eq!(query(201, 1).unwrap_err().0, 400);
+    }
+
+    #[test]
+    fn a_curve_has_the_points_in_its_window_after_a_step() {
+        let points = |query: &str| {
+            let found = ask(&format!("series?run=a&key=loss{query}")).unwrap();
+            let curve = &found["runs"][0]["curves"]["loss"];
+            assert_eq!(found["runs"][0]["last_step"], 2.0);
+            (curve["x"].clone(), curve["y"].clone())
+        };
+        let all = (json!([1.0, 2.0]), json!([2.0, 4.0]));
+        let [first, second] = [(json!([1.0]), json!([2.0])), (json!([2.0]), json!([4.0]))];
+        assert_eq!([points(""), points("&from=1&to=2")], [all.clone(), all]);
+        assert_eq!([points("&to=1"), points("&to=1.5")], [first.clone(), first]);
+        assert_eq!([points("&from=2"), points("&after=1")], [second.clone(), second]);
+        assert_eq!(points("&after=2").0, json!([]));
+        assert_eq!(ask("series?run=a&key=loss&x=day").unwrap_err().0, 400);
+        let run = ask("run?run=a").unwrap();
+        assert_eq!(
+            (&run["last_step"], &run["generation"], &run["id"]),
+            (&json!(2.0), &json!(0), &json!("a"))
+        );
+        assert!(run["keys"].as_array().unwrap().contains(&json!("loss")) && run["plan"] == "steps = 2\n");
+    }
+}

@@ -258,3 +258,87 @@ pub fn evaluations(site: &Site, request: &Request) -> Result<Response, Refusal> 
     let answer = super::evaluations::of_run(id, &records).map_err(|error| unreadable(&error))?;
     Ok(Response::json(&answer))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::http::tests::request;
+    use super::super::index::Look;
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn add_run(root: &Path, name: &str, plan: &str) {
+        fs::create_dir_all(root.join(name)).unwrap();
+        fs::write(root.join(name).join("plan.toml"), plan).unwrap();
+    }
+
+    /// Two experiments with an arm of the same name, and runs by themselves, of which two are seeds of each other.
+    fn site(root: &Path) -> Site {
+        for name in ["e", "f"] {
+            add_run(root, &format!("{name}/s-0"), "seed = 0\nsteps = 1\n");
+            let arms = json!([{"name": "s", "seed": 0, "run": "s-0", "settings": []}]);
+            let experiment = json!({"schema": 1, "name": name, "method": null, "arms": arms});
+            fs::write(root.join(name).join("experiment.json"), experiment.to_string()).unwrap();
+        }
+        for (name, seed, steps) in [("l-0", 0, 1), ("l-1", 1, 1), ("m", 0, 2)] {
+            add_run(root, name, &format!("seed = {seed}\nsteps = {steps}\n"));
+        }
+        let site = Site::new(root, "here".into());
+        site.refresh(Look::Everything);
+        site
+    }
+
+    #[test]
+    fn an_arm_has_the_name_of_its_experiment_where_two_are_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = site(folder.path());
+        let arms = |query: &str| {
+            let request = request(&format!("GET /api/compare?{query} HTTP/1.1\r\nHost: h"));
+            let runs = runs_of(&site, &request).map_err(|refusal| refusal.status)?;
+            let arms = arms_of(&site, &runs).into_iter();
+            Ok(arms.map(|arm| format!("{}: {}", arm.name, arm.runs.join(" "))).collect::<Vec<_>>())
+        };
+        assert_eq!(arms("experiment=e"), Ok(vec!["s: e/s-0".to_string()]));
+        let both = ["e/s: e/s-0", "f/s: f/s-0"].map(String::from).to_vec();
+        assert_eq!(arms("run=e/s-0&run=f/s-0"), Ok(both));
+        let lone = ["l-0: l-0 l-1", "m: m"].map(String::from).to_vec();
+        assert_eq!(arms("run=l-0&run=m&run=l-1"), Ok(lone));
+        assert_eq!([arms("experiment=g"), arms("run=g"), arms("")], [Err(404), Err(404), Err(400)]);
+    }
+
+    #[test]
+    fn the_bytes_of_records_count_those_of_evaluations_inside_too() {
+        let folder = tempfile::tempdir().unwrap();
+        for (file, n) in [
+            ("metrics.jsonl", 100),
+            ("tokens/step-000001.jsonl", 20),
+            ("eval/step-000001.jsonl", 3),
+            ("eval/later/samples.jsonl", 4),
+            ("rollouts/step-000001.jsonl", 1000),
+            ("tokens/inner/step-000001.jsonl", 5000),
+        ] {
+            let path = folder.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x".repeat(n)).unwrap();
+        }
+        let run = folder.path().to_owned();
+        assert_eq!(n_bytes([&run].into_iter(), &["", "tokens", "explored", "eval"]), 127);
+        assert_eq!(n_bytes([&run, &run].into_iter(), &["eval"]), 14);
+    }
+
+    /// The mirror image of a comparison whose numbers a test of the served page has.
+    #[test]
+    fn a_loss_has_a_minus_in_the_difference_and_at_both_ends() {
+        let record = |question: usize, n_right: usize| -> stapo_core::record::EvalRecord {
+            let verdict = if question < n_right { "right" } else { "wrong" };
+            let record = json!({"schema": 1, "benchmark": "b", "decoding": "greedy", "problem_id": question.to_string(),
+                "sample_idx": 0, "text": "", "n_tokens": 3, "finish": {"kind": "length_limit"}, "answer": null,
+                "verdict": verdict, "reason": ""});
+            serde_json::from_value(record).unwrap()
+        };
+        let [all, one] = [6, 1].map(|n_right| (0..6).map(|idx| record(idx, n_right)).collect::<Vec<_>>());
+        let table = shown("", &paired(&compare(&all, &one).unwrap()));
+        let cells = ["b", "−83.3 (−126.2 to −40.5)", "no detectable difference", "0.0625", "6", "greedy"];
+        assert_eq!(table["rows"], json!([cells]));
+    }
+}

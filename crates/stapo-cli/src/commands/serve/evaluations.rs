@@ -55,10 +55,8 @@ fn benchmark(name: &str, decoding: &str, records: &[&EvalRecord]) -> anyhow::Res
         let of_step = records.iter().filter(|record| record.step == *step);
         let samples: BTreeMap<(&str, usize), &EvalRecord> =
             of_step.map(|record| ((record.problem_id.as_str(), record.sample_idx), *record)).collect();
-        let samples: Vec<EvalRecord> = samples.into_values().cloned().collect();
-        results.extend(rows(&samples)?);
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for record in records.iter().filter(|record| record.step == *step) {
+        for record in samples.values() {
             let (n, n_right) = counts.entry(&record.problem_id).or_default();
             *n += 1;
             *n_right += usize::from(record.verdict == Verdict::Right);
@@ -73,6 +71,8 @@ fn benchmark(name: &str, decoding: &str, records: &[&EvalRecord]) -> anyhow::Res
                 question.shares[idx] = Some(n_right as f64 / n as f64);
             }
         }
+        let samples: Vec<EvalRecord> = samples.into_values().cloned().collect();
+        results.extend(rows(&samples)?);
     }
     Ok(Benchmark {
         name: name.to_string(),
@@ -88,14 +88,24 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn record(step: u64, id: &str, sample: usize, is_right: bool) -> EvalRecord {
+        serde_json::from_value(json!({"schema": 1, "benchmark": "b", "decoding": "d", "step": step, "problem_id": id,
+            "sample_idx": sample, "text": "", "n_tokens": 3, "finish": {"kind": "length_limit"}, "answer": null,
+            "verdict": if is_right { "right" } else { "wrong" }, "reason": ""}))
+        .unwrap()
+    }
+
+    /// An evaluation that was resumed may have recorded a sample before and after.
+    #[test]
+    fn a_sample_that_is_recorded_twice_counts_once() {
+        let records = [record(5, "x", 0, false), record(5, "x", 1, true), record(5, "x", 1, true)];
+        let found = of_run("r", &records).unwrap();
+        let benchmark = &found.benchmarks[0];
+        assert_eq!((benchmark.results[0].avg.value, &benchmark.questions[0].shares), (0.5, &vec![Some(0.5)]));
+    }
+
     #[test]
     fn questions_have_a_share_for_every_step_that_asked_them() {
-        let record = |step: u64, id: &str, sample: usize, is_right: bool| -> EvalRecord {
-            serde_json::from_value(json!({"schema": 1, "benchmark": "b", "decoding": "d", "step": step, "problem_id": id,
-                "sample_idx": sample, "text": "", "n_tokens": 3, "finish": {"kind": "length_limit"}, "answer": null,
-                "verdict": if is_right { "right" } else { "wrong" }, "reason": ""}))
-            .unwrap()
-        };
         let records = [
             record(5, "x", 0, false),
             record(5, "x", 1, true),

@@ -269,4 +269,53 @@ pub(super) mod tests {
             assert_eq!(status(head), expected, "{head}");
         }
     }
+
+    /// No guessed type, no address of ours in another page's log, no other page or window that holds the answer, no copy.
+    #[test]
+    fn every_answer_keeps_to_its_page() {
+        let head = head(200, "text/plain");
+        for line in [
+            "HTTP/1.1 200 OK",
+            "Content-Type: text/plain",
+            "X-Content-Type-Options: nosniff",
+            "Referrer-Policy: no-referrer",
+            "Cross-Origin-Resource-Policy: same-origin",
+            "Cross-Origin-Opener-Policy: same-origin",
+            "Cache-Control: no-store",
+            "Connection: close",
+        ] {
+            assert!(head.split("\r\n").any(|own| own == line), "{line} is not in {head}");
+        }
+        let policy =
+            head.split("\r\n").find_map(|line| line.strip_prefix("Content-Security-Policy: ")).unwrap();
+        let policy: Vec<&str> = policy.split("; ").map(str::trim).collect();
+        for rule in ["default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+        {
+            assert!(policy.contains(&rule), "{rule} is not in {policy:?}");
+        }
+    }
+
+    /// The words of RFC 9110 and RFC 6585.
+    #[test]
+    fn a_refusal_has_its_status_and_its_reason() {
+        let phrases = [
+            (303, "See Other"),
+            (400, "Bad Request"),
+            (401, "Unauthorized"),
+            (403, "Forbidden"),
+            (404, "Not Found"),
+            (405, "Method Not Allowed"),
+            (408, "Request Timeout"),
+            (413, "Content Too Large"),
+            (431, "Request Header Fields Too Large"),
+            (503, "Service Unavailable"),
+        ];
+        for (status, phrase) in phrases {
+            assert!(head(status, "").starts_with(&format!("HTTP/1.1 {status} {phrase}\r\n")));
+            let response = Response::refusal(&Refusal::new(status, "why"));
+            assert_eq!((response.status, response.body), (status, b"why\n".to_vec()));
+            let allows = [("Allow", "GET, HEAD".to_string())];
+            assert_eq!(response.headers, allows[..usize::from(status == 405)]);
+        }
+    }
 }

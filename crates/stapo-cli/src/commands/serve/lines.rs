@@ -163,4 +163,19 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("a"), folder.path().join("b")).unwrap();
         assert!(open_plain(&folder.path().join("b")).is_err());
     }
+
+    #[test]
+    fn a_line_without_end_is_an_error_and_not_held_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let read = |n_bytes: usize| {
+            let text = [&b"one\n"[..], &vec![b'x'; n_bytes]].concat();
+            std::fs::write(&path, text).unwrap();
+            let mut lines = Vec::new();
+            let read = Tail::new(&path).read(&mut lines, Vec::clear, |lines, line| lines.push(line.to_vec()));
+            (lines.len(), read.map(|found| found.n_lines).map_err(|error| error.to_string()))
+        };
+        assert_eq!(read(MAX_LINE), (1, Ok(1)));
+        assert_eq!(read(MAX_LINE + 1).1, Err(format!("a line of more than {MAX_LINE} bytes")));
+    }
 }

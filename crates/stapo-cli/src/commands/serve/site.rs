@@ -142,12 +142,12 @@ impl Site {
             lock(&self.columns).entry(id.to_string()).or_insert_with(|| Arc::new(Mutex::new(fresh()))),
         );
         lock(&run).read();
-        self.forget_unused();
+        self.forget_unused(MAX_CACHE_BYTES);
         Some(run)
     }
 
-    /// Drops the least recently requested runs until the rest fits; never the newest one.
-    fn forget_unused(&self) {
+    /// Drops the least recently requested runs until the rest fits into `max_bytes`; never the newest one.
+    fn forget_unused(&self, max_bytes: usize) {
         let mut open = lock(&self.columns);
         let mut sizes: Vec<(Instant, usize, String)> = open
             .iter()
@@ -160,7 +160,7 @@ impl Site {
         let mut total: usize = sizes.iter().map(|(_, n_bytes, _)| n_bytes).sum();
         sizes.pop();
         for (_, n_bytes, id) in sizes {
-            if total <= MAX_CACHE_BYTES {
+            if total <= max_bytes {
                 break;
             }
             open.remove(&id);
@@ -201,4 +201,74 @@ impl Drop for Listener<'_> {
 /// A thread that panicked while it held the lock leaves values that are whole: every change is a single assignment.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn site(root: &Path, runs: &[&str]) -> Site {
+        runs.iter().for_each(|run| add_run(root, run));
+        let site = Site::new(root, "here".into());
+        site.refresh(Look::Everything);
+        site
+    }
+
+    fn add_run(root: &Path, name: &str) {
+        fs::create_dir_all(root.join(name)).unwrap();
+        fs::write(root.join(name).join("plan.toml"), "steps = 2\n").unwrap();
+        fs::write(root.join(name).join("metrics.jsonl"), "{\"step\": 1, \"loss\": 2.0}\n").unwrap();
+    }
+
+    fn ids(news: &News) -> (Vec<&str>, Vec<&str>) {
+        let rows = news.rows.iter().map(|row| row.id.as_str());
+        (rows.collect(), news.gone.iter().map(String::as_str).collect())
+    }
+
+    #[test]
+    fn a_page_learns_what_is_newer_than_what_it_knows() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = site(folder.path(), &["a", "b"]);
+        let first = site.news(0);
+        assert_eq!(ids(&first), (vec!["a", "b"], vec![]));
+        // Versions count on from the clock, so that a page of an earlier server takes everything as new.
+        assert!(first.version > 1_700_000_000_000, "{}", first.version);
+        site.refresh(Look::Everything);
+        assert_eq!(site.news(0).version, first.version, "nothing has changed");
+        assert_eq!(ids(&site.news(first.version)), (vec![], vec![]));
+        fs::remove_dir_all(folder.path().join("a")).unwrap();
+        add_run(folder.path(), "c");
+        site.refresh(Look::Everything);
+        let second = site.wait(first.version, Duration::ZERO);
+        assert_eq!((second.version, ids(&second)), (first.version + 1, (vec!["c"], vec!["a"])));
+        assert_eq!(ids(&site.news(0)), (vec!["b", "c"], vec!["a"]));
+    }
+
+    #[test]
+    fn a_listener_counts_while_it_listens() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = site(folder.path(), &[]);
+        let listeners = [site.listen(), site.listen()];
+        assert_eq!(site.n_listeners(), 2);
+        drop(listeners);
+        assert_eq!(site.n_listeners(), 0);
+    }
+
+    #[test]
+    fn the_run_that_was_looked_at_least_lately_is_forgotten_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = site(folder.path(), &["a", "b", "c"]);
+        let n_bytes = |id: &str| lock(&site.open(id).unwrap()).columns.n_bytes();
+        let total: usize = ["a", "b", "c"].map(n_bytes).iter().sum();
+        let kept = |max_bytes: usize| {
+            site.forget_unused(max_bytes);
+            lock(&site.columns).keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(kept(total), ["a", "b", "c"]);
+        n_bytes("a");
+        assert_eq!(kept(total - 1), ["a", "c"]);
+        assert_eq!(kept(0), ["a"], "the newest stays");
+        assert!(site.open("nowhere").is_none());
+    }
 }

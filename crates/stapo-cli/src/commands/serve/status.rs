@@ -172,4 +172,38 @@ mod tests {
         let silent = status(&facts(&[start("there")])).text;
         assert!(silent.starts_with("on there: its files have been silent for 166 minutes"), "{silent}");
     }
+
+    #[test]
+    fn a_status_says_why_a_run_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let end = |events: &[Event], step: u64| {
+            let facts = Facts {
+                folder: folder.path(),
+                events,
+                step,
+                steps: Some(4),
+                age: Duration::ZERO,
+                seconds_per_step: None,
+                host: "here",
+                problem: None,
+            };
+            let Status { kind, text } = status(&facts);
+            (kind, text)
+        };
+        let stop = |reason: &str| event(&json!({"event": "stop", "reason": reason, "text": "SIGTERM\nmore"}));
+        use StatusKind::{Died, Done, Stopped};
+        for (reason, kind, text) in [
+            ("done", Done, "SIGTERM"),
+            ("target_reached", Done, "target reached"),
+            ("no_improvement", Done, "no improvement"),
+            ("nothing_learned", Done, "nothing learned"),
+            ("signal", Stopped, "by SIGTERM; stapo train --resume continues it"),
+            ("error", Died, "SIGTERM"),
+        ] {
+            assert_eq!(end(&[start("here"), stop(reason)], 4), (kind, text.to_string()), "{reason}");
+        }
+        // A program that recorded no events leaves its steps alone.
+        assert_eq!([3, 4, 5].map(|step| end(&[], step).0), [Stopped, Done, Done]);
+        assert_eq!(end(&[start("here")], 4).0, Died, "a run that was killed at its last step has no end");
+    }
 }

@@ -179,22 +179,7 @@ impl Screen {
         }
         let n_steps = self.accuracy.len();
         let time = span(self.started.elapsed());
-        let headline = match (outcome, best) {
-            (Outcome::Done, _) => format!("done: {n_steps} steps in {time}"),
-            (Outcome::TargetReached, _) => format!("target reached after {n_steps} steps in {time}"),
-            (Outcome::NoImprovement, Some(best)) => {
-                format!(
-                    "ended after {n_steps} steps in {time}: no better evaluation since step {}",
-                    best.step
-                )
-            }
-            (Outcome::NoImprovement, None) => format!("ended after {n_steps} steps in {time}"),
-            (Outcome::NothingLearned, _) => {
-                format!("ended after {n_steps} steps in {time}: every group has equal rewards")
-            }
-            (Outcome::Stopped, _) if n_steps == 0 => "stopped before the first step".to_string(),
-            (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
-        };
+        let headline = headline(outcome, best, n_steps, &time);
         let shown = |value: Option<f64>| value.map_or("-".to_string(), percent);
         let row = |label: &str, value: &str| format!("{:<18} {value}", label.to_lowercase());
         let mut rows = vec![
@@ -220,6 +205,23 @@ impl Screen {
             ScreenMode::Live(_) | ScreenMode::Lines(_) => stdout().write_all(said.as_bytes())?,
         }
         Ok(())
+    }
+}
+
+/// How a run ended, in one line.
+fn headline(outcome: Outcome, best: Option<&Best>, n_steps: usize, time: &str) -> String {
+    match (outcome, best) {
+        (Outcome::Done, _) => format!("done: {n_steps} steps in {time}"),
+        (Outcome::TargetReached, _) => format!("target reached after {n_steps} steps in {time}"),
+        (Outcome::NoImprovement, Some(best)) => {
+            format!("ended after {n_steps} steps in {time}: no better evaluation since step {}", best.step)
+        }
+        (Outcome::NoImprovement, None) => format!("ended after {n_steps} steps in {time}"),
+        (Outcome::NothingLearned, _) => {
+            format!("ended after {n_steps} steps in {time}: every group has equal rewards")
+        }
+        (Outcome::Stopped, _) if n_steps == 0 => "stopped before the first step".to_string(),
+        (Outcome::Stopped, _) => format!("stopped after {n_steps} steps; saved"),
     }
 }
 
@@ -424,5 +426,27 @@ mod tests {
         let long: Vec<f64> = (0..500).map(|n| f64::from(n) / 500.0).collect();
         assert!(curve(&long, &percent).chars().count() + "accuracy ".len() <= 80);
         assert!(curve(&long, &nats).chars().count() + "entropy  ".len() <= 80);
+    }
+
+    #[test]
+    fn the_headline_says_how_a_run_ended() {
+        let best = Best { schema: 1, step: 7, metric: "held_out".into(), value: 0.5, extra: Extra::new() };
+        let ending = |outcome, n_steps| headline(outcome, Some(&best), n_steps, "3 s");
+        assert_eq!(ending(Outcome::Done, 9), "done: 9 steps in 3 s");
+        assert_eq!(ending(Outcome::TargetReached, 9), "target reached after 9 steps in 3 s");
+        assert_eq!(
+            ending(Outcome::NoImprovement, 9),
+            "ended after 9 steps in 3 s: no better evaluation since step 7"
+        );
+        assert_eq!(
+            ending(Outcome::NothingLearned, 9),
+            "ended after 9 steps in 3 s: every group has equal rewards"
+        );
+        assert_eq!(ending(Outcome::Stopped, 9), "stopped after 9 steps; saved");
+        assert_eq!(ending(Outcome::Stopped, 0), "stopped before the first step");
+        assert_eq!(headline(Outcome::NoImprovement, None, 9, "3 s"), "ended after 9 steps in 3 s");
+        assert_eq!(best_row(&best), "best checkpoint    step 7, held_out 50.0 %");
+        let none = Best { step: 0, ..best };
+        assert!(best_row(&none).ends_with("50.0 %: no evaluation was better than before training"));
     }
 }

@@ -129,4 +129,37 @@ mod tests {
         assert_eq!(signature.to_vec(), bytes(expected));
         assert!(is_right(&public, b"", &signature).unwrap());
     }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_private_key_that_any_other_user_can_use_signs_nothing() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key.pem");
+        std::fs::write(&key, KEY).unwrap();
+        let signed = |mode: u32| {
+            std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
+            sign(&key, b"x").map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!([signed(0o400), signed(0o600)], [Ok(()), Ok(())]);
+        for mode in [0o440, 0o404, 0o620, 0o602, 0o610, 0o601] {
+            let refused = signed(mode).unwrap_err();
+            assert!(refused.contains(&format!("its mode is {mode:o}, so others may")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let public = folder.path().join("public.pem");
+        let read = |content: &[u8]| {
+            std::fs::write(&public, content).unwrap();
+            is_right(&public, b"", &[0; 64]).map_err(|error| error.to_string())
+        };
+        assert!(read(&[7; 4096]).unwrap_err().contains("no Ed25519 public key"));
+        assert!(read(&[7; 4097]).unwrap_err().contains("is no file of at most 4096 bytes"));
+        assert!(read(KEY.as_bytes()).unwrap_err().contains("no Ed25519 public key"));
+        assert!(read(&[7; 31]).unwrap_err().contains("no Ed25519 public key"));
+        assert!(is_right(folder.path(), b"", &[0; 64]).is_err(), "a folder");
+    }
 }

@@ -237,4 +237,22 @@ mod tests {
         assert_eq!([found.truncated, found.no_answer, found.unparsable], [0.2, 0.4, 0.2]);
         assert_eq!((found.avg.value, found.avg.n_questions), (0.5, 2));
     }
+
+    /// Each benchmark has its last evaluation; a sample that was recorded twice counts as it was recorded last.
+    #[test]
+    fn the_last_evaluation_of_each_benchmark_counts_and_a_sample_once() {
+        let at = |step: u64, benchmark: &str, verdict: &str| {
+            let record = EvalRecord { step: Some(step), ..sample("q", 0, verdict, 5, false) };
+            EvalRecord { benchmark: benchmark.into(), ..record }
+        };
+        let mut run = crate::shared::study::tests::run("s/a", &[], Vec::new());
+        run.evals =
+            vec![at(10, "b", "wrong"), at(5, "b", "right"), at(5, "c", "right"), at(10, "b", "right")];
+        let kind = crate::shared::study::StudyKind::Run;
+        let study = crate::shared::study::tests::study(kind, vec![("a", vec![run])]);
+        let found = scores(&study).unwrap();
+        let shown: Vec<_> =
+            found.iter().map(|s| (s.benchmark.as_str(), s.avg.value, s.avg.n_samples)).collect();
+        assert_eq!(shown, [("b", 1.0, 1), ("c", 1.0, 1)]);
+    }
 }

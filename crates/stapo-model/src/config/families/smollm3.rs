@@ -1,6 +1,9 @@
-//! `SmolLM3`: Llama with layers without positions.
+//! `SmolLM3`: Llama with layers without positions, which have a window where the model has one.
 
-use super::{FamilyRow, ObjectReader, llama, set_biases, write_biases, write_no_padding};
+use super::{
+    FamilyRow, ObjectReader, llama, qwen2, set_biases, set_windows, sliding_layers, write_biases,
+    write_no_padding,
+};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use serde_json::json;
@@ -20,6 +23,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
         let has_rope: Vec<u8> =
             config.attentions().map(|attention| u8::from(attention.rotary_dim > 0)).collect();
         keys.insert("no_rope_layers".into(), json!(has_rope));
+        qwen2::write_windows_in_use(config, keys);
     },
     ..llama::ROW
 };
@@ -29,11 +33,14 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     let interval = keys.optional_whole("no_rope_layer_interval")?.unwrap_or(4).max(1);
     // Despite its name, the list has 1 for layers with rope.
     let listed = keys.list("no_rope_layers", config.layers.len())?;
-    for (index, attention) in config.attentions_mut().enumerate() {
-        let has_rope = listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != 0);
-        if !has_rope {
-            attention.rotary_dim = 0;
-        }
+    let has_rope =
+        |index: usize| listed.map_or(!(index + 1).is_multiple_of(interval), |list| list[index] != 0);
+    for (_, attention) in config.attentions_mut().enumerate().filter(|(index, _)| !has_rope(*index)) {
+        attention.rotary_dim = 0;
     }
-    super::qwen2::set_windows_in_use(keys, config)
+    if keys.flag("use_sliding_window")? != Some(true) {
+        return Ok(());
+    }
+    let sliding = sliding_layers(keys, config.layers.len(), |index| !has_rope(index))?;
+    set_windows(keys, config, &sliding)
 }

@@ -60,3 +60,19 @@ impl RequestGroup {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::states_within;
+
+    #[test]
+    fn states_take_half_of_the_memory_and_no_more_than_all_sequences_need() {
+        assert_eq!(states_within(1000, 100, 8), Some(5));
+        assert_eq!(states_within(1199, 100, 8), Some(5));
+        // Each sequence has one, and so may its prompt.
+        assert_eq!(states_within(1_000_000, 100, 8), Some(16));
+        assert_eq!(states_within(100, 100, 8), Some(1), "one sequence can always run");
+        assert_eq!(states_within(1_000_000, 100, 0), Some(2));
+        assert_eq!(states_within(1000, 0, 8), None, "a model without states");
+    }
+}

@@ -169,7 +169,11 @@ impl Peer {
             "actor.loss_agg_mode" => match text {
                 "token-mean" => one("objective.aggregate", of_kind("token_mean")),
                 "seq-mean-token-mean" => one("objective.aggregate", of_kind("sequence_mean_of_token_mean")),
-                "seq-mean-token-sum" => one("objective.aggregate", of_kind("sequence_mean_of_token_sum")),
+                // verl divides a sum by the number of responses alone.
+                "seq-mean-token-sum" => Keys(vec![
+                    ("objective.aggregate".to_string(), of_kind("sequence_mean_of_token_sum")),
+                    ("objective.denominator".to_string(), constant_length(1.0)),
+                ]),
                 _ => return None,
             },
             "top_entropy_quantile" if as_number(value) == Some(1.0) => Nothing,
@@ -209,9 +213,7 @@ impl Peer {
         }
         if (self.program, preset.as_str()) == ("TRL", "dr-grpo") {
             let length = self.number("max_completion_length").unwrap_or(512.0);
-            let denominator =
-                [("kind".to_string(), "constant".into()), ("length".to_string(), length.into())];
-            keys.push(("objective.denominator".to_string(), Value::Table(Table::from_iter(denominator))));
+            keys.push(("objective.denominator".to_string(), constant_length(length)));
         }
         Keys(keys)
     }
@@ -430,24 +432,15 @@ fn of_kind(kind: &str) -> Value {
     Value::Table(Table::from_iter([("kind".to_string(), Value::from(kind))]))
 }
 
+/// What divides the sum over the tokens of a response, whatever its length.
+fn constant_length(length: f64) -> Value {
+    let pairs = [("kind".to_string(), Value::from("constant")), ("length".to_string(), length.into())];
+    Value::Table(Table::from_iter(pairs))
+}
+
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_setting_is_given_or_has_its_default() {
-        let value = |n: f64| Value::Float(n);
-        let leaves = [("learning_rate".to_string(), value(1e-5)), ("max_steps".to_string(), value(7.0))];
-        let peer = Peer::new(&leaves);
-        let mut names: Vec<&String> = peer.given.iter().map(|(name, ..)| name).collect();
-        let n_given = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), n_given, "{names:?}");
-        assert!(n_given > 2, "absent settings have the defaults of the program");
-    }
-}
+mod tests;
