@@ -8,7 +8,7 @@ use stapo_model::decoder::{
     Gradients, HeadOptions, PackedBatch, Pass, Policy, PolicySpec, Recompute, TokenScores,
 };
 use stapo_model::export::{self, ExportOptions, export};
-use stapo_model::peft::PeftAdapter;
+use stapo_model::peft::{self, PeftAdapter};
 use stapo_model::{CpuOptions, Device, Family, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
@@ -43,10 +43,14 @@ const TOLERANCE: f32 = 1e-4;
 const HYBRID_TOLERANCE: f32 = 1e-5;
 
 /// Adapters, and the golden models that they are of; `goldens/make_lora.py` makes them.
-const ADAPTERS: [(&str, &str); 3] = [
+const ADAPTERS: [(&str, &str); 7] = [
     ("lora-all-linear", "qwen3-tied-gqa2"),
     ("lora-some", "qwen2-untied-gqa2"),
     ("lora-rank1", "llama3-untied-gqa1"),
+    ("lora-gemma3", "gemma3-windows"),
+    ("lora-olmo3", "olmo3-windows"),
+    ("lora-phi3", "phi3-joined"),
+    ("lora-phi3-blocks", "phi3-joined"),
 ];
 
 struct Golden {
@@ -173,6 +177,33 @@ fn scores_agree_with_transformers() {
         golden.check("logp", &scores.logp, &golden.f32("logp"));
         golden.check("entropy", &scores.entropy, &golden.f32("entropy"));
         golden.check("collision", &scores.collision, &golden.f32("collision"));
+        if golden.policy.lora().is_some() {
+            golden.check("logp of merged weights", &scores.logp, &golden.f32("merged_logp"));
+        }
+    }
+}
+
+/// Of Phi's joined matrices, PEFT saves an adapter of the whole; written is the form with a block for each part.
+#[test]
+fn a_written_adapter_has_the_tensors_of_peft() {
+    for names in ADAPTERS.into_iter().filter(|(name, _)| *name != "lora-phi3") {
+        let golden = Golden::open_adapter(names, &Device::cpu(CpuOptions::default()));
+        let parent = tempfile::tempdir().unwrap();
+        let out = parent.path().join("adapter");
+        peft::write(&out, &golden.policy, names.1).unwrap();
+        let [ours, theirs] = [&out, &folder(names.0)].map(|at| {
+            let keys = std::fs::read_to_string(at.join(peft::CONFIG)).unwrap();
+            let keys: serde_json::Value = serde_json::from_str(&keys).unwrap();
+            (keys, std::fs::read(at.join(peft::WEIGHTS)).unwrap())
+        });
+        for key in ["r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"] {
+            assert_eq!(ours.0[key], theirs.0[key], "{} {key}", names.0);
+        }
+        let [ours, theirs] = [&ours.1, &theirs.1].map(|file| SafeTensors::deserialize(file).unwrap());
+        assert_eq!(ours.len(), theirs.len(), "{}", names.0);
+        for (name, tensor) in ours.tensors() {
+            assert_eq!(tensor, theirs.tensor(&name).unwrap(), "{} {name}", names.0);
+        }
     }
 }
 
