@@ -65,10 +65,10 @@ impl PeftAdapter {
         let places = Places::new(policy.config(), &self.with_blocks);
         let mut numbers = Vec::new();
         policy.try_fill_adapters(|spec, values| {
-            let place = places.of(spec);
-            numbers.resize(place.whole.n_elements(), 0.0);
-            self.weights.read_f32(&place.whole.name, &place.whole.shape, &mut numbers)?;
-            place.copy_from(self.weights.location(), &numbers, &spec.shape, values)
+            let found = places.find(spec);
+            numbers.resize(found.whole.n_elements(), 0.0);
+            self.weights.read_f32(&found.whole.name, &found.whole.shape, &mut numbers)?;
+            found.copy_from(self.weights.location(), &numbers, &spec.shape, values)
         })
     }
 
@@ -76,7 +76,7 @@ impl PeftAdapter {
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let places = Places::new(config, &self.with_blocks);
         let mut known = BTreeSet::new();
-        for whole in self.spec.tensors(config).iter().map(|spec| places.of(spec).whole) {
+        for whole in self.spec.tensors(config).iter().map(|spec| places.find(spec).whole) {
             self.weights.check_shape(&whole.name, &whole.shape)?;
             known.insert(whole.name);
         }
@@ -258,7 +258,7 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
     let spec = policy.lora().expect("only a policy with adapters is written as an adapter");
     let places = Places::new(policy.config(), &JoinedModule::ALL);
     let adapters: Vec<_> =
-        policy.trained_tensors().map(|(spec, tensor)| (places.of(spec), spec, tensor)).collect();
+        policy.trained_tensors().map(|(spec, tensor)| (places.find(spec), spec, tensor)).collect();
     let mut specs: Vec<TensorSpec> = Vec::new();
     for (place, ..) in &adapters {
         if !specs.contains(&place.whole) {

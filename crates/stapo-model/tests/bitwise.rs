@@ -39,7 +39,7 @@ fn mixed_config() -> ModelConfig {
 fn random<'a>(options: CpuOptions, spec: impl Into<PolicySpec<'a>>) -> Policy {
     let mut policy = Policy::random(&Device::cpu(options), spec, 7, 0.2).unwrap();
     let Ok(()) = policy.try_write_base(|spec, mut values| {
-        if spec.name.ends_with(".bias") {
+        if spec.name.ends_with("_proj.bias") {
             let biases: Vec<f32> =
                 (0..values.len()).map(|i| (token(i) % 200) as f32 / 400.0 - 0.25).collect();
             values.write(&biases);

@@ -80,7 +80,7 @@ impl Places {
         Self { joined, with_blocks: with_blocks.to_vec() }
     }
 
-    pub fn of(&self, factor: &TensorSpec) -> Place {
+    pub fn find(&self, factor: &TensorSpec) -> Place {
         self.in_joined(factor).unwrap_or_else(|| {
             let whole = TensorSpec { name: format!("{PREFIX}{}", factor.name), shape: factor.shape.clone() };
             Place { whole, row: 0, column: 0 }
