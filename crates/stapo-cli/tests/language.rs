@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const CASES: [&str; 19] = [
+const CASES: [&str; 21] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -26,6 +26,8 @@ const CASES: [&str; 19] = [
     "phi3-longrope",
     "granite-scaled",
     "gpt-oss-attention",
+    "qwen3-biased",
+    "llama-biased",
 ];
 /// A model with a chat template and a tokenizer of letters, digits and a few signs.
 const TALKING: &str = "qwen3-tied-gqa2";

@@ -18,6 +18,12 @@ fn tiny(name: &str) -> String {
     path.display().to_string()
 }
 
+/// A tiny model of a family, from the tests of `stapo-model`.
+fn golden(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../stapo-model/tests/goldens").join(name);
+    path.display().to_string()
+}
+
 fn check_refused(args: &[&str], words: &[&str]) {
     let output = stapo(args);
     let message = text(&output.stderr);
@@ -46,6 +52,34 @@ fn info_tells_family_sizes_and_memory_in_units() {
         out.contains("parameters   92,480 (92.5k)") && out.contains("training     1.4 MiB in f32"),
         "{out}"
     );
+}
+
+#[test]
+fn info_lists_the_parts_of_a_family() {
+    for (name, parts) in [
+        ("llama3-untied-gqa1", &[][..]),
+        ("smollm3-biased", &["biases on all attention projections", "biases on the feed-forward"]),
+        ("phi3-longrope", &["joined projections", "rope on 6 dimensions of a head", "LongRoPE"]),
+        (
+            "gemma3-windows",
+            &[
+                "norm of each query and key head",
+                "norms before and after attention and feed-forward",
+                "window of 9 keys in 2 layers",
+                "scale of attention scores",
+                "tanh-GELU",
+                "scaled embeddings",
+            ],
+        ),
+    ] {
+        let out = ok(&stapo(&["info", &golden(name)]));
+        let listed = if parts.is_empty() { "those of Llama".into() } else { parts.join(", ") };
+        let line = format!("parts        {listed}");
+        assert!(out.lines().any(|l| l == line), "{line:?} is not in\n{out}");
+        let out = ok(&stapo(&["info", &golden(name), "--json"]));
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(json["parts"], serde_json::json!(parts), "{name}");
+    }
 }
 
 #[test]

@@ -27,12 +27,12 @@ pub use score::{SCORE, ScoreHead};
 pub use stapo_ops::attention::{Heads, ScoreRule};
 pub use stapo_ops::deltanet::Heads as DeltaNetHeads;
 pub use stapo_ops::lm_head::LogitRule;
-pub use stapo_ops::rope::Scaling as RopeScaling;
+pub use stapo_ops::rope::{LongFactors, Scaling as RopeScaling};
 pub use stapo_ops::swiglu::Gate;
 
 use crate::error::{Error, Result};
+use half::bf16;
 use layer::check_range;
-use stapo_ops::rope::LongFactors;
 
 /// A decoder-only language model: an embedding, layers, a final RMS norm and a head. Values read by
 /// [`ModelConfig::from_hugging_face`] or from GGUF metadata are within the limits of [`ModelConfig::validate`]; call
@@ -69,6 +69,18 @@ pub enum EmbeddingScale {
     /// sqrt(hidden size), rounded to the type of the embedding's weights.
     SqrtWidth,
     Factor(f64),
+}
+
+impl EmbeddingScale {
+    /// The factor in a model of this width, where an activation has `compute_bytes`: 2 for bf16.
+    pub(crate) fn factor(self, width: usize, compute_bytes: usize) -> f64 {
+        match self {
+            Self::One => 1.0,
+            Self::SqrtWidth if compute_bytes == 2 => bf16::from_f32((width as f64).sqrt() as f32).into(),
+            Self::SqrtWidth => (width as f64).sqrt(),
+            Self::Factor(factor) => factor,
+        }
+    }
 }
 
 /// One weight as the Hugging Face layout names and shapes it. Matrices are `[out, in]`, row-major.

@@ -24,6 +24,9 @@ mod tokenizer;
 pub mod untrusted;
 pub mod weights;
 
+#[cfg(test)]
+use config::{FeedForward, LongFactors};
+
 pub use chat::{ChatTemplate, Message, Segment, plain_continuation};
 pub use config::{
     DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,

@@ -1,5 +1,6 @@
 //! Adapters in the format of PEFT: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 
+mod joined;
 #[cfg(test)]
 mod tests;
 
@@ -9,7 +10,9 @@ use crate::error::{Error, Result};
 use crate::export::{Existing, Precision, write_folder, write_json, write_shard};
 use crate::json;
 use crate::weights::Weights;
+use joined::{JoinedModule, Places};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The files of an adapter's folder.
@@ -33,6 +36,8 @@ pub struct PeftAdapter {
     pub base: Option<String>,
     folder: PathBuf,
     weights: Weights,
+    /// The joined modules whose adapters have a block for each part.
+    with_blocks: Vec<JoinedModule>,
 }
 
 impl PeftAdapter {
@@ -41,28 +46,40 @@ impl PeftAdapter {
         let path = folder.join(CONFIG);
         let keys = Keys { location: path.display().to_string(), map: json::read_object(&path, MAX_CONFIG)? };
         keys.check_kind()?;
-        let spec = keys.spec()?;
+        let mut spec = keys.spec()?;
+        let with_blocks = keys.with_blocks(&spec)?;
         let dropout = keys.number("lora_dropout")?.unwrap_or(0.0);
         let base = keys.map.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
         let weights = Weights::open(&folder.join(WEIGHTS))?;
-        Ok(Self { spec, dropout, base, folder: folder.to_owned(), weights })
+        for module in &with_blocks {
+            let adapted = module.adapted(&weights, spec.rank)?;
+            spec.targets.retain(|target| !module.parts.contains(target) || adapted.contains(target));
+        }
+        spec.targets = LoraTarget::normalised(spec.targets);
+        Ok(Self { spec, dropout, base, folder: folder.to_owned(), weights, with_blocks })
     }
 
     /// Copies the factors to the adapters of a policy that was made with [`PeftAdapter::spec`].
     pub fn read_into(&self, policy: &mut Policy) -> Result<()> {
         self.check(policy.config())?;
-        policy
-            .try_fill_adapters(|spec, values| self.weights.read_f32(&stored_name(spec), &spec.shape, values))
+        let places = Places::new(policy.config(), &self.with_blocks);
+        let mut numbers = Vec::new();
+        policy.try_fill_adapters(|spec, values| {
+            let found = places.find(spec);
+            numbers.resize(found.whole.n_elements(), 0.0);
+            self.weights.read_f32(&found.whole.name, &found.whole.shape, &mut numbers)?;
+            found.copy_from(self.weights.location(), &numbers, &spec.shape, values)
+        })
     }
 
     /// Refuses tensors that are missing, of another shape, or of no module of the model, without reading one.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        check_modules(&self.folder.display().to_string(), config, &self.spec)?;
-        let specs = self.spec.tensors(config);
-        for spec in &specs {
-            self.weights.check_shape(&stored_name(spec), &spec.shape)?;
+        let places = Places::new(config, &self.with_blocks);
+        let mut known = BTreeSet::new();
+        for whole in self.spec.tensors(config).iter().map(|spec| places.find(spec).whole) {
+            self.weights.check_shape(&whole.name, &whole.shape)?;
+            known.insert(whole.name);
         }
-        let known: std::collections::BTreeSet<String> = specs.iter().map(stored_name).collect();
         if let Some(other) = self.weights.names().find(|name| !known.contains(*name)) {
             let location = self.folder.join(WEIGHTS).display().to_string();
             let problem = format!("tensor {other} is no factor of a module that {CONFIG} targets");
@@ -70,10 +87,6 @@ impl PeftAdapter {
         }
         Ok(())
     }
-}
-
-fn stored_name(spec: &TensorSpec) -> String {
-    format!("{PREFIX}{}", spec.name)
 }
 
 /// The keys of `adapter_config.json`.
@@ -101,9 +114,18 @@ const NEUTRAL: [&str; 15] = [
     "task_type",
 ];
 
-/// Keys that [`Keys::spec`], [`Keys::check_kind`] and [`PeftAdapter::open`] read.
-const READ: [&str; 7] =
-    ["bias", "init_lora_weights", "lora_alpha", "lora_dropout", "r", "target_modules", "use_rslora"];
+/// Keys that [`Keys`] and [`PeftAdapter::open`] read.
+const READ: [&str; 9] = [
+    "alpha_pattern",
+    "bias",
+    "init_lora_weights",
+    "lora_alpha",
+    "lora_dropout",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_rslora",
+];
 
 impl Keys {
     /// Refuses what is no plain LoRA adapter: another method, or a key that changes what is computed.
@@ -146,6 +168,28 @@ impl Keys {
         Ok(LoraSpec { rank, alpha, scale, targets: self.targets()? })
     }
 
+    /// The joined modules whose adapters have a block for each part, by their rank and alpha. No other module may have a rank or
+    /// an alpha of its own.
+    fn with_blocks(&self, spec: &LoraSpec) -> Result<Vec<JoinedModule>> {
+        let given = |pattern: &str, name: &str| self.map.get(pattern)?.get(name)?.as_f64();
+        let has_blocks = |module: &JoinedModule| {
+            let (rank, alpha) = module.rank_and_alpha(spec);
+            let is_near = |given: f64| (given - alpha).abs() <= 1e-9 * alpha.abs();
+            given("rank_pattern", module.name) == Some(rank as f64)
+                && given("alpha_pattern", module.name).is_some_and(is_near)
+        };
+        let with_blocks: Vec<_> = JoinedModule::ALL.into_iter().filter(has_blocks).collect();
+        for key in ["rank_pattern", "alpha_pattern"] {
+            let Some(value) = self.map.get(key).filter(|value| !is_off(value)) else { continue };
+            let is_known = |name: &String| with_blocks.iter().any(|module| module.name == name);
+            if !value.as_object().is_some_and(|pattern| pattern.keys().all(is_known)) {
+                let hint = "only adapters with one rank and one alpha for all modules are read";
+                return self.refuse(&format!("{key} {value}"), hint);
+            }
+        }
+        Ok(with_blocks)
+    }
+
     fn targets(&self) -> Result<Vec<LoraTarget>> {
         let names = match self.map.get("target_modules") {
             Some(Value::String(word)) if word == "all-linear" => return Ok(LoraTarget::ALL.to_vec()),
@@ -159,16 +203,19 @@ impl Keys {
         for name in names {
             // PEFT writes "all-linear" out as the whole names of modules, such as model.layers.0.self_attn.q_proj. That every
             // layer has the module's factors is checked with the tensors.
-            let last = name.as_str().and_then(|name| name.rsplit('.').next());
-            let target = last.and_then(LoraTarget::named);
-            let Some(target) = target else {
+            let last = name.as_str().and_then(|name| name.rsplit('.').next()).unwrap_or_default();
+            if let Some(module) = JoinedModule::named(last) {
+                targets.extend(module.parts);
+                continue;
+            }
+            let Some(target) = LoraTarget::named(last) else {
                 let known: Vec<&str> = LoraTarget::ALL.iter().map(|target| target.name()).collect();
                 let hint = format!("modules of a layer are {}", known.join(", "));
                 return self.refuse(&format!("target_modules has {name}"), &hint);
             };
             targets.push(target);
         }
-        Ok(LoraTarget::normalised(targets))
+        Ok(targets)
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {
@@ -203,22 +250,29 @@ pub struct WrittenAdapter {
 }
 
 /// Writes the adapters of a policy in f32 to the folder `out`, which appears whole or not at all. `base` is the name of
-/// the base model, for other programs.
+/// the base model, for other programs. Adapters of the parts of a joined matrix become one adapter of the matrix.
 ///
 /// # Panics
 /// If the policy has no adapters.
 pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> {
     let spec = policy.lora().expect("only a policy with adapters is written as an adapter");
-    check_modules(&out.display().to_string(), policy.config(), spec)?;
-    let adapters: Vec<_> = policy.trained_tensors().collect();
-    let renamed = |spec: &TensorSpec| TensorSpec { name: stored_name(spec), shape: spec.shape.clone() };
-    let specs: Vec<TensorSpec> = adapters.iter().map(|(spec, _)| renamed(spec)).collect();
+    let places = Places::new(policy.config(), &JoinedModule::ALL);
+    let adapters: Vec<_> =
+        policy.trained_tensors().map(|(spec, tensor)| (places.find(spec), spec, tensor)).collect();
+    let mut specs: Vec<TensorSpec> = Vec::new();
+    for (place, ..) in &adapters {
+        if !specs.contains(&place.whole) {
+            specs.push(place.whole.clone());
+        }
+    }
     write_folder(out, Existing::Refuse, |folder| {
         write_json(&folder.join(CONFIG), &config_of(spec, &specs, base))?;
-        let mut values = adapters.iter();
-        write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &str::to_owned, &mut |_, numbers| {
-            if let Some((_, tensor)) = values.next() {
-                tensor.read(numbers);
+        write_shard(&folder.join(WEIGHTS), &specs, Precision::F32, &str::to_owned, &mut |whole, numbers| {
+            numbers.fill(0.0);
+            for (place, spec, tensor) in adapters.iter().filter(|(place, ..)| place.whole == *whole) {
+                let mut factor = vec![0.0; spec.n_elements()];
+                tensor.read(&mut factor);
+                place.copy_to(numbers, &spec.shape, &factor);
             }
             Ok(())
         })
@@ -227,38 +281,30 @@ pub fn write(out: &Path, policy: &Policy, base: &str) -> Result<WrittenAdapter> 
     Ok(WrittenAdapter { n_tensors: specs.len(), n_parameters, bytes: 4 * n_parameters })
 }
 
-/// Refuses adapters of parts of joined projections: PEFT knows only the whole.
-fn check_modules(location: &str, config: &ModelConfig, spec: &LoraSpec) -> Result<()> {
-    use LoraTarget::{Gate, Key, Query, Up, Value};
-    let is_part = |target: &&LoraTarget| [Query, Key, Value, Gate, Up].contains(target);
-    let Some(part) = spec.targets.iter().find(is_part).filter(|_| config.family.joins_projections()) else {
-        return Ok(());
-    };
-    let problem = format!("{part} is a part of a joined matrix of {}", config.family.architecture());
-    let hint = "export the merged model, or train adapters on o_proj and down_proj";
-    Err(Error::unsupported(location, problem, hint))
-}
-
 /// `adapter_config.json`, with the targets that the model has factors of.
 fn config_of(spec: &LoraSpec, factors: &[TensorSpec], base: &str) -> Map<String, Value> {
-    let names = spec.targets.iter().map(|target| target.name());
+    let joined = JoinedModule::ALL.map(|module| module.name).into_iter();
     let is_found = |name: &&str| factors.iter().any(|factor| factor.name.contains(&format!(".{name}.")));
-    let targets: Vec<&str> = names.filter(is_found).collect();
-    let is_whole = spec.alpha.fract() == 0.0 && spec.alpha.abs() < 1e15;
-    let alpha = if is_whole { json!(spec.alpha as i64) } else { json!(spec.alpha) };
+    let targets: Vec<&str> =
+        spec.targets.iter().map(|target| target.name()).chain(joined).filter(is_found).collect();
+    let with_blocks = || targets.iter().filter_map(|name| JoinedModule::named(name));
+    let ranks: Map<String, Value> =
+        with_blocks().map(|module| (module.name.into(), json!(module.rank_and_alpha(spec).0))).collect();
+    let alphas: Map<String, Value> =
+        with_blocks().map(|module| (module.name.into(), number(module.rank_and_alpha(spec).1))).collect();
     let keys = json!({
-        "alpha_pattern": {},
+        "alpha_pattern": alphas,
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": false,
         "inference_mode": true,
         "init_lora_weights": true,
-        "lora_alpha": alpha,
+        "lora_alpha": number(spec.alpha),
         "lora_dropout": 0.0,
         "modules_to_save": null,
         "peft_type": "LORA",
         "r": spec.rank,
-        "rank_pattern": {},
+        "rank_pattern": ranks,
         "target_modules": targets,
         "task_type": "CAUSAL_LM",
         "use_dora": false,
@@ -266,4 +312,9 @@ fn config_of(spec: &LoraSpec, factors: &[TensorSpec], base: &str) -> Map<String,
     });
     let Value::Object(keys) = keys else { unreachable!("json! was given an object") };
     keys
+}
+
+/// As a JSON integer where it is one.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }

@@ -2,8 +2,8 @@
 //! from the module above.
 
 use super::{
-    DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
-    Rope, RopeScaling,
+    DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, FeedForward, Heads, LayerSpec, LogitRule,
+    LongFactors, Mixer, ModelConfig, Rope, RopeScaling,
 };
 
 /// A model of two layers whose sizes are multiples of nothing that a kernel would like.
@@ -39,6 +39,8 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
             let deltanet = DeltaNetHeads { key: 1, value: 2, key_dim: 3, value_dim: heads.dim };
             layer.mixer = Mixer::DeltaNet(DeltaNetSpec { heads: deltanet, kernel: 3 });
         }
+        let FeedForward::Gated { has_biases, .. } = &mut layer.feed_forward;
+        *has_biases = family == Family::SmolLm3;
         let Some(attention) = layer.attention_mut() else { continue };
         match family {
             Family::SmolLm3 if is_even => attention.rotary_dim = 0,
@@ -53,7 +55,11 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
                 attention.rule.softcap = Some(1.5);
                 attention.rule.scale = 0.3;
             }
-            Family::Phi3 | Family::Qwen35 => attention.rotary_dim = heads.dim - 2,
+            Family::Qwen35 => attention.rotary_dim = heads.dim - 2,
+            Family::Phi3 => {
+                attention.rotary_dim = heads.dim - 2;
+                attention.rope.scaling = long_rope(attention.rotary_dim / 2);
+            }
             Family::Granite => {
                 // Larger scales make attention so sharp that rounding weights to bf16 alone changes gradients by half.
                 attention.rule.scale = 1.4 / (heads.dim as f64).sqrt();
@@ -63,4 +69,15 @@ pub fn tiny_layers(family: Family, heads: Heads, ffn_width: usize, n_layers: usi
         }
     }
     layers
+}
+
+/// `LongRoPE` that uses its factors for long sequences.
+fn long_rope(n_pairs: usize) -> RopeScaling {
+    RopeScaling::Long {
+        short: vec![1.0; n_pairs].into(),
+        long: (1..=n_pairs).map(|pair| pair as f64).collect(),
+        used: LongFactors::Long,
+        original_positions: 8,
+        attention_factor: 1.2,
+    }
 }

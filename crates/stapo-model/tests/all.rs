@@ -27,6 +27,7 @@ mod testing;
 mod truncated;
 mod turns;
 
+use stapo_model::config::{FeedForward, LongFactors};
 use stapo_model::{
     DeltaNetHeads, DeltaNetSpec, EmbeddingScale, Family, Heads, LayerSpec, LogitRule, Mixer, ModelConfig,
     Rope, RopeScaling,

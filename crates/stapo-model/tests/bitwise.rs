@@ -35,8 +35,22 @@ fn mixed_config() -> ModelConfig {
     ModelConfig { layers: layers.to_vec(), ..config(Family::Qwen3) }
 }
 
+/// A random policy whose biases are not zero.
+fn random<'a>(options: CpuOptions, spec: impl Into<PolicySpec<'a>>) -> Policy {
+    let mut policy = Policy::random(&Device::cpu(options), spec, 7, 0.2).unwrap();
+    let Ok(()) = policy.try_write_base(|spec, mut values| {
+        if spec.name.ends_with("_proj.bias") {
+            let biases: Vec<f32> =
+                (0..values.len()).map(|i| (token(i) % 200) as f32 / 400.0 - 0.25).collect();
+            values.write(&biases);
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    policy
+}
+
 pub fn policy_on(options: CpuOptions, family: Family) -> Policy {
-    Policy::random(&Device::cpu(options), &config(family), 7, 0.2).unwrap()
+    random(options, &config(family))
 }
 
 pub fn policy(family: Family) -> Policy {
@@ -57,7 +71,7 @@ fn adapted_on(options: CpuOptions, family: Family) -> Policy {
 fn with_adapters(options: CpuOptions, config: &ModelConfig, targets: Vec<LoraTarget>) -> Policy {
     let lora = LoraSpec { rank: 5, alpha: 8.0, scale: LoraScale::Plain, targets };
     let spec = PolicySpec { config, lora: Some(&lora) };
-    let mut policy = Policy::random(&Device::cpu(options), spec, 7, 0.2).unwrap();
+    let mut policy = random(options, spec);
     policy.start_adapters(9);
     let mut n_before = 0;
     let Ok(()) = policy.try_fill_adapters(|_, values| {
@@ -78,7 +92,7 @@ pub fn policies() -> Vec<(String, Policy)> {
     let adapted =
         Family::ALL.map(|family| (format!("{family:?} with adapters"), adapted_on(options, family)));
     let mixed = [
-        ("mixed layers".to_string(), Policy::random(&Device::cpu(options), &mixed_config(), 7, 0.2).unwrap()),
+        ("mixed layers".to_string(), random(options, &mixed_config())),
         (
             "mixed layers with adapters".into(),
             with_adapters(options, &mixed_config(), LoraTarget::ALL.to_vec()),

@@ -1,17 +1,18 @@
 //! Tiny random models against what `transformers` computed on them; `goldens/make_models.py` and `goldens/make_families.py` make
 //! both.
 
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use stapo_model::cuda::{CudaOptions, Precision};
 use stapo_model::decoder::{
     Gradients, HeadOptions, PackedBatch, Pass, Policy, PolicySpec, Recompute, TokenScores,
 };
 use stapo_model::export::{self, ExportOptions, export};
-use stapo_model::peft::PeftAdapter;
-use stapo_model::{CpuOptions, Device, Pretrained, TensorSpec};
+use stapo_model::peft::{self, PeftAdapter};
+use stapo_model::{CpuOptions, Device, Family, Pretrained, TensorSpec};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 21] = [
+const CASES: [&str; 24] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -33,16 +34,23 @@ const CASES: [&str; 21] = [
     "qwen35-hybrid",
     "qwen35-untied",
     "gpt-oss-attention",
+    "qwen3-biased",
+    "llama-biased",
+    "phi3-longrope-long",
 ];
 const TOLERANCE: f32 = 1e-4;
 /// Of models with DeltaNet, relative to the largest number.
 const HYBRID_TOLERANCE: f32 = 1e-5;
 
 /// Adapters, and the golden models that they are of; `goldens/make_lora.py` makes them.
-const ADAPTERS: [(&str, &str); 3] = [
+const ADAPTERS: [(&str, &str); 7] = [
     ("lora-all-linear", "qwen3-tied-gqa2"),
     ("lora-some", "qwen2-untied-gqa2"),
     ("lora-rank1", "llama3-untied-gqa1"),
+    ("lora-gemma3", "gemma3-windows"),
+    ("lora-olmo3", "olmo3-windows"),
+    ("lora-phi3", "phi3-joined"),
+    ("lora-phi3-blocks", "phi3-joined"),
 ];
 
 struct Golden {
@@ -61,7 +69,12 @@ impl Golden {
         let pretrained = Pretrained::open(&folder).unwrap();
         assert_eq!(pretrained.ignored, [""; 0], "{name}");
         let policy = Policy::load(device, &pretrained.config, &pretrained.weights).unwrap();
-        Self { name, policy, bytes: std::fs::read(folder.join("golden.safetensors")).unwrap() }
+        let mut golden =
+            Self { name, policy, bytes: std::fs::read(folder.join("golden.safetensors")).unwrap() };
+        // transformers chooses the factors of LongRoPE for each sequence: all of a case need the same.
+        let longest = golden.u32("lengths").into_iter().max().unwrap();
+        golden.policy.fit_longest(longest as usize);
+        golden
     }
 
     fn open_adapter((name, base): (&'static str, &str), device: &Device) -> Self {
@@ -164,6 +177,33 @@ fn scores_agree_with_transformers() {
         golden.check("logp", &scores.logp, &golden.f32("logp"));
         golden.check("entropy", &scores.entropy, &golden.f32("entropy"));
         golden.check("collision", &scores.collision, &golden.f32("collision"));
+        if golden.policy.lora().is_some() {
+            golden.check("logp of merged weights", &scores.logp, &golden.f32("merged_logp"));
+        }
+    }
+}
+
+/// Of Phi's joined matrices, PEFT saves an adapter of the whole; written is the form with a block for each part.
+#[test]
+fn a_written_adapter_has_the_tensors_of_peft() {
+    for names in ADAPTERS.into_iter().filter(|(name, _)| *name != "lora-phi3") {
+        let golden = Golden::open_adapter(names, &Device::cpu(CpuOptions::default()));
+        let parent = tempfile::tempdir().unwrap();
+        let out = parent.path().join("adapter");
+        peft::write(&out, &golden.policy, names.1).unwrap();
+        let [ours, theirs] = [&out, &folder(names.0)].map(|at| {
+            let keys = std::fs::read_to_string(at.join(peft::CONFIG)).unwrap();
+            let keys: serde_json::Value = serde_json::from_str(&keys).unwrap();
+            (keys, std::fs::read(at.join(peft::WEIGHTS)).unwrap())
+        });
+        for key in ["r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"] {
+            assert_eq!(ours.0[key], theirs.0[key], "{} {key}", names.0);
+        }
+        let [ours, theirs] = [&ours.1, &theirs.1].map(|file| SafeTensors::deserialize(file).unwrap());
+        assert_eq!(ours.len(), theirs.len(), "{}", names.0);
+        for (name, tensor) in ours.tensors() {
+            assert_eq!(tensor, theirs.tensor(&name).unwrap(), "{} {name}", names.0);
+        }
     }
 }
 
@@ -281,21 +321,59 @@ fn assert_exports_whole(model: &Pretrained, folder: &Path, model_type: &str) {
         files.iter().flat_map(|file| SafeTensors::deserialize(file).unwrap().tensors()).collect();
     let original = std::fs::read(folder.join("model.safetensors")).unwrap();
     let original = SafeTensors::deserialize(&original).unwrap();
-    assert_eq!(exported.len(), original.len());
-    let numbers = |bytes: &[u8]| -> Vec<f32> {
-        bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
-    };
-    for (name, tensor) in &exported {
-        let original = original.tensor(name).unwrap();
-        // Weights of norms are read as 1 + w, and 1 is subtracted again.
-        let limit = if name.ends_with("norm.weight") { 2e-7 } else { 0.0 };
-        let pairs = numbers(tensor.data()).into_iter().zip(numbers(original.data()));
-        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= limit), "{name}");
-    }
+    assert_same_tensors(model_type, model.config.family, &exported, &original);
     let config: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
     assert_eq!((&config["model_type"], config.get("vision_config").is_some()), (&model_type.into(), true));
     assert_eq!(config["text_config"]["model_type"], model.config.family.name());
     let again = Pretrained::open(&out).unwrap();
     assert_eq!((again.config, again.ignored), (model.config.clone(), model.ignored.clone()));
+}
+
+/// Equal names, shapes and numbers, those exported in f32.
+fn assert_same_tensors(
+    case: &str,
+    family: Family,
+    exported: &[(String, TensorView<'_>)],
+    original: &SafeTensors<'_>,
+) {
+    let numbers = |tensor: &TensorView<'_>| -> Vec<f32> {
+        let bytes = tensor.data();
+        match tensor.dtype() {
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
+            Dtype::BF16 => {
+                let halves = bytes.as_chunks().0.iter().map(|two| u32::from(u16::from_le_bytes(*two)));
+                halves.map(|half| f32::from_bits(half << 16)).collect()
+            }
+            other => panic!("{case}: {other:?}"),
+        }
+    };
+    assert_eq!(exported.len(), original.len(), "{case}");
+    for (name, tensor) in exported {
+        let original = original.tensor(name).unwrap_or_else(|_| panic!("{case}: {name} is new"));
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, original.shape()), "{case} {name}");
+        // These norms are read as 1 + w, and 1 is subtracted again.
+        let is_less_one = [Family::Gemma2, Family::Gemma3, Family::Qwen35].contains(&family)
+            && name.ends_with("norm.weight")
+            && !name.contains("linear_attn");
+        let limit = if is_less_one { 2e-7 } else { 0.0 };
+        let (ours, theirs) = (numbers(tensor), numbers(&original));
+        assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= limit), "{case} {name}");
+    }
+}
+
+#[test]
+fn an_export_has_the_tensors_and_the_description_of_its_folder() {
+    for case in CASES {
+        let model = Pretrained::open(&folder(case)).unwrap();
+        let parent = tempfile::tempdir().unwrap();
+        let out = parent.path().join("exported");
+        let options = ExportOptions { precision: export::Precision::F32, ..ExportOptions::default() };
+        let read = |spec: &TensorSpec, to: &mut [f32]| model.weights.read_f32(&spec.name, &spec.shape, to);
+        export(&out, &model.config, &model.companions().unwrap(), &options, read).unwrap();
+        assert_eq!(Pretrained::open(&out).unwrap().config, model.config, "{case}");
+        let files = [&out, &folder(case)].map(|at| std::fs::read(at.join("model.safetensors")).unwrap());
+        let [exported, original] = files.each_ref().map(|file| SafeTensors::deserialize(file).unwrap());
+        assert_same_tensors(case, model.config.family, &exported.tensors(), &original);
+    }
 }

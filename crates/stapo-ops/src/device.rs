@@ -15,7 +15,6 @@ use std::sync::Arc;
 use crate::cpu::simd::{Simd, SimdError};
 use crate::cpu::{CACHED_ROWS, Cpu};
 use crate::cuda::{Cuda, CudaError, CudaOptions, Graph, KernelUse, Lender, Precision, Training};
-use crate::dtype::{bf16_to_f32, f32_to_bf16};
 use crate::heads::{MAX_GPU_DIM, MAX_NARROW_DIM};
 
 /// A CPU or a GPU: buffers live on it, and ops run on it. Cheap to clone.
@@ -164,11 +163,6 @@ impl Device {
     pub fn max_head_dim(&self) -> Option<usize> {
         let Backend::Cuda(cuda) = self.backend() else { return None };
         Some(if cuda.is_hopper() { MAX_GPU_DIM } else { MAX_NARROW_DIM })
-    }
-
-    /// A factor as activations are stored: rounded to bf16 where they are.
-    pub fn round_to_compute(&self, factor: f64) -> f64 {
-        if self.compute_bytes() == 2 { bf16_to_f32(f32_to_bf16(factor as f32)).into() } else { factor }
     }
 
     /// Whether linear layers continue their products over adapters (see `lora`): on Hopper in bf16, for adapters that

@@ -32,9 +32,13 @@ const KNOWN_MODELS: [KnownModel; 10] = [
 
 /// Published models of families whose layers differ, by the keys of their `config.json`.
 #[rustfmt::skip]
-const KNOWN_CONFIGS: [(&str, &str); 6] = [
+const KNOWN_CONFIGS: [(&str, &str); 10] = [
     ("gemma-3-270m", r#"{"model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 2048, "vocab_size": 262144, "sliding_window": 512, "max_position_embeddings": 32768}"#),
     ("gemma-3-4b", r#"{"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240, "vocab_size": 262208, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}"#),
+    ("gemma-2-9b", r#"{"model_type": "gemma2", "hidden_size": 3584, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "intermediate_size": 14336, "vocab_size": 256000, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "max_position_embeddings": 8192}"#),
+    ("granite-3.3-8b", r#"{"model_type": "granite", "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 12800, "vocab_size": 49159, "tie_word_embeddings": true, "rms_norm_eps": 1e-5, "rope_theta": 10000000.0, "max_position_embeddings": 131072, "embedding_multiplier": 12.0, "attention_multiplier": 0.0078125, "residual_multiplier": 0.22, "logits_scaling": 16.0}"#),
+    ("olmo-2-1124-7b", r#"{"model_type": "olmo2", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 100352, "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "max_position_embeddings": 4096}"#),
+    ("phi-4-mini", r#"{"model_type": "phi3", "hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 24, "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 200064, "tie_word_embeddings": true, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75, "rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "long_factor": [1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77]}}"#),
     ("qwen3.5-9b", r#"{"model_type": "qwen3_5_text", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 12288, "vocab_size": 248320}"#),
     ("smollm3-3b", r#"{"model_type": "smollm3", "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 11008, "vocab_size": 128256, "rope_theta": 5000000.0, "max_position_embeddings": 65536}"#),
     ("olmo-3-7b", r#"{"model_type": "olmo3", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 100278, "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_position_embeddings": 65536, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836}}"#),
@@ -42,7 +46,7 @@ const KNOWN_CONFIGS: [(&str, &str); 6] = [
 ];
 
 /// Endings of names on the hub that say how a model was trained and leave its shape as it is.
-const TRAINING_SUFFIXES: [&str; 2] = ["-base", "-instruct"];
+const TRAINING_SUFFIXES: [&str; 3] = ["-base", "-instruct", "-it"];
 
 impl ModelConfig {
     /// The names that [`ModelConfig::known`] takes.
@@ -85,7 +89,7 @@ mod tests {
     use super::*;
 
     /// Parameters as the model cards count them; tied embeddings once.
-    const PARAMETERS: [(&str, u64); 16] = [
+    const PARAMETERS: [(&str, u64); 20] = [
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
@@ -98,6 +102,10 @@ mod tests {
         ("qwen2.5-7b", 7_615_616_512),
         ("gemma-3-270m", 268_098_176),
         ("gemma-3-4b", 3_880_263_168),
+        ("gemma-2-9b", 9_241_705_984),
+        ("granite-3.3-8b", 8_170_864_640),
+        ("olmo-2-1124-7b", 7_298_617_344),
+        ("phi-4-mini", 3_836_021_760),
         ("qwen3.5-9b", 8_953_803_264),
         ("smollm3-3b", 3_075_098_624),
         ("olmo-3-7b", 7_298_011_136),
@@ -128,7 +136,14 @@ mod tests {
         for name in ["Qwen3-1.7B", "Qwen/Qwen3-1.7B-Base", "models/Qwen3-1.7B-Base/"] {
             assert_eq!(ModelConfig::known(name), shape, "{name}");
         }
-        assert_eq!(ModelConfig::known("Qwen/Qwen2.5-7B-Instruct"), ModelConfig::known("qwen2.5-7b"));
+        for (name, shape) in [
+            ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+            ("google/gemma-2-9b-it", "gemma-2-9b"),
+            ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ] {
+            assert_eq!(ModelConfig::known(name), ModelConfig::known(shape), "{name}");
+            assert!(ModelConfig::known(shape).is_some());
+        }
         for name in ["", "qwen3", "qwen3-1.7b-base-instruct", "qwen4-1.7b", "-base"] {
             assert_eq!(ModelConfig::known(name), None, "{name}");
         }

@@ -1,8 +1,8 @@
 //! The parts of a model beyond those of Llama, for people to read, and what a GPU does not compute.
 
 use super::{
-    AttentionBiases, AttentionSpec, DeltaNetSpec, EmbeddingScale, LayerSpec, ModelConfig, NormPlacement,
-    QkNorm, RopeScaling,
+    AttentionBiases, AttentionSpec, DeltaNetSpec, EmbeddingScale, FeedForward, LayerSpec, ModelConfig,
+    NormPlacement, QkNorm, RopeScaling,
 };
 use crate::error::{Error, Result};
 use stapo_ops::Device;
@@ -10,8 +10,6 @@ use stapo_ops::attention::ScoreRule;
 use stapo_ops::swiglu::Gate;
 use std::fmt;
 
-/// Whether GPUs compute gated DeltaNet and gates on attention's outputs.
-const GPU_COMPUTES_HYBRIDS: bool = true;
 /// The most bytes of one head's state on a GPU, where a block of threads holds it.
 const MAX_GPU_STATE: usize = 128 * 128 * size_of::<f32>();
 /// The widest norm of all query heads on a GPU.
@@ -26,6 +24,9 @@ pub enum Part {
     NormsAround,
     QueryKeyValueBiases,
     Biases,
+    FeedForwardBiases,
+    /// The files have q, k and v as one matrix, and gate and up as one.
+    JoinedProjections,
     /// Keys of the window, and layers that have it.
     Window {
         keys: usize,
@@ -63,6 +64,8 @@ impl fmt::Display for Part {
             Self::NormsAround => f.write_str("norms before and after attention and feed-forward"),
             Self::QueryKeyValueBiases => f.write_str("biases on q, k and v"),
             Self::Biases => f.write_str("biases on all attention projections"),
+            Self::FeedForwardBiases => f.write_str("biases on the feed-forward"),
+            Self::JoinedProjections => f.write_str("joined projections"),
             Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {n_layers} layers"),
             Self::ScoreScale => f.write_str("scale of attention scores"),
             Self::Sinks => f.write_str("learned sinks of attention"),
@@ -100,6 +103,10 @@ impl ModelConfig {
             .find(|attention| attention.rotary_dim > 0 && attention.rotary_dim < attention.heads.dim);
         let plain_scale =
             |attention: &AttentionSpec| attention.rule.scale == ScoreRule::plain(attention.heads.dim).scale;
+        let has_biases = |layer: &LayerSpec| {
+            let FeedForward::Gated { has_biases, .. } = layer.feed_forward;
+            has_biases
+        };
         let found = [
             (n_delta_nets > 0).then_some(Part::DeltaNet { n_layers: n_delta_nets }),
             any(&|attention| attention.has_output_gate).then_some(Part::OutputGate),
@@ -110,6 +117,8 @@ impl ModelConfig {
             any(&|attention| attention.biases == AttentionBiases::QueryKeyValue)
                 .then_some(Part::QueryKeyValueBiases),
             any(&|attention| attention.biases == AttentionBiases::All).then_some(Part::Biases),
+            any_layer(&has_biases).then_some(Part::FeedForwardBiases),
+            self.family.joins_projections().then_some(Part::JoinedProjections),
             window.map(|keys| Part::Window { keys, n_layers: n_windows }),
             any(&|attention| !plain_scale(attention)).then_some(Part::ScoreScale),
             any(&|attention| attention.rule.softcap.is_some()).then_some(Part::ScoreSoftcap),
@@ -129,13 +138,12 @@ impl ModelConfig {
 
     /// Refuses a model with a part or a size of heads that the device does not compute, before any weight is read.
     pub fn check_device(&self, device: &Device) -> Result<()> {
-        let Some(max_dim) = device.max_head_dim() else { return Ok(()) };
+        device.max_head_dim().map_or(Ok(()), |max_dim| self.check_gpu(max_dim))
+    }
+
+    fn check_gpu(&self, max_dim: usize) -> Result<()> {
         self.check_head_dim(max_dim)?;
         let refuse = |problem: String| self.refuse_on_gpu(problem);
-        let is_hybrid = |part: &Part| matches!(part, Part::DeltaNet { .. } | Part::OutputGate);
-        if let Some(part) = self.parts().into_iter().find(|part| is_hybrid(part) && !GPU_COMPUTES_HYBRIDS) {
-            return refuse(format!("a GPU does not compute this part: {part}"));
-        }
         for DeltaNetSpec { heads, .. } in self.layers.iter().filter_map(LayerSpec::delta_net) {
             let (key, value) = (heads.key_dim, heads.value_dim);
             if key * value * size_of::<f32>() > MAX_GPU_STATE {
@@ -165,5 +173,116 @@ impl ModelConfig {
 
     fn refuse_on_gpu(&self, problem: String) -> Result<()> {
         Err(Error::unsupported(self.family.architecture(), problem, "use --device cpu"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pretrained;
+    use crate::config::{Family, Mixer};
+    use crate::testing::tiny_config;
+    use std::path::Path;
+
+    fn parts_of(golden: &str) -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(golden);
+        Pretrained::read_config(&folder).unwrap().parts().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_model_has_the_parts_that_its_config_switches_on() {
+        let all = "biases on all attention projections";
+        let head_norms = "norm of each query and key head";
+        let projection_norms = "norm of all query heads and of all key heads";
+        let around = "norms before and after attention and feed-forward";
+        let after = "norms after attention and feed-forward";
+        let feed_forward = "biases on the feed-forward";
+        for (golden, expected) in [
+            ("llama3-untied-gqa1", &[][..]),
+            ("llama-biased", &[all, feed_forward]),
+            ("qwen3-biased", &[head_norms, all]),
+            ("qwen2-tied-gqa7", &["biases on q, k and v"]),
+            ("smollm3-tied", &["no positions in 1 layers"]),
+            ("smollm3-biased", &[all, feed_forward]),
+            ("mistral-window", &["window of 7 keys in 2 layers"]),
+            ("olmo2-untied", &[projection_norms, after]),
+            ("olmo3-windows", &[projection_norms, after, "window of 6 keys in 2 layers"]),
+            (
+                "gemma2-softcaps",
+                &[
+                    around,
+                    "window of 8 keys in 1 layers",
+                    "scale of attention scores",
+                    "softcap of attention scores",
+                    "tanh-GELU",
+                    "scaled embeddings",
+                    "softcap of logits",
+                ],
+            ),
+            ("phi3-joined", &["joined projections", "window of 30 keys in 2 layers"]),
+            ("phi3-longrope", &["joined projections", "rope on 6 dimensions of a head", "LongRoPE"]),
+            (
+                "granite-scaled",
+                &[
+                    "scale of attention scores",
+                    "scaled embeddings",
+                    "scaled results of attention and feed-forward",
+                    "divided logits",
+                ],
+            ),
+            (
+                "qwen35-hybrid",
+                &[
+                    "gated DeltaNet in 2 layers",
+                    "gate on attention's outputs",
+                    head_norms,
+                    "rope on 4 dimensions of a head",
+                ],
+            ),
+            ("gpt-oss-attention", &[all, "window of 6 keys in 2 layers", "learned sinks of attention"]),
+        ] {
+            assert_eq!(parts_of(golden), expected, "{golden}");
+        }
+    }
+
+    #[test]
+    fn what_a_gpu_does_not_compute_is_refused_with_its_size() {
+        let refused =
+            |config: &ModelConfig, max_dim: usize| config.check_gpu(max_dim).unwrap_err().to_string();
+        let gemma = tiny_config(Family::Gemma3);
+        gemma.check_gpu(6).unwrap();
+        let said = refused(&gemma, 4);
+        assert_eq!(
+            said,
+            "Gemma3ForCausalLM: this GPU computes heads of at most 4, not 6\nhint: use --device cpu"
+        );
+        let mut olmo = tiny_config(Family::Olmo2);
+        let heads = |olmo: &mut ModelConfig, n| {
+            olmo.attentions_mut().for_each(|attention| {
+                attention.heads.query = n;
+                attention.heads.dim = 128;
+            });
+        };
+        heads(&mut olmo, 64);
+        olmo.check_gpu(128).unwrap();
+        heads(&mut olmo, 65);
+        let said = refused(&olmo, 128);
+        assert!(
+            said.contains("a GPU computes at most 8192 columns, not 8320: norm of all query heads"),
+            "{said}"
+        );
+        let mut qwen = tiny_config(Family::Qwen35);
+        let state = |qwen: &mut ModelConfig, key_dim, value_dim| {
+            for layer in &mut qwen.layers {
+                if let Mixer::DeltaNet(spec) = &mut layer.mixer {
+                    (spec.heads.key_dim, spec.heads.value_dim) = (key_dim, value_dim);
+                }
+            }
+        };
+        state(&mut qwen, 256, 64);
+        qwen.check_gpu(256).unwrap();
+        state(&mut qwen, 129, 128);
+        let said = refused(&qwen, 256);
+        assert!(said.contains("a GPU computes states of at most 128 by 128, not 129 by 128"), "{said}");
     }
 }

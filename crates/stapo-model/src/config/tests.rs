@@ -445,3 +445,16 @@ fn ropes_that_cannot_be_computed_are_refused() {
     check_refused(&long(vec![1.0; 15], vec![2.0; 16]), &["short_factor has 15 entries, expected 16"]);
     check_refused(&long(vec![1.0; 16], vec![0.0; 16]), &["long_factor is 0"]);
 }
+
+/// The values of PyTorch for `torch.tensor(width ** 0.5).bfloat16()`. Gemma 2 2B and 9B, Gemma 3 270M to 27B.
+#[test]
+fn the_scale_of_embeddings_is_rounded_where_activations_are_bf16() {
+    for (width, rounded) in
+        [(2304, 48.0), (3584, 59.75), (640, 25.25), (1152, 34.0), (2560, 50.5), (3840, 62.0), (5376, 73.5)]
+    {
+        assert_eq!(EmbeddingScale::SqrtWidth.factor(width, 2), rounded, "{width}");
+        assert_eq!(EmbeddingScale::SqrtWidth.factor(width, 4), (width as f64).sqrt(), "{width}");
+    }
+    assert_eq!(EmbeddingScale::Factor(12.3).factor(640, 2), 12.3);
+    assert_eq!(EmbeddingScale::One.factor(640, 2), 1.0);
+}

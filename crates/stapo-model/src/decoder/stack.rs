@@ -10,7 +10,7 @@ use super::layer::{LayerPass, Rows, norm_dims};
 use super::layout::{ArenaLayout, Purpose, Recompute, ScoredRows};
 use super::parameter::Parameter;
 use super::policy::Policy;
-use crate::config::{EmbeddingScale, Gate, LayerSpec};
+use crate::config::{Gate, LayerSpec};
 use stapo_ops::{Float, View, Write, embedding, residual, rmsnorm};
 
 /// A policy at work on the rows of a batch.
@@ -224,13 +224,8 @@ impl<'a, T: Float> Stack<'a, T> {
 
     /// What embeddings are multiplied by; `None` for 1.
     fn embedding_factor(&self) -> Option<f64> {
-        let factor = match self.policy.config().embedding_scale {
-            EmbeddingScale::One => 1.0,
-            EmbeddingScale::SqrtWidth => {
-                self.policy.device().round_to_compute((self.policy.config().width as f64).sqrt())
-            }
-            EmbeddingScale::Factor(factor) => factor,
-        };
+        let config = self.policy.config();
+        let factor = config.embedding_scale.factor(config.width, self.policy.device().compute_bytes());
         (factor != 1.0).then_some(factor)
     }
 

@@ -66,6 +66,8 @@ fn what_is_not_plain_lora_is_refused_by_name() {
         ("modules_to_save", json!(["lm_head"])),
         ("layers_to_transform", json!([0])),
         ("rank_pattern", json!({"q_proj": 8})),
+        ("rank_pattern", json!({"qkv_proj": 9})),
+        ("alpha_pattern", json!({"qkv_proj": 9})),
         ("alpha_pattern", json!({"q_proj": 8})),
         ("fan_in_fan_out", json!(true)),
         ("init_lora_weights", json!("pissa")),
@@ -108,28 +110,76 @@ fn tensors_that_do_not_fit_the_model_are_refused_by_name() {
     assert_eq!(factors(&read), before, "the written factors are those of the same seed");
 }
 
+/// The written and read adapter of a random policy of the family, and the folder of the first.
+fn written(family: Family, spec: &LoraSpec) -> (tempfile::TempDir, Policy, PeftAdapter) {
+    let config = tiny_config(family);
+    let device = Device::cpu(CpuOptions::default());
+    let mut policy =
+        Policy::random(&device, PolicySpec { config: &config, lora: Some(spec) }, 1, 0.3).unwrap();
+    let mut n = 0;
+    let Ok(()) = policy.try_fill_adapters(|_, values| {
+        for value in values {
+            n += 1;
+            *value = n as f32 / 7.0;
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    let folder = tempfile::tempdir().unwrap();
+    write(&folder.path().join("adapter"), &policy, "base").unwrap();
+    let adapter = PeftAdapter::open(&folder.path().join("adapter")).unwrap();
+    (folder, policy, adapter)
+}
+
 /// Targets are written as far as the model has them, and a list of all modules of attention layers is read as all modules.
 #[test]
-fn all_modules_of_a_hybrid_are_written_and_read() {
+fn adapters_of_every_family_are_written_and_read() {
+    use LoraTarget::{Down, Query, Up, Value as Values};
     let all = LoraSpec { targets: LoraTarget::ALL.to_vec(), ..spec() };
-    for (family, n_targets) in [(Family::Qwen3, 7), (Family::Qwen35, 12)] {
-        let config = tiny_config(family);
-        let device = Device::cpu(CpuOptions::default());
-        let spec = PolicySpec { config: &config, lora: Some(&all) };
-        let mut policy = Policy::random(&device, spec, 1, 0.3).unwrap();
-        policy.start_adapters(2);
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("adapter");
-        write(&out, &policy, "base").unwrap();
-        let text = std::fs::read_to_string(out.join(CONFIG)).unwrap();
+    let some = LoraSpec { targets: vec![Query, Values, Up, Down], scale: LoraScale::Plain, ..spec() };
+    for (family, spec) in Family::ALL.into_iter().flat_map(|family| [(family, &all), (family, &some)]) {
+        let n_targets = match (family, spec == &all) {
+            (Family::Qwen35, true) => 12,
+            (Family::Phi3, true) => 4,
+            (Family::Phi3, false) => 3,
+            (_, true) => 7,
+            (_, false) => 4,
+        };
+        let (folder, policy, adapter) = written(family, spec);
+        let text = std::fs::read_to_string(folder.path().join("adapter").join(CONFIG)).unwrap();
         let keys: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(keys["target_modules"].as_array().unwrap().len(), n_targets, "{family:?}");
-        let adapter = PeftAdapter::open(&out).unwrap();
-        assert_eq!(adapter.spec, all, "{family:?}");
-        let mut read = Policy::random(&device, spec, 1, 0.3).unwrap();
+        assert_eq!(adapter.spec, *spec, "{family:?}");
+        let of_spec = PolicySpec { config: policy.config(), lora: Some(spec) };
+        let mut read = Policy::random(policy.device(), of_spec, 1, 0.3).unwrap();
         adapter.read_into(&mut read).unwrap();
         assert_eq!(factors(&read), factors(&policy), "{family:?}");
     }
+}
+
+/// A number between the blocks of two parts belongs to no adapter of one part.
+#[test]
+fn an_adapter_that_mixes_the_parts_of_a_joined_matrix_is_refused() {
+    let (folder, mut policy, _) = written(Family::Phi3, &spec());
+    let path = folder.path().join("adapter").join(WEIGHTS);
+    let bytes = std::fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let name = "base_model.model.model.layers.1.self_attn.qkv_proj.lora_B.weight";
+    let mut mixed = file.tensor(name).unwrap().data().to_vec();
+    let last = mixed.len() - 9 * 4;
+    // The last row belongs to v, the first columns to q.
+    mixed[last..last + 4].copy_from_slice(&1f32.to_le_bytes());
+    let tensors = file.tensors().into_iter().map(|(other, view)| {
+        let data = if other == name { mixed.clone() } else { view.data().to_vec() };
+        (other, (view.shape().to_vec(), data))
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, (shape, data))| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), data).unwrap())
+    });
+    std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+    let adapter = PeftAdapter::open(&folder.path().join("adapter")).unwrap();
+    let refused = adapter.read_into(&mut policy).unwrap_err().to_string();
+    assert!(refused.contains("layers.1.self_attn.qkv_proj.lora_B.weight has numbers between"), "{refused}");
 }
 
 #[test]

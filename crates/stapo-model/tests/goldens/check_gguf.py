@@ -17,8 +17,8 @@ import tempfile
 import gguf
 import torch
 from make_families import FULL, SLIDING, config_of
-from make_models import PLAIN, randomise
-from transformers import AutoModelForCausalLM, LlamaConfig
+from make_models import randomise
+from transformers import AutoModelForCausalLM
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 # Of the models of make_families.py, the fields that GGUF files have no keys for: the name in GGUF, and fields in their place.
@@ -63,27 +63,6 @@ TENSORS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-
-
-def config_for(case):
-    if case == "llama-biased":
-        return LlamaConfig(
-            vocab_size=40,
-            hidden_size=24,
-            intermediate_size=28,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=64,
-            rope_parameters=dict(PLAIN),
-            attention_bias=True,
-            mlp_bias=True,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=0,
-        )
-    return config_of(case, **CASES[case][1])
 
 
 def permute(tensor, n_heads):
@@ -205,7 +184,7 @@ def main(stapo, *only):
         generator = torch.Generator().manual_seed(3000 + index)
         with tempfile.TemporaryDirectory() as temporary:
             folder, file = pathlib.Path(temporary, "folder"), pathlib.Path(temporary, "model.gguf")
-            model = AutoModelForCausalLM.from_config(config_for(case), attn_implementation="eager").float()
+            model = AutoModelForCausalLM.from_config(config_of(case, **CASES[case][1]), attn_implementation="eager").float()
             model = randomise(model, generator).eval()
             model.save_pretrained(folder)
             arch = CASES[case][0]

@@ -17,11 +17,13 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
+    LlamaConfig,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     Qwen3_5TextConfig,
+    Qwen3Config,
     SmolLM3Config,
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -29,6 +31,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
 # (tokens, of these prompt) on both sides of the borders of chunks of 64, in which transformers computes DeltaNet
 CHUNKS = [(2, 1), (3, 1), (63, 60), (64, 1), (65, 60), (129, 120), (200, 9)]
+# longer than the context that LongRoPE's factors for short sequences are for, by which transformers chooses
+LONGER = [(17, 1), (19, 6), (45, 13), (33, 30), (61, 40)]
 LINEAR = {"rope_type": "linear", "rope_theta": 50000.0, "factor": 2.0}
 LONG = {
     "rope_type": "longrope",
@@ -152,6 +156,14 @@ CASES = {
             rope_parameters=dict(YARN, truncate=False),
         ),
     ),
+    "qwen3-biased": (Qwen3Config, 30, 1.0, dict(attention_bias=True)),
+    "llama-biased": (LlamaConfig, 29, 0.9, dict(attention_bias=True, mlp_bias=True)),
+    "phi3-longrope-long": (
+        Phi3Config,
+        34,
+        1.0,
+        dict(head_dim=None, rope_parameters=LONG, original_max_position_embeddings=16),
+    ),
 }
 
 
@@ -230,7 +242,7 @@ def main():
         folder = out / case
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        sequences = CHUNKS if case.startswith("qwen35") else LENGTHS
+        sequences = CHUNKS if case.startswith("qwen35") else LONGER if case.endswith("-long") else LENGTHS
         numbers = golden(model.eval(), vocab, temperature, generator, sequences)
         save_file(split_gradients(numbers, model.config), folder / "golden.safetensors")
         config = json.loads((folder / "config.json").read_text())
