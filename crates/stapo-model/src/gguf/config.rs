@@ -4,6 +4,7 @@ use super::Gguf;
 use crate::config::{AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
+use std::collections::BTreeSet;
 
 impl Gguf {
     /// The config of a file of a supported family. Embeddings are tied when there is no `output.weight`.
@@ -150,15 +151,15 @@ impl Gguf {
         Ok(rows)
     }
 
+    /// The tokens that end a response, first the one that the file names.
     fn stops(&self) -> Result<Vec<u32>> {
         let mut stops = Vec::new();
         for name in ["eos", "eot", "eom"] {
-            if let Some(id) = self.token_id(&format!("tokenizer.ggml.{name}_token_id"))?
-                && !stops.contains(&id)
-            {
-                stops.push(id);
-            }
+            stops.extend(self.token_id(&format!("tokenizer.ggml.{name}_token_id"))?);
         }
+        stops.extend(self.ends_by_text());
+        let mut seen = BTreeSet::new();
+        stops.retain(|id| seen.insert(*id));
         Ok(stops)
     }
 
