@@ -188,8 +188,7 @@ impl Gguf {
                         .unwrap_or(max_positions),
                     beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
-                    attention_factor: or("rope.scaling.attn_factor", 1.0)?
-                        * (1.0 + 0.1 * factor.max(1.0).ln()),
+                    attention_factor: self.yarn_attention_factor(key, factor)?,
                     truncate: true,
                 }
             }
@@ -204,6 +203,15 @@ impl Gguf {
             }
         };
         Ok(Rope { theta, scaling })
+    }
+
+    /// What YaRN multiplies rotated queries and keys by. llama.cpp multiplies YaRN's own factor by `attn_factor`. Some files of
+    /// OLMo 3 give that very factor there, which is all of `attention_factor` in Hugging Face's config, so it counts once.
+    fn yarn_attention_factor(&self, key: &impl Fn(&str) -> String, factor: f64) -> Result<f64> {
+        let by_factor = 1.0 + 0.1 * factor.max(1.0).ln();
+        let more = self.number(&key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+        let is_all = (more - by_factor).abs() <= 1e-3;
+        Ok(if is_all { by_factor } else { more * by_factor })
     }
 
     /// Llama 3's scaling from `rope_freqs.weight`, which lists the divisor of each frequency. The original context

@@ -374,3 +374,30 @@ fn rope_scaling_is_read_from_metadata() {
     check_refused(&llama().tensor("rope_freqs.weight", &[2], 3.0), &["rope_freqs", "Llama 3"]);
     check_refused(&llama().tensor("rope_freqs.weight", &[4], 1.0), &["rope_freqs", "[2]"]);
 }
+
+/// llama.cpp multiplies YaRN's own factor by the key's number. Files of OLMo 3 from one converter give all of the factor of
+/// Hugging Face's config, 1.2079 for a factor of 8.
+#[test]
+fn yarn_scales_attention_once() {
+    let by_factor = 1.0 + 0.1 * 8f64.ln();
+    for (given, expected) in [
+        (None, by_factor),
+        (Some(1.0), by_factor),
+        (Some(by_factor as f32), by_factor),
+        (Some(1.2079), by_factor),
+        (Some(0.5), 0.5 * by_factor),
+        (Some(1.25), 1.25 * by_factor),
+    ] {
+        let mut draft = llama()
+            .field("llama.rope.scaling.type", string_field("yarn"))
+            .field("llama.rope.scaling.factor", f32_field(8.0));
+        if let Some(given) = given {
+            draft = draft.field("llama.rope.scaling.attn_factor", f32_field(given));
+        }
+        let config = load(&draft.bytes()).unwrap().0;
+        match config.layers[0].attention().unwrap().rope.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => assert_eq!(attention_factor, expected, "{given:?}"),
+            ref other => panic!("{other:?}"),
+        }
+    }
+}
