@@ -67,9 +67,10 @@ fn templates_with_a_date_render_as_by_transformers() {
         let turn = |turn: &Json| message(turn["role"].as_str().unwrap(), turn["content"].as_str().unwrap());
         let messages: Vec<_> = case["messages"].as_array().unwrap().iter().map(turn).collect();
         let mut variables = case["variables"].as_object().unwrap().clone();
-        let render = |variables: &Map<String, Json>| match case["prompt"].as_bool().unwrap() {
-            true => template.prompt(&messages, variables).map_err(|error| error.to_string()),
-            false => template.transcript(&messages, variables).map_err(|error| error.to_string()),
+        let is_prompt = case["prompt"] == true;
+        let render = |variables: &Map<String, Json>| {
+            let text = template.render(&messages, is_prompt, variables);
+            text.map_err(|error| error.to_string())
         };
         if let Err(said) = render(&variables) {
             n_without_date += usize::from(said.contains("strftime_now"));

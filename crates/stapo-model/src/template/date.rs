@@ -94,8 +94,7 @@ impl Date {
                 out.push(character);
                 continue;
             }
-            let letter = characters.next();
-            out += &match letter {
+            let replacement: String = match characters.next() {
                 Some('Y') => format!("{:04}", self.year),
                 Some('y') => format!("{:02}", self.year % 100),
                 Some('m') => format!("{:02}", self.month),
@@ -110,6 +109,7 @@ impl Date {
                 Some('%') => "%".into(),
                 letter => return Err(format!("%{}", letter.map_or_else(String::new, String::from))),
             };
+            out.push_str(&replacement);
         }
         Ok(out)
     }
