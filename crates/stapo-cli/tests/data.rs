@@ -287,3 +287,45 @@ fn generate_stops_at_a_text_and_passes_arguments_to_the_template() {
     let said = complaint(at, &[&words(eval)[..], &["--chat-arguments", "{\"shout\": true}"]].concat());
     assert!(said.contains("--chat-arguments: has no effect without --chat"), "{said}");
 }
+
+/// The clock would change a prompt from day to day, so the date comes with the arguments of the template.
+#[test]
+fn a_template_that_asks_for_the_day_gets_it_from_the_arguments() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    set_up(at);
+    let template = "{% for m in messages %}{{ m.content }}{{ strftime_now('+%d') }}={% endfor %}";
+    fs::write(at.join("model/chat_template.jinja"), template).unwrap();
+    fs::write(at.join("chat.jsonl"), "{\"chat\": \"3+4\", \"response\": \"7\"}\n").unwrap();
+    let date = ["--chat-arguments", "{\"today\": \"2026-11-18\"}"];
+    let score = ["score", "--model", "model", "--input", "chat.jsonl"];
+    let generate = ["generate", "--model", "model", "--chat", "3+4", "--json", "--max-tokens", "1"];
+    let problems = "problems c.toml -n 1 --json --set rollout.chat_arguments.today=";
+    let task = "path = \"rows.jsonl\"\nproblem_field = \"question\"\nanswer_field = \"final\"\nmissing_answers = \"drop\"\ntemplate = \"{{ problem }}\"";
+    fs::write(
+        at.join("c.toml"),
+        format!("model = {{ kind = \"path\", path = \"model\" }}\n[task]\nkind = \"jsonl\"\n{task}\n[rollout]\nchat = true\n"),
+    )
+    .unwrap();
+    for line in
+        [&score[..], &generate, &words("problems c.toml -n 1"), &words(&format!("{problems}\"18.11.\""))]
+    {
+        let run = stapo(at, line);
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(
+            !run.status.success() && said.contains("hint: ") && said.contains("today"),
+            "{line:?}: {said}"
+        );
+    }
+    let scored: Value = serde_json::from_str(&ok(&stapo(at, &[&score[..], &date].concat()))).unwrap();
+    fs::write(at.join("plain.jsonl"), "{\"prompt\": \"3+4+18=\", \"response\": \"7\"}\n").unwrap();
+    let plain = ok(&stapo(at, &["score", "--model", "model", "--input", "plain.jsonl"]));
+    assert_eq!(scored, serde_json::from_str::<Value>(&plain).unwrap());
+    let generated: Value = serde_json::from_str(&ok(&stapo(at, &[&generate[..], &date].concat()))).unwrap();
+    assert_eq!(generated["prompt_tokens"], "3+4+18=".len());
+    for date in ["2026-11-18", "\"2026-11-18\""] {
+        let line = ok(&stapo(at, &words(&format!("{problems}{date}"))));
+        let problem: Value = serde_json::from_str(&line).unwrap();
+        assert!(problem["text"].as_str().unwrap().ends_with("+18="), "{problem}");
+    }
+}

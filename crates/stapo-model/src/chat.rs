@@ -24,9 +24,9 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// A chat template. The template comes with the model and is therefore untrusted: it runs without files, clock or
 /// network, and nesting, steps, memory and output are bounded.
 ///
-/// `strftime_now` is not defined, because a prompt must not depend on the day. Templates that test for the function
-/// (Llama 3's) fall back on their own fixed date; templates that call it without a test are refused. A date can be
-/// given as a variable where the template reads one.
+/// A prompt must not depend on the day. Templates get `strftime_now` only with a variable `today` (`2026-11-18`), which it
+/// formats. Without one, templates that test for the function (Llama 3's) fall back on their own fixed date, and templates
+/// that call it without a test are refused.
 #[derive(Debug)]
 pub struct ChatTemplate {
     location: String,

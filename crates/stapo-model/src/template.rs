@@ -10,6 +10,7 @@
 //! Rendering runs on a thread with a deep stack, which the bounds on nesting cannot exhaust.
 
 mod check;
+mod date;
 mod guard;
 mod json;
 mod library;
@@ -77,7 +78,7 @@ impl Template {
             return Err(Refused { problem, hint: "" });
         }
         let template = Self { source, dialect };
-        isolated(|| compile(&template.source, dialect).map(|_| ()))?;
+        isolated(&template.source, || compile(&template.source, dialect).map(|_| ()))?;
         Ok(template)
     }
 
@@ -94,12 +95,13 @@ impl Template {
     /// The texts of many renderings, each with its own variables and bounds. The template is compiled and the engine set
     /// up once. The first rendering that is refused refuses all.
     pub fn render_all(&self, renderings: &[(Value, Limits)]) -> Result<Vec<String>, Refused> {
-        let texts = isolated(|| {
+        let texts = isolated(&self.source, || {
             let instructions = compile(&self.source, self.dialect)?;
             let meter = Arc::new(Meter::default());
             let mut environment = environment(self.dialect, &meter);
             let render = |(variables, limits): &(Value, Limits)| {
                 meter.fill(limits.work_bytes);
+                library::set_date(&mut environment, &meter, variables);
                 environment.set_fuel(Some(limits.steps));
                 let result = render(&environment, &instructions, variables.clone());
                 // A namespace may hold itself. Emptied, it is freed.
@@ -119,9 +121,9 @@ impl Template {
 
 /// Runs `work` on the deep stack. The engine panics on a few odd inputs, such as a slice backwards from a start before
 /// its end; such a panic is a refusal.
-fn isolated<T: Send>(work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Refused> {
+fn isolated<T: Send>(source: &str, work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Refused> {
     let refused = |problem: String| Refused { problem, hint: "" };
-    match on_deep_stack(|| work().map_err(|error| refusal(&error))) {
+    match on_deep_stack(|| work().map_err(|error| refusal(&error, source))) {
         Ok(result) => result,
         Err(Failed::Panicked) => Err(refused("the template engine failed on it".into())),
         Err(Failed::NoThread(why)) => Err(refused(format!("no thread to render it: {why}"))),
@@ -165,21 +167,38 @@ fn render(environment: &Environment, instructions: &Instructions, variables: Val
 }
 
 /// The engine's error in one line, or the template's own message if the template raised one.
-fn refusal(error: &Error) -> Refused {
+fn refusal(error: &Error, source: &str) -> Refused {
     let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
     let detail = error.detail().unwrap_or_default();
     if let Some(message) = detail.strip_prefix(library::RAISED) {
         return Refused { problem: format!("refuses the conversation: {message}"), hint: "" };
     }
+    if lacks_date(error, source) {
+        let problem = format!("{}: {} is unknown{line}", ErrorKind::UnknownFunction, date::FUNCTION);
+        return Refused { problem, hint: date::HINT };
+    }
     let hint = match error.kind() {
         ErrorKind::OutOfFuel => {
             "it does more work than any conversation needs; do not trust the files it came with"
         }
-        ErrorKind::UnknownFunction if detail.contains("strftime_now") => {
-            "the prompt would depend on the day; edit the template to read the date from a variable"
-        }
+        ErrorKind::InvalidOperation if detail.starts_with(date::TODAY) => date::HINT,
+        ErrorKind::InvalidOperation if detail.starts_with(date::FUNCTION) => date::LETTERS_HINT,
         _ => "",
     };
     let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
     Refused { problem: format!("{}{detail}{line}", error.kind()), hint }
+}
+
+/// Whether the template called the function of the date, which is not there. In a macro the engine does not name what it
+/// cannot call, so the line of the template tells.
+fn lacks_date(error: &Error, source: &str) -> bool {
+    let detail = error.detail().unwrap_or_default();
+    let line = error.line().and_then(|line| source.lines().nth(line.checked_sub(1)?)).unwrap_or_default();
+    match error.kind() {
+        ErrorKind::UnknownFunction => detail.contains(date::FUNCTION),
+        ErrorKind::InvalidOperation => {
+            detail.ends_with("undefined is not callable") && line.contains(date::FUNCTION)
+        }
+        _ => false,
+    }
 }

@@ -112,19 +112,42 @@ fn chat_templates_come_from_metadata_and_from_every_place_in_a_folder() {
     assert_eq!(rendered(&llama), None);
 }
 
+/// `tokenizer.json` alone says which tokens start and end a text: transformers drops the flags of `tokenizer_config.json`
+/// where there is one.
+#[test]
+fn flags_of_tokenizer_config_add_no_tokens_as_in_transformers() {
+    let golden = golden("starts.json");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model");
+    convert(&Pretrained::open(&tiny("llama-spm.gguf")).unwrap(), &out, Precision::Bf16);
+    let cases = golden["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 24);
+    for case in cases {
+        let mut file = golden["tokenizer"].clone();
+        let number = case["post_processor"].as_u64().unwrap() as usize;
+        file["post_processor"] = golden["post_processors"][number].clone();
+        fs::write(out.join("tokenizer.json"), file.to_string()).unwrap();
+        fs::write(out.join("tokenizer_config.json"), case["config"].to_string()).unwrap();
+        let tokenizer = Pretrained::open(&out).unwrap().tokenizer().unwrap();
+        let expected: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(tokenizer.encode(golden["text"].as_str().unwrap()).unwrap(), expected, "{case}");
+    }
+}
+
 #[test]
 fn generation_config_names_the_stop_tokens() {
     let model = Pretrained::open(&tiny("qwen2-bpe.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model");
     convert(&model, &out, Precision::Bf16);
-    fs::write(out.join("generation_config.json"), r#"{"eos_token_id": [2, 0], "temperature": 0.6}"#).unwrap();
-    assert_eq!(Pretrained::open(&out).unwrap().config.stops, [2, 0]);
+    fs::write(out.join("generation_config.json"), r#"{"eos_token_id": [2, 1], "temperature": 0.6}"#).unwrap();
+    assert_eq!(Pretrained::open(&out).unwrap().config.stops, [2, 1]);
     fs::write(out.join("generation_config.json"), r#"{"eos_token_id": 432}"#).unwrap();
     let message = Pretrained::open(&out).unwrap_err().to_string();
     assert!(message.contains("generation_config.json") && message.contains("432"), "{message}");
     fs::remove_file(out.join("generation_config.json")).unwrap();
-    assert_eq!(Pretrained::open(&out).unwrap().config.stops, [2]);
+    // `<|im_end|>`, which the file names, and `<|endoftext|>`, a control token.
+    assert_eq!(Pretrained::open(&out).unwrap().config.stops, [2, 0]);
 }
 
 #[test]

@@ -4,11 +4,13 @@ mod whole;
 
 use crate::shared::model::ModelArgs;
 use crate::shared::option::temperature;
-use crate::shared::prompts::{Choice, PromptRecord, check_characters, choice, for_each_record, prompt};
+use crate::shared::prompts::{
+    Choice, PromptRecord, chat_arguments, check_characters, choice, for_each_record, prompt,
+};
 use crate::shared::terminal::{Output, output};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::{HeadOptions, PackedBatch, Pass, TokenScores};
 use std::io::{BufWriter, Write};
@@ -25,6 +27,9 @@ pub struct Args {
     /// `response`; `id` comes back. `-` = standard input.
     #[arg(long, value_name = "FILE")]
     input: String,
+    /// Variables of the chat template, as JSON: '{"enable_thinking": false}'.
+    #[arg(long, value_name = "JSON", value_parser = chat_arguments, default_value = "{}", hide_default_value = true)]
+    chat_arguments: Map<String, Value>,
     /// Likeliest tokens to list in each response token's place.
     #[arg(long, value_name = "N", default_value_t = 0)]
     alternatives: usize,
@@ -39,7 +44,7 @@ const BATCH_TOKENS: usize = 4096;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let model = args.model.open_with_either_head()?;
     if let Some(head) = model.policy.config().score {
-        return whole::run(&args.input, &model, head);
+        return whole::run(&args.input, &model, head, &args.chat_arguments);
     }
     let options = HeadOptions {
         temperature: args.temperature,
@@ -50,7 +55,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let out = BufWriter::new(output());
     let mut scorer =
         Scorer { model: &model, options, pass, batch: PackedBatch::new(), records: Vec::new(), out };
-    let read = |_, record: &PromptRecord| tokens(&model, record);
+    let read = |_, record: &PromptRecord| tokens(&model, record, &args.chat_arguments);
     let take =
         |line, record, (tokens, n_prompt): (Vec<u32>, usize)| scorer.take(line, record, &tokens, n_prompt);
     let (n_scored, n_refused) = for_each_record(&args.input, read, take)?;
@@ -140,8 +145,12 @@ impl Scorer<'_> {
 }
 
 /// A record's tokens, and how many of them are the prompt's.
-fn tokens(model: &LoadedModel, record: &PromptRecord) -> Result<(Vec<u32>, usize)> {
-    let mut tokens = prompt(model, record, &serde_json::Map::new())?;
+fn tokens(
+    model: &LoadedModel,
+    record: &PromptRecord,
+    chat_arguments: &Map<String, Value>,
+) -> Result<(Vec<u32>, usize)> {
+    let mut tokens = prompt(model, record, chat_arguments)?;
     let n_prompt = match (&record.tokens, &record.response) {
         (Some(_), None) => record.prompt_tokens.context("prompt_tokens is missing")?,
         (Some(_), Some(_)) => bail!("both tokens and response, expected one"),

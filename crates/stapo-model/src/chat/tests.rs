@@ -49,13 +49,81 @@ fn a_template_may_refuse_a_conversation_in_its_own_words() {
     check_refused("{{ raise_exception('roles must alternate') }}", &["refuses", "roles must alternate"]);
 }
 
+/// The templates are in the style of SmolLM3, Granite 3, OLMo 3, Mistral Small 3 and gpt-oss; `transformers` had its clock
+/// stopped.
 #[test]
-fn the_clock_is_not_there_but_may_be_asked_for() {
-    let source = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}1999{% endif %}";
-    assert_eq!(rendered(source).unwrap(), "1999");
-    check_refused("{{ strftime_now('%Y') }}", &["strftime_now", "hint: ", "variable"]);
-    let dated = template("{{ date }}").unwrap().prompt(&[], json!({"date": "x"}).as_object().unwrap());
-    assert_eq!(dated.unwrap(), "x");
+fn templates_with_a_date_render_as_by_transformers() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat");
+    let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let golden: Json = serde_json::from_str(&text("rendered.json")).unwrap();
+    let special_tokens: SpecialTokens = serde_json::from_value(golden["special_tokens"].clone()).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 75);
+    let mut n_without_date = 0;
+    for case in cases {
+        let name = case["template"].as_str().unwrap();
+        let template =
+            ChatTemplate::new(name, &text(&format!("{name}.jinja")), special_tokens.clone()).unwrap();
+        let turn = |turn: &Json| message(turn["role"].as_str().unwrap(), turn["content"].as_str().unwrap());
+        let messages: Vec<_> = case["messages"].as_array().unwrap().iter().map(turn).collect();
+        let mut variables = case["variables"].as_object().unwrap().clone();
+        let is_prompt = case["prompt"] == true;
+        let render = |variables: &Map<String, Json>| {
+            let text = template.render(&messages, is_prompt, variables);
+            text.map_err(|error| error.to_string())
+        };
+        if let Err(said) = render(&variables) {
+            n_without_date += usize::from(said.contains("strftime_now"));
+        }
+        variables.insert("today".into(), golden["today"].clone());
+        match case.get("refused").and_then(Json::as_str) {
+            Some(refusal) => assert!(render(&variables).unwrap_err().contains(refusal), "{case}"),
+            None => assert_eq!(render(&variables).unwrap(), case["text"].as_str().unwrap(), "{case}"),
+        }
+    }
+    // Granite asks where there is no system message, SmolLM3 where the message does not stand alone.
+    assert_eq!(n_without_date, 15 + 3 + 15 + 12);
+}
+
+#[test]
+fn the_clock_is_not_there_and_a_given_date_is() {
+    let guarded = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}1999{% endif %}";
+    assert_eq!(rendered(guarded).unwrap(), "1999");
+    let hint = "chat_arguments = { today = \"2026-11-18\" }";
+    check_refused("a\n{{ strftime_now('%Y') }}", &["strftime_now is unknown (line 2)", "hint: ", hint]);
+    let with = |source: &str, today: Json| {
+        let variables = json!({"today": today});
+        let text = template(source).unwrap().prompt(&[], variables.as_object().unwrap());
+        text.map_err(|error| error.to_string())
+    };
+    assert_eq!(with(guarded, json!("2031-02-03")).unwrap(), "2031");
+    assert_eq!(with(guarded, json!(null)).unwrap(), "1999");
+    assert_eq!(
+        with("{{ strftime_now('%d %B %Y, %A') }}", json!("2026-11-08")).unwrap(),
+        "08 November 2026, Sunday"
+    );
+    assert_eq!(with("{{ today }}", json!("some day")).unwrap(), "some day");
+    for (pattern, today, words) in [
+        ("'%Y'", json!("18 November 2026"), ["today is '18 November 2026', expected a date", hint]),
+        ("'%Y'", json!(20261118), ["today is 20261118, expected a date", hint]),
+        ("'%Q'", json!("2026-11-18"), ["\"%Q\" is no letter", "hint: known are %Y"]),
+        ("7", json!("2026-11-18"), ["takes a text, not number", "hint: "]),
+        ("'%Y', 2", json!("2026-11-18"), ["takes one pattern", "hint: "]),
+    ] {
+        let said = with(&format!("{{{{ strftime_now({pattern}) }}}}"), today).unwrap_err();
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+}
+
+/// One engine renders many conversations.
+#[test]
+fn the_date_of_one_rendering_is_not_that_of_the_next() {
+    let source = "{% if strftime_now is defined %}{{ strftime_now('%y') }}{% endif %}.";
+    let template = Template::new(source.into(), Dialect::Chat).unwrap();
+    let limits = Limits { steps: 1000, work_bytes: 1 << 20, output_bytes: 100 };
+    let given = [Some("2026-11-18"), None, Some("2031-02-03")];
+    let renderings = given.map(|today| (Value::from(Serde(json!({"today": today}))), limits));
+    assert_eq!(template.render_all(&renderings).unwrap(), ["26.", ".", "31."]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::config::missing;
 use crate::config::{AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
 use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
+use std::collections::BTreeSet;
 
 impl Gguf {
     /// The config of a file of a supported family. Embeddings are tied when there is no `output.weight`.
@@ -150,15 +151,15 @@ impl Gguf {
         Ok(rows)
     }
 
+    /// The tokens that end a response, first the one that the file names.
     fn stops(&self) -> Result<Vec<u32>> {
         let mut stops = Vec::new();
         for name in ["eos", "eot", "eom"] {
-            if let Some(id) = self.token_id(&format!("tokenizer.ggml.{name}_token_id"))?
-                && !stops.contains(&id)
-            {
-                stops.push(id);
-            }
+            stops.extend(self.token_id(&format!("tokenizer.ggml.{name}_token_id"))?);
         }
+        stops.extend(self.ends_by_text());
+        let mut seen = BTreeSet::new();
+        stops.retain(|id| seen.insert(*id));
         Ok(stops)
     }
 
@@ -187,8 +188,7 @@ impl Gguf {
                         .unwrap_or(max_positions),
                     beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
                     beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
-                    attention_factor: or("rope.scaling.attn_factor", 1.0)?
-                        * (1.0 + 0.1 * factor.max(1.0).ln()),
+                    attention_factor: self.yarn_attention_factor(key, factor)?,
                     truncate: true,
                 }
             }
@@ -203,6 +203,15 @@ impl Gguf {
             }
         };
         Ok(Rope { theta, scaling })
+    }
+
+    /// What YaRN multiplies rotated queries and keys by. llama.cpp multiplies YaRN's own factor by `attn_factor`. Some files of
+    /// OLMo 3 give that very factor there, which is all of `attention_factor` in Hugging Face's config, so it counts once.
+    fn yarn_attention_factor(&self, key: &impl Fn(&str) -> String, factor: f64) -> Result<f64> {
+        let by_factor = 1.0 + 0.1 * factor.max(1.0).ln();
+        let more = self.number(&key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+        let is_all = (more - by_factor).abs() <= 1e-3;
+        Ok(if is_all { by_factor } else { more * by_factor })
     }
 
     /// Llama 3's scaling from `rope_freqs.weight`, which lists the divisor of each frequency. The original context

@@ -2,7 +2,8 @@ mod families;
 
 use super::*;
 use crate::config::{AttentionBiases, Family, Heads, RopeScaling};
-use serde_json::{Map, Value};
+
+mod tokens;
 
 /// Name, dimensions innermost first, type, offset.
 type Tensor = (String, Vec<u64>, u32, u64);
@@ -383,82 +384,29 @@ fn rope_scaling_is_read_from_metadata() {
     check_refused(&llama().tensor("rope_freqs.weight", &[4], 1.0), &["rope_freqs", "[2]"]);
 }
 
-/// A draft with the vocabulary of one kind from the goldens.
-fn byte_level(kind: &str, vocabulary: &Value) -> Draft {
-    let list = |key: &str| -> Vec<String> { serde_json::from_value(vocabulary[key].clone()).unwrap() };
-    let tokens = list("tokens");
-    let mut types = [9u32.to_le_bytes(), 5u32.to_le_bytes()].concat();
-    types.extend((tokens.len() as u64).to_le_bytes());
-    types.extend(tokens.iter().flat_map(|t| if t.starts_with("<|") { 3i32 } else { 1 }.to_le_bytes()));
-    llama()
-        .field("tokenizer.ggml.model", string_field("gpt2"))
-        .field("tokenizer.ggml.pre", string_field(kind))
-        .field("tokenizer.ggml.tokens", strings_field(&tokens))
-        .field("tokenizer.ggml.token_type", types)
-        .field("tokenizer.ggml.merges", strings_field(&list("merges")))
-        .field("tokenizer.ggml.bos_token_id", u32_field(0))
-        .field("tokenizer.ggml.eos_token_id", u32_field(2))
-}
-
-fn goldens() -> Map<String, Value> {
-    serde_json::from_str(include_str!("../../tests/data/formats/tokenizers.json")).unwrap()
-}
-
+/// llama.cpp multiplies YaRN's own factor by the key's number. Files of OLMo 3 from one converter give all of the factor of
+/// Hugging Face's config, 1.2079 for a factor of 8.
 #[test]
-fn byte_level_vocabularies_of_every_kind_give_the_ids_of_the_tokenizers_package() {
-    for (kind, golden) in goldens().iter().filter(|(kind, _)| *kind != "sentence piece") {
-        let draft = byte_level(kind, golden);
-        let tokenizer = open_bytes(&draft.bytes()).unwrap().tokenizer().unwrap();
-        for case in golden["cases"].as_array().unwrap() {
-            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
-            let text = case["text"].as_str().unwrap();
-            assert_eq!(tokenizer.encode_rendered(text).unwrap(), ids, "{kind} {text:?}");
+fn yarn_scales_attention_once() {
+    let by_factor = 1.0 + 0.1 * 8f64.ln();
+    for (given, expected) in [
+        (None, by_factor),
+        (Some(1.0), by_factor),
+        (Some(by_factor as f32), by_factor),
+        (Some(1.2079), by_factor),
+        (Some(0.5), 0.5 * by_factor),
+        (Some(1.25), 1.25 * by_factor),
+    ] {
+        let mut draft = llama()
+            .field("llama.rope.scaling.type", string_field("yarn"))
+            .field("llama.rope.scaling.factor", f32_field(8.0));
+        if let Some(given) = given {
+            draft = draft.field("llama.rope.scaling.attn_factor", f32_field(given));
+        }
+        let config = load(&draft.bytes()).unwrap().0;
+        match config.layers[0].attention().unwrap().rope.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => assert_eq!(attention_factor, expected, "{given:?}"),
+            ref other => panic!("{other:?}"),
         }
     }
-}
-
-#[test]
-fn only_llama_3_starts_with_bos_by_itself() {
-    for (kind, golden) in goldens().iter().filter(|(kind, _)| *kind != "sentence piece") {
-        let draft = byte_level(kind, golden);
-        let first =
-            |draft: &Draft| open_bytes(&draft.bytes()).unwrap().tokenizer().unwrap().encode("x").unwrap()[0];
-        assert_eq!(first(&draft) == 0, kind == "llama-bpe", "{kind}");
-        let with_flag = draft.field("tokenizer.ggml.add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
-        assert_eq!(first(&with_flag), 0, "{kind}");
-    }
-}
-
-#[test]
-fn broken_vocabularies_are_refused_by_key() {
-    let golden = &goldens()["qwen2"];
-    let refused = |draft: Draft, words: &[&str]| {
-        let message = open_bytes(&draft.bytes()).unwrap().tokenizer().expect_err("accepted").to_string();
-        for word in words {
-            assert!(message.contains(word), "{message:?} does not say {word:?}");
-        }
-    };
-    let key = |name: &str, value: Vec<u8>| {
-        byte_level("qwen2", golden).field(&format!("tokenizer.ggml.{name}"), value)
-    };
-    refused(key("model", string_field("bert")), &["tokenizer.ggml.model", "bert"]);
-    refused(key("pre", string_field("tekken")), &["tokenizer.ggml.pre", "tekken", "qwen2"]);
-    refused(key("merges", strings_field(&["ab"])), &["tokenizer.ggml.merges", "two tokens"]);
-    refused(key("merges", strings_field(&["ab cd"])), &["tokenizer.ggml.merges"]);
-    refused(key("tokens", strings_field(&["a", "a"])), &["token_type", "2 tokens"]);
-    let twice = key("tokens", strings_field(&["a", "a"])).without("tokenizer.ggml.token_type");
-    refused(twice, &["tokenizer.ggml.tokens", "twice"]);
-    let long = key("tokens", strings_field(&["a".repeat(5000)])).without("tokenizer.ggml.token_type");
-    refused(long, &["tokenizer.ggml.tokens", "longer"]);
-    refused(key("model", string_field("llama")), &["tokenizer.ggml.scores", "missing"]);
-    refused(
-        byte_level("qwen2", golden).without("tokenizer.ggml.tokens"),
-        &["tokenizer.ggml.tokens", "missing"],
-    );
-    let with_flag = key("add_bos_token", [&7u32.to_le_bytes()[..], &[1]].concat());
-    refused(with_flag.clone().without("tokenizer.ggml.bos_token_id"), &["bos_token_id", "missing"]);
-    refused(
-        with_flag.field("tokenizer.ggml.bos_token_id", u32_field(9999)),
-        &["bos_token_id", "not a token"],
-    );
 }

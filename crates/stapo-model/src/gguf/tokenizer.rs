@@ -4,7 +4,7 @@ use super::Gguf;
 use crate::chat::SpecialTokens;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::vetting::{LLAMA3, MAX_TOKEN_BYTES, QWEN2, check_merges};
+use crate::tokenizer::vetting::{GPT4O, LLAMA3, MAX_TOKEN_BYTES, QWEN2, QWEN3_5, TEKKEN, check_merges};
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::strip::Strip;
@@ -13,7 +13,7 @@ use tokenizers::normalizers::{NFC, Prepend, Replace};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
 use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer as Inner};
 
 /// Most work to find the merges that the scores imply: the sum of the squares of the tokens' bytes. Llama 2 has 2 million.
@@ -30,13 +30,35 @@ enum TokenType {
     Byte,
 }
 
-/// How `gpt2` vocabularies cut text into words before the merges (`tokenizer.ggml.pre`).
+/// Control tokens at which a turn or a text ends, whatever `eos_token_id` says: those of llama.cpp.
+const ENDS: [&str; 12] = [
+    "<|im_end|>",
+    "<|end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_utterance>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+];
+
+/// How `gpt2` vocabularies cut text into words before the merges (`tokenizer.ggml.pre`). Patterns are those of the models'
+/// `tokenizer.json`, of which llama.cpp has approximations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PreTokenizer {
     Gpt2,
-    Qwen2,
-    Llama3,
-    SmolLm,
+    /// Each digit is a word, the rest as GPT-2.
+    SingleDigits,
+    Pattern(&'static str),
+    /// A pattern behind Unicode's composition (NFC).
+    Composed(&'static str),
+    /// A pattern whose words are tokens as they are, where the vocabulary has them, without merges. Such vocabularies start
+    /// sequences with bos unless the file says otherwise.
+    WholeWords(&'static str),
 }
 
 impl Gguf {
@@ -59,12 +81,10 @@ impl Gguf {
                 ));
             }
         };
-        let adds_bos = self.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos);
-        if adds_bos {
-            let bos = self.token_id("tokenizer.ggml.bos_token_id")?;
-            let bos = bos.ok_or_else(|| self.absent("tokenizer.ggml.bos_token_id"))?;
-            let text = tokens.text(bos).ok_or_else(|| self.wrong("bos_token_id", "is not a token"))?;
-            inner.with_post_processor(Some(self.starts_with(text, bos)?));
+        let bos = self.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(adds_bos).then_some("bos");
+        let eos = self.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false).then_some("eos");
+        if bos.is_some() || eos.is_some() {
+            inner.with_post_processor(Some(self.framed(&tokens, bos, eos)?));
         }
         let added = tokens.added();
         inner.add_tokens(added).map_err(|e| self.wrong("tokens", &e.to_string()))?;
@@ -88,6 +108,22 @@ impl Gguf {
             }
         }
         Ok(special)
+    }
+
+    /// The control tokens at which a turn or a text ends by their texts. None where the vocabulary cannot be read, which the
+    /// tokenizer reports.
+    pub(super) fn ends_by_text(&self) -> Vec<u32> {
+        let Ok(tokens) = self.tokens() else { return Vec::new() };
+        let id_of = |text: &str| {
+            let id = tokens.texts.iter().position(|token| *token == text)?;
+            (tokens.types[id] == TokenType::Control).then_some(id as u32)
+        };
+        // In the format of gpt-oss `<|end|>` ends a message, of which a turn has several.
+        let is_harmony = id_of("<|return|>").is_some() && id_of("<|call|>").is_some();
+        ENDS.iter()
+            .filter(|text| !(is_harmony && **text == "<|end|>"))
+            .filter_map(|text| id_of(text))
+            .collect()
     }
 
     fn tokens(&self) -> Result<Tokens<'_>> {
@@ -125,49 +161,55 @@ impl Gguf {
         let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
         check_merges(pairs, |token| vocabulary.contains_key(token))
             .map_err(|problem| self.wrong("merges", &problem))?;
-        let builder = BPE::builder()
-            .vocab_and_merges(vocabulary, merges)
-            .ignore_merges(pre_tokenizer == PreTokenizer::Llama3);
+        let takes_whole_words = matches!(pre_tokenizer, PreTokenizer::WholeWords(_));
+        let builder = BPE::builder().vocab_and_merges(vocabulary, merges).ignore_merges(takes_whole_words);
         let mut inner = Inner::new(builder.build().map_err(|e| self.wrong("merges", &e.to_string()))?);
-        let split = |pattern: &str| {
-            Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false)
-                .expect("the patterns above are valid")
-        };
         let bytes = ByteLevel::new(false, false, false);
+        let gpt2 = ByteLevel::new(false, false, true);
         match pre_tokenizer {
-            PreTokenizer::Gpt2 => inner.with_pre_tokenizer(Some(ByteLevel::new(false, false, true))),
-            PreTokenizer::SmolLm => inner.with_pre_tokenizer(Some(in_sequence(vec![
-                Digits::new(true).into(),
-                ByteLevel::new(false, false, true).into(),
-            ]))),
-            PreTokenizer::Qwen2 => {
-                inner.with_normalizer(Some(NFC)).map_err(|e| self.wrong("pre", &e.to_string()))?;
-                inner.with_pre_tokenizer(Some(in_sequence(vec![split(QWEN2).into(), bytes.into()])))
+            PreTokenizer::Gpt2 => inner.with_pre_tokenizer(Some(gpt2)),
+            PreTokenizer::SingleDigits => {
+                inner.with_pre_tokenizer(Some(in_sequence(vec![Digits::new(true).into(), gpt2.into()])))
             }
-            PreTokenizer::Llama3 => {
-                inner.with_pre_tokenizer(Some(in_sequence(vec![split(LLAMA3).into(), bytes.into()])))
+            PreTokenizer::Pattern(pattern)
+            | PreTokenizer::Composed(pattern)
+            | PreTokenizer::WholeWords(pattern) => {
+                let pattern = SplitPattern::Regex(pattern.into());
+                let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
+                    .expect("the patterns of this program are valid");
+                inner.with_pre_tokenizer(Some(in_sequence(vec![split.into(), bytes.into()])))
             }
         };
+        if matches!(pre_tokenizer, PreTokenizer::Composed(_)) {
+            inner.with_normalizer(Some(NFC)).map_err(|e| self.wrong("pre", &e.to_string()))?;
+        }
         inner.with_decoder(Some(bytes));
-        Ok((inner, pre_tokenizer == PreTokenizer::Llama3))
+        Ok((inner, takes_whole_words))
     }
 
     fn pre_tokenizer(&self) -> Result<PreTokenizer> {
         let architecture = self.text("general.architecture")?.unwrap_or_default();
-        match self.text("tokenizer.ggml.pre")?.unwrap_or("default") {
-            "qwen2" | "deepseek-r1-qwen" => Ok(PreTokenizer::Qwen2),
-            "llama-bpe" | "llama3" | "llama-v3" => Ok(PreTokenizer::Llama3),
-            "smollm" => Ok(PreTokenizer::SmolLm),
+        Ok(match self.text("tokenizer.ggml.pre")?.unwrap_or("default") {
+            "qwen2" | "deepseek-r1-qwen" => PreTokenizer::Composed(QWEN2),
+            "qwen35" => PreTokenizer::Composed(QWEN3_5),
+            "llama-bpe" | "llama3" | "llama-v3" => PreTokenizer::WholeWords(LLAMA3),
+            // Mistral from Nemo on.
+            "tekken" => PreTokenizer::WholeWords(TEKKEN),
+            // SmolLM3; OLMo 2 and 3, Phi-4, Granite 4.
+            "smaug-bpe" | "dbrx" => PreTokenizer::Pattern(LLAMA3),
+            // Phi-4-mini.
+            "gpt-4o" => PreTokenizer::Pattern(GPT4O),
+            // SmolLM 1 and 2; Granite 3; Granite's models of code.
+            "smollm" | "refact" | "starcoder" => PreTokenizer::SingleDigits,
             // Files older than the key, or written by a converter that did not know the model.
-            "default" if architecture.starts_with("qwen") => Ok(PreTokenizer::Qwen2),
-            "default" | "gpt-2" => Ok(PreTokenizer::Gpt2),
+            "default" if architecture.starts_with("qwen") => PreTokenizer::Composed(QWEN2),
+            "default" | "gpt-2" => PreTokenizer::Gpt2,
             other => {
                 let location = format!("{}: tokenizer.ggml.pre", self.location);
-                let hint =
-                    "supported: qwen2, llama-bpe, smollm, gpt-2; or use the model's Hugging Face folder";
-                Err(Error::unsupported(location, format!("{other:?} is not supported"), hint))
+                let hint = "supported: qwen2, qwen35, llama-bpe, smaug-bpe, dbrx, tekken, gpt-4o, smollm, refact, starcoder, gpt-2; or use the model's Hugging Face folder";
+                return Err(Error::unsupported(location, format!("{other:?} is not supported"), hint));
             }
-        }
+        })
     }
 
     /// A `SentencePiece` vocabulary: words begin with ▁, the scores imply the merges, unknown characters become bytes.
@@ -205,19 +247,23 @@ impl Gguf {
         Ok((inner, true))
     }
 
-    fn starts_with(&self, bos: &str, id: u32) -> Result<TemplateProcessing> {
-        // A template separates its parts by spaces, so the token goes by the name `bos`: its own text may hold a space.
+    /// Puts the tokens of these names before and behind a text.
+    fn framed(&self, tokens: &Tokens, bos: Option<&str>, eos: Option<&str>) -> Result<TemplateProcessing> {
+        let mut special = Vec::new();
+        for name in bos.into_iter().chain(eos) {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            let id = self.token_id(&key)?.ok_or_else(|| self.absent(&key))?;
+            let key = format!("{name}_token_id");
+            let text = tokens.text(id).ok_or_else(|| self.wrong(&key, "is not a token"))?;
+            let token = SpecialToken::new(name.into(), vec![id], vec![text.into()]);
+            special.push(token.map_err(|e| self.wrong(&key, &e.to_string()))?);
+        }
+        // A template separates its parts by spaces, so the tokens go by their names: their texts may hold a space.
+        let framed = |text| [bos, Some(text), eos].into_iter().flatten().collect::<Vec<&str>>().join(" ");
         TemplateProcessing::builder()
-            .try_single("bos $A")
-            .and_then(|builder| builder.try_pair("bos $A bos $B"))
-            .map(|builder| {
-                let token = tokenizers::processors::template::SpecialToken::new(
-                    "bos".into(),
-                    vec![id],
-                    vec![bos.into()],
-                );
-                builder.special_tokens(token.into_iter().collect::<Vec<_>>()).build()
-            })
+            .try_single(framed("$A"))
+            .and_then(|builder| builder.try_pair(format!("{} {}", framed("$A"), framed("$B"))))
+            .map(|builder| builder.special_tokens(special).build())
             .map_err(|e| self.wrong("bos_token_id", &e))?
             .map_err(|e| self.wrong("bos_token_id", &e.to_string()))
     }

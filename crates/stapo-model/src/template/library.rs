@@ -1,10 +1,10 @@
 //! What a template may call: filters, tests, functions and methods, each paid for.
 
-use super::guard;
 use super::json::to_json;
 use super::meter::Meter;
 use super::namespace::Namespace;
 use super::price;
+use super::{date, guard};
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, escape_formatter};
 use minijinja::{filters, functions, tests};
@@ -246,4 +246,15 @@ fn install_functions(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         meter.settled(Value::from_dyn_object(namespace))
     };
     environment.add_global("namespace", Value::from_object(Function(meter.clone(), namespace)));
+}
+
+/// Gives the templates `strftime_now` where the variables have a date, and takes it away where they have none. Templates
+/// ask whether there is the function.
+pub(super) fn set_date(environment: &mut Environment<'_>, meter: &Arc<Meter>, variables: &Value) {
+    let today = variables.get_attr(date::TODAY).unwrap_or_default();
+    if today.is_undefined() || today.is_none() {
+        return environment.remove_global(date::FUNCTION);
+    }
+    let function = move |meter: &Meter, operands: &[Value]| date::formatted(&today, meter, operands);
+    environment.add_global(date::FUNCTION, Value::from_object(Function(meter.clone(), function)));
 }

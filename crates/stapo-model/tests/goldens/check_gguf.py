@@ -44,6 +44,8 @@ CASES = {
     "llama-biased": ("llama", {}),
 }
 PERMUTED = {"llama", "smollm3", "granite"}
+# How the published files of the family name their pre-tokenizer.
+PRE = {"smollm3": "smaug-bpe", "olmo2": "dbrx", "phi3": "gpt-4o", "granite": "refact"}
 TENSORS = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -137,6 +139,8 @@ def write(path, arch, model):
                 w.add_tensor(f"rope_factors_{name}.weight", factors.numpy())
     add_tensors(w, arch, model)
     w.add_tokenizer_model("gpt2")
+    if arch in PRE:
+        w.add_tokenizer_pre(PRE[arch])
     w.add_token_list([chr(ord("!") + i) for i in range(config.vocab_size - 1)] + ['!"'])
     w.add_token_merges(['! "'])
     w.add_eos_token_id(0)

@@ -34,6 +34,7 @@ pub use sized::SizedDefaults;
 pub use sources::{Behavior, ModelSource, RolloutSourceSpec, TeacherSource};
 pub use stapo_model::decoder::Recompute;
 pub use style::PromptStyle;
+pub(crate) use style::template_variables;
 pub use update::{GradientSum, States};
 
 use crate::tasks::{EnvironmentSpec, TaskSpec};
@@ -135,7 +136,8 @@ pub struct RolloutConfig {
     pub kv_mib: KvMemory,
     /// Renders prompts with the model's chat template.
     pub chat: bool,
-    /// Further variables of the chat template, such as `enable_thinking`.
+    /// Further variables of the chat template, such as `enable_thinking`. `today = "2026-11-18"` is the date of templates that
+    /// ask for one.
     #[schemars(with = "FreeTable")]
     pub chat_arguments: Table,
     /// Texts that end a response, in addition to the model's stop tokens.

@@ -6,7 +6,7 @@ use crate::shared::prompts::{PromptRecord, for_each_record};
 use crate::shared::terminal::{Output, output};
 use anyhow::{Result, bail};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use stapo_rl::LoadedModel;
 use stapo_rl::inference::{PackedBatch, Pass, ScoreHead};
 use std::io::{BufWriter, Write};
@@ -31,11 +31,16 @@ struct ScoredLine {
     score: f64,
 }
 
-pub fn run(input: &str, model: &LoadedModel, head: ScoreHead) -> Result<ExitCode> {
+pub fn run(
+    input: &str,
+    model: &LoadedModel,
+    head: ScoreHead,
+    chat_arguments: &Map<String, Value>,
+) -> Result<ExitCode> {
     let pass = Pass::scoring(&model.policy)?;
     let out = BufWriter::new(output());
     let mut scorer = Scorer { model, head, pass, batch: PackedBatch::new(), records: Vec::new(), out };
-    let read = |_, record: &PromptRecord| Ok(tokens(model, record)?.0);
+    let read = |_, record: &PromptRecord| Ok(tokens(model, record, chat_arguments)?.0);
     let take = |line, record: PromptRecord, tokens: Vec<u32>| scorer.take(line, record, tokens);
     let (n_scored, n_refused) = for_each_record(input, read, take)?;
     scorer.flush()?;

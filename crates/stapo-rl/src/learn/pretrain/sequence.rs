@@ -4,6 +4,7 @@ use super::file_texts::FileTexts;
 use super::rows::TextRow;
 use crate::error::{Error, Result};
 use crate::learn::scoring::Sequence;
+use crate::plan::config::template_variables;
 use serde_json::{Map, Value};
 use stapo_core::preference::Side;
 use stapo_model::{ChatTemplate, Message, Tokenizer};
@@ -52,9 +53,7 @@ type Rendering = (Vec<Message>, bool);
 
 impl TextEncoder<'_> {
     pub fn with_arguments(mut self, spec: &FileTexts) -> Self {
-        let json = |value| serde_json::to_value(value).expect("values of TOML are values of JSON");
-        self.chat_arguments =
-            spec.chat_arguments.iter().map(|(name, value)| (name.clone(), json(value))).collect();
+        self.chat_arguments = template_variables(&spec.chat_arguments);
         self
     }
 

@@ -4,6 +4,7 @@ use super::RolloutConfig;
 use super::refusal::{PlanError, require};
 use crate::tasks::TaskSpec;
 use serde_json::{Map, Value};
+use toml::Table;
 
 /// How a model is asked, and which texts end its answers.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -18,10 +19,18 @@ pub struct PromptStyle {
 
 impl PromptStyle {
     pub(super) fn from_rollout(rollout: &RolloutConfig) -> Self {
-        let json = |value| serde_json::to_value(value).expect("values of TOML are values of JSON");
-        let arguments = rollout.chat_arguments.iter().map(|(name, value)| (name.clone(), json(value)));
-        Self { chat: rollout.chat, chat_arguments: arguments.collect(), stop: rollout.stop.clone() }
+        let chat_arguments = template_variables(&rollout.chat_arguments);
+        Self { chat: rollout.chat, chat_arguments, stop: rollout.stop.clone() }
     }
+}
+
+/// The variables of a chat template as values of JSON. A date without quotes is the text of the date.
+pub(crate) fn template_variables(arguments: &Table) -> Map<String, Value> {
+    let json = |value: &toml::Value| match value {
+        toml::Value::Datetime(date) => Value::from(date.to_string()),
+        other => serde_json::to_value(other).expect("values of TOML are values of JSON"),
+    };
+    arguments.iter().map(|(name, value)| (name.clone(), json(value))).collect()
 }
 
 /// Refuses settings of the prompts that would have no effect or no meaning.

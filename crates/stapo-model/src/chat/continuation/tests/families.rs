@@ -28,7 +28,8 @@ enum Change {
     Json,
 }
 
-pub(super) const ALL: [Style; 7] = [QWEN, QWEN3, LLAMA3, GEMMA, MISTRAL, SMOLLM3, PHI];
+pub(super) const ALL: [Style; 11] =
+    [QWEN, QWEN3, LLAMA3, GEMMA, MISTRAL, MISTRAL_SMALL, SMOLLM3, OLMO3, GRANITE, GPT_OSS, PHI];
 
 /// ChatML with Hermes' tools. Replies of tools are parts of a message of the user.
 const QWEN: Style = Style {
@@ -166,20 +167,52 @@ const MISTRAL: Style = Style {
     ..QWEN
 };
 
+/// The system prompt holds the date.
+const MISTRAL_SMALL: Style = Style {
+    name: "mistral small",
+    source: include_str!("../../../../tests/data/chat/mistral-small.jinja"),
+    control: &["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+    n_special: 6,
+    role: "user",
+    expected: "</s>[INST]OBSERVATION[/INST]",
+    ..MISTRAL
+};
+
 const SMOLLM3: Style = Style {
     name: "smollm3",
-    source: r#"{%- for message in messages %}
-{%- set content = message.content if message.content is string else "" %}
-{%- if message.role == "assistant" %}
-{% generation %}{{ "<|im_start|>assistant\n" + content.lstrip("\n") + "<|im_end|>\n" }}{% endgeneration %}
-{%- elif message.role == "tool" or message.role == "user" %}
-{{ "<|im_start|>user\n" + content + "<|im_end|>\n" }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{ "<|im_start|>assistant\n" }}
-{%- endif %}"#,
-    expected: "<|im_end|>\n<|im_start|>user\nOBSERVATION<|im_end|>\n<|im_start|>assistant\n",
+    source: include_str!("../../../../tests/data/chat/smollm3.jinja"),
+    expected: "<|im_end|>\n<|im_start|>user\nOBSERVATION<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n",
+    ..QWEN
+};
+
+/// The last turn ends with another token than those before it.
+const OLMO3: Style = Style {
+    name: "olmo3",
+    source: include_str!("../../../../tests/data/chat/olmo3.jinja"),
+    expected: "<|im_end|>\n<|im_start|>environment\nOBSERVATION<|im_end|>\n<|im_start|>assistant\n<think>",
+    ..QWEN
+};
+
+const GRANITE: Style = Style {
+    name: "granite",
+    source: include_str!("../../../../tests/data/chat/granite.jinja"),
+    control: &["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"],
+    n_special: 4,
+    end_of_turn: "<|end_of_text|>",
+    other_stop: None,
+    expected: "<|end_of_text|>\n<|start_of_role|>tool<|end_of_role|>OBSERVATION<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+    ..QWEN
+};
+
+const GPT_OSS: Style = Style {
+    name: "gpt-oss",
+    source: include_str!("../../../../tests/data/chat/gpt-oss.jinja"),
+    control: &["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"],
+    n_special: 6,
+    end_of_turn: "<|end|>",
+    other_stop: Some("<|return|>"),
+    expected: "<|end|><|start|>functions.tool to=assistant<|channel|>commentary<|message|>\"OBSERVATION\"<|end|><|start|>assistant",
+    change: Change::Json,
     ..QWEN
 };
 
@@ -197,12 +230,14 @@ const PHI: Style = Style {
 
 /// The variables of every template.
 pub(super) fn variables() -> Map<String, Value> {
-    json!({"enable_thinking": false}).as_object().unwrap().clone()
+    json!({"enable_thinking": false, "today": "2026-11-18"}).as_object().unwrap().clone()
 }
 
 impl Style {
     pub(super) fn template(&self) -> ChatTemplate {
-        ChatTemplate::new("model", self.source, SpecialTokens::new()).unwrap()
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let tokens: SpecialTokens = tokens.map(|(name, text)| (name.into(), text.into())).into();
+        ChatTemplate::new("model", self.source, tokens).unwrap()
     }
 
     pub(super) fn shown(&self, content: &str) -> String {

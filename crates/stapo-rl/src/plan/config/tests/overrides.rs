@@ -33,6 +33,22 @@ fn an_override_may_name_a_key_of_an_absent_table() {
     assert!(complaint("", &["rollout.xyzzy.a=1"]).contains("lengths, source"));
 }
 
+/// The date of templates that ask for one, with quotes and without.
+#[test]
+fn a_date_is_a_text_for_templates() {
+    let given = ["chat_arguments = { today = 2026-11-18 }", "chat_arguments = { today = \"2026-11-18\" }"];
+    for text in given.map(|line| format!("[rollout]\n{line}")) {
+        let config = Config::from_toml(&text, []).unwrap();
+        assert_eq!(
+            PromptStyle::from_rollout(&config.rollout).chat_arguments["today"],
+            "2026-11-18",
+            "{text}"
+        );
+    }
+    let config = Config::from_toml("", ["rollout.chat_arguments.today=2026-11-18"]).unwrap();
+    assert_eq!(PromptStyle::from_rollout(&config.rollout).chat_arguments["today"], "2026-11-18");
+}
+
 #[test]
 fn values_that_have_no_effect_or_always_one_are_refused() {
     let cases = [
