@@ -34,9 +34,9 @@ pub use environment::{
 };
 pub use error::TaskError;
 pub use guess::GuessSpec;
-pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
 pub use rows::{DataFile, DataPath, FileCensus, file_kind, first_row};
+pub(crate) use rows::{bare_name, is_data_file};
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;

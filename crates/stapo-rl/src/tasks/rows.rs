@@ -22,8 +22,8 @@ pub(crate) use field::FieldPath;
 
 pub(crate) use layout::turns;
 use mixture::Mixture;
-pub(crate) use paths::is_data_file;
 pub use paths::{DataFile, DataPath, file_kind};
+pub(crate) use paths::{bare_name, is_data_file};
 use rayon::prelude::*;
 use receiver::Next;
 pub(crate) use receiver::RowPlace;

@@ -5,7 +5,7 @@ use crate::reward::code::{Asking, TestKind};
 use crate::reward::{AskJudge, CodeSpec, JudgeSpec, Judged, Programs, VerifierSpec};
 use crate::rollout::ModelJudge;
 use crate::run::hash_file;
-use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, first_row, is_data_file};
+use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, bare_name, first_row, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::{BTreeMap, HashSet};
@@ -77,7 +77,7 @@ impl Benchmark {
         let (spec, asking) = spec(name, data, style)?;
         let task = Task::open(&spec)?;
         let n_samples = KNOWN.iter().find(|known| known.name == name).map(|known| known.n_samples);
-        let name = stem(name);
+        let name = bare_name(name);
         let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
         if files.len() > 1 {
             return Err(Error::Benchmark {
@@ -246,12 +246,6 @@ fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSp
     }
 }
 
-/// The name of a file without its ending, and without that of a compression.
-fn stem(file: &str) -> String {
-    let bare = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
-    Path::new(bare).file_stem().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.
 fn find(name: &str, data: &Path) -> Result<PathBuf> {
     let folders = [data.to_owned(), data.join("benchmarks")];
@@ -297,5 +291,31 @@ mod tests {
         assert_eq!(rows.template(), "{{ prompt }}");
         let (rows, asking) = spec("math", r#"{"problem": "1+1", "answer": "2"}"#, chat);
         assert!(matches!(rows.verifier, VerifierSpec::Rule(_)) && asking.is_none());
+    }
+
+    /// The table of `docs/evaluation.md`, which has the questions and samples of the papers.
+    #[test]
+    fn known_benchmarks_have_the_questions_and_samples_of_the_documentation() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/evaluation.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let table = page.split("## Benchmarks").nth(1).unwrap().split("\n\n").next().unwrap();
+        let mut found = Vec::new();
+        for line in table.lines().filter(|line| line.starts_with("| `")) {
+            let columns: Vec<&str> = line.trim_matches('|').split('|').collect();
+            let names: Vec<&str> = columns[0].split('`').skip(1).step_by(2).collect();
+            let number = |text: &str| {
+                let digits: String = text.trim().chars().take_while(char::is_ascii_digit).collect();
+                digits.parse::<usize>().ok()
+            };
+            let questions = columns[1].split(',').map(number);
+            found.extend(names.into_iter().zip(questions).filter_map(|(name, n_questions)| {
+                Some((name.to_string(), n_questions?, number(columns[2]).unwrap()))
+            }));
+        }
+        let known: Vec<(String, usize, usize)> =
+            KNOWN.iter().map(|known| (known.name.to_string(), known.n_questions, known.n_samples)).collect();
+        assert_eq!(found, known);
+        assert_eq!(SIX.to_vec(), KNOWN[..6].iter().map(|known| known.name).collect::<Vec<_>>());
+        assert!(table.contains(&format!("its rows | {OTHER_SAMPLES} |")));
     }
 }

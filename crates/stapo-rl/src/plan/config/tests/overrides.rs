@@ -166,3 +166,21 @@ fn numbers_of_updates_and_records_have_limits() {
         assert!(said.starts_with(&format!("config.{key}")), "{refused}: {said}");
     }
 }
+
+/// Records have a benchmark of a file by this name, and so `evaluation.best` has.
+#[test]
+fn the_best_evaluation_may_be_that_of_a_compressed_file() {
+    for (file, name) in [
+        ("own.jsonl", "own"),
+        ("data/own.jsonl.gz", "own"),
+        ("data/own.v2.csv.zst", "own.v2"),
+        ("gsm8k", "gsm8k"),
+    ] {
+        let config = |best: &str| {
+            let set = [format!("evaluation.benchmarks=[{file:?}]"), format!("evaluation.best={best:?}")];
+            Config::from_toml("", set.iter().map(String::as_str)).and_then(Plan::resolve)
+        };
+        assert!(config(name).is_ok(), "{file}");
+        assert!(config("own.jsonl").is_err(), "{file}");
+    }
+}
