@@ -76,7 +76,7 @@ mod tests {
     fn a_beginning_goes_on_to_the_limit_of_a_response_unless_it_has_ended() {
         let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
         let model = LoadedModel::open(&ModelSource::Builtin, &device).unwrap();
-        let set = ["rollout.max_response_tokens=8", "rollout.temperature=1"];
+        let set = ["rollout.max_response_tokens=8", "rollout.temperature=5"];
         let plan = Plan::resolve(Config::from_toml("", set).unwrap()).unwrap();
         let encode = |text: &str| model.tokenizer().unwrap().encode(text).unwrap();
         let (prompt, begun, stop) = (encode("1+2*3="), encode("so 2"), model.stops[0]);
