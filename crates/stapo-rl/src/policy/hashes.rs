@@ -154,3 +154,57 @@ fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     files.sort();
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs(names: &[&str]) -> Vec<FileHash> {
+        let hash = |name: &&str| FileHash { name: (*name).to_string(), n_bytes: 1, sha256: "a".into() };
+        names.iter().map(hash).collect()
+    }
+
+    fn names(inputs: &[FileHash]) -> Vec<&str> {
+        inputs.iter().map(|input| input.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_runs_inputs_are_told_apart_by_the_model_that_they_are_of() {
+        let other = ["adapter", "reference weights", "data", "verifier"];
+        let first = inputs(&[&["weights", "model config", "tokenizer"], &other[..]].concat());
+        assert_eq!(names(&below_adapters(first.clone())), ["weights", "model config", "tokenizer"]);
+        assert_eq!(names(&of_start(first.clone())), ["weights", "model config", "tokenizer"]);
+        assert_eq!(names(&beside_weights(first)), ["model config", "tokenizer"]);
+        // A run that went on with another run's adapters: these are its weights, and the base lies below them.
+        let second = inputs(&[&["weights", "base weights", "chat template"], &other[..]].concat());
+        assert_eq!(names(&below_adapters(second.clone())), ["weights", "chat template"]);
+        assert_eq!(names(&of_start(second)), ["weights", "base weights", "chat template"]);
+    }
+
+    #[test]
+    fn every_file_of_a_model_that_changes_what_it_reads_or_writes_is_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| std::fs::write(folder.path().join(name), name).unwrap();
+        ["model-2.safetensors", "model-1.safetensors", "model.safetensors.index.json"]
+            .iter()
+            .for_each(|name| write(name));
+        MODEL_FILES.iter().for_each(|(file, _)| write(file));
+        ["README.md", "optimizer.pt"].iter().for_each(|name| write(name));
+        let found = of_model(folder.path()).unwrap();
+        let expected = [
+            "weights model-1.safetensors",
+            "weights model-2.safetensors",
+            "weights model.safetensors.index.json",
+            "model config",
+            "generation config",
+            "tokenizer",
+            "tokenizer config",
+            "chat template",
+        ];
+        assert_eq!(names(&found), expected);
+        let alone = of_model(&folder.path().join("model-1.safetensors")).unwrap();
+        assert_eq!(names(&alone)[..2], ["weights", "model config"]);
+        write("model.gguf");
+        assert_eq!(names(&of_model(&folder.path().join("model.gguf")).unwrap()), ["weights"]);
+    }
+}
