@@ -160,7 +160,8 @@ mod tests {
     use super::*;
 
     fn inputs(names: &[&str]) -> Vec<FileHash> {
-        let hash = |name: &&str| FileHash { name: (*name).to_string(), n_bytes: 1, sha256: "a".into() };
+        let hash =
+            |name: &&str| FileHash { name: (*name).to_string(), n_bytes: 1, sha256: (*name).to_string() };
         names.iter().map(hash).collect()
     }
 
@@ -177,7 +178,9 @@ mod tests {
         assert_eq!(names(&beside_weights(first)), ["model config", "tokenizer"]);
         // A run that went on with another run's adapters: these are its weights, and the base lies below them.
         let second = inputs(&[&["weights", "base weights", "chat template"], &other[..]].concat());
-        assert_eq!(names(&below_adapters(second.clone())), ["weights", "chat template"]);
+        let below = below_adapters(second.clone());
+        assert_eq!(names(&below), ["weights", "chat template"]);
+        assert_eq!(below[0].sha256, "base weights", "the base goes by the name that it has in its own run");
         assert_eq!(names(&of_start(second)), ["weights", "base weights", "chat template"]);
     }
 
