@@ -317,6 +317,14 @@ impl Task {
         }
     }
 
+    /// The number of an entry of the task's path that has a weight and nothing to train on.
+    pub(crate) fn empty_source(&self) -> Option<usize> {
+        match &self.source {
+            ProblemSource::Generated(_) => None,
+            ProblemSource::Rows(task) => task.empty_source(),
+        }
+    }
+
     fn held_out_set(&self) -> &[Problem] {
         match &self.source {
             ProblemSource::Generated(task) => task.held_out(),
