@@ -92,7 +92,9 @@ fn a_silenced_token_is_compared_with_unused_tokens_that_the_policy_would_not_hav
     let rewarded = response(0, [1, 2, 3, 4], [-1.0, -7.0, -2.0, -3.0]);
     // The third token is as near as the first, and it is the one that the policy preferred.
     let punished = response(1, [1, 2, 3, 4], [-6.4, -1.0, -7.6, -9.0]);
-    let constants = [1.0, -1.0].map(|advantage| crate::learn::constants::ResponseConstants {
+    // As probable as the silenced token, and rewarded.
+    let near = response(2, [1, 2, 3, 4], [-7.0, -7.0, -7.0, -7.0]);
+    let constants = [1.0, -1.0, 1.0].map(|advantage| crate::learn::constants::ResponseConstants {
         advantages: stapo_core::objective::Advantages::Response(advantage),
         reference_logp: None,
         sampler_logp: None,
@@ -101,15 +103,15 @@ fn a_silenced_token_is_compared_with_unused_tokens_that_the_policy_would_not_hav
         batch: stapo_core::Batch { groups: Vec::new() },
         constants: constants.to_vec(),
         n_drawn: 1,
-        n_responses: 2,
-        n_sampled: 8,
+        n_responses: 3,
+        n_sampled: 12,
         episodes: Vec::new(),
     };
     let batch = ReplayedBatch {
         step: 3,
-        responses: vec![(&problem, &rewarded), (&problem, &punished)],
+        responses: vec![(&problem, &rewarded), (&problem, &punished), (&problem, &near)],
         rolled: &rolled,
-        preferred: vec![vec![1, 8, 3, 8], vec![8, 8, 3, 8]],
+        preferred: vec![vec![1, 8, 3, 8], vec![8, 8, 3, 8], vec![8; 4]],
     };
     let settings = Settings { n_samples: 1, max_tokens: 5, seed: 0 };
     let (silenced, kept) = ([recorded(0, 1, 2)], [recorded(0, 0, 1), recorded(0, 1, 2)]);
