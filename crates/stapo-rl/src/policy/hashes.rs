@@ -188,11 +188,11 @@ mod tests {
     fn every_file_of_a_model_that_changes_what_it_reads_or_writes_is_hashed() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| std::fs::write(folder.path().join(name), name).unwrap();
-        ["model-2.safetensors", "model-1.safetensors", "model.safetensors.index.json"]
-            .iter()
-            .for_each(|name| write(name));
-        MODEL_FILES.iter().for_each(|(file, _)| write(file));
-        ["README.md", "optimizer.pt"].iter().for_each(|name| write(name));
+        let weights = ["model-2.safetensors", "model-1.safetensors", "model.safetensors.index.json"];
+        let beside = MODEL_FILES.iter().map(|(file, _)| *file);
+        for name in weights.into_iter().chain(beside).chain(["README.md", "optimizer.pt"]) {
+            write(name);
+        }
         let found = of_model(folder.path()).unwrap();
         let expected = [
             "weights model-1.safetensors",

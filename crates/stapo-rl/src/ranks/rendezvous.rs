@@ -378,10 +378,10 @@ mod tests {
     #[test]
     fn a_caller_is_another_rank_of_as_many_with_the_same_purpose() {
         let (address, port, token) = ("127.0.0.1".to_string(), 1, String::new());
-        let own = Membership { rank: 1, world: 4, local_rank: 0, n_local: 1, address, port, token };
+        let rank_1 = Membership { rank: 1, world: 4, local_rank: 0, n_local: 1, address, port, token };
         let check = |rank, world, purpose| {
             let caller = Caller { rank, world, purpose, port: 0 };
-            check_caller(&own, &caller, Purpose::Data).map_err(|error| (error.rank, error.problem))
+            check_caller(&rank_1, &caller, Purpose::Data).map_err(|error| (error.rank, error.problem))
         };
         assert_eq!([0, 2, 3].map(|rank| check(rank, 4, Purpose::Data)), [Ok(()), Ok(()), Ok(())]);
         let other_world = (2, "was started as one of 3, rank 1 as one of 4".to_string());

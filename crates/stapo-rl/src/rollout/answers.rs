@@ -263,9 +263,9 @@ mod tests {
     #[test]
     fn an_answer_is_replayed_to_the_same_turn_of_the_same_episode_alone() {
         let answers = recorded(AnswerUse::Replay);
-        let of = |set, at, texts: &[&str]| asked(&answers, set, at, texts, true);
-        assert_eq!(of(SET, (2, 4), &["first"]), (said("higher"), false));
-        assert_eq!(of(SET, (2, 4), &["first", "second"]), (ended(Verdict::Right, Some(0.5)), false));
+        let replayed = |set, at, texts: &[&str]| asked(&answers, set, at, texts, true);
+        assert_eq!(replayed(SET, (2, 4), &["first"]), (said("higher"), false));
+        assert_eq!(replayed(SET, (2, 4), &["first", "second"]), (ended(Verdict::Right, Some(0.5)), false));
         for (set, at, texts) in [
             (EpisodeSet { step: 4, ..SET }, (2, 4), &["first"][..]),
             (EpisodeSet { draw: 0, ..SET }, (2, 4), &["first"]),
@@ -275,7 +275,7 @@ mod tests {
             (SET, (2, 4), &["first", "another"]),
             (SET, (2, 4), &["first", "second", "third"]),
         ] {
-            assert_eq!(of(set, at, texts), (said("lower"), true), "{set:?} {at:?} {texts:?}");
+            assert_eq!(replayed(set, at, texts), (said("lower"), true), "{set:?} {at:?} {texts:?}");
         }
         // The verifiers of a task judge again, and what they say counts.
         assert_eq!(asked(&answers, SET, (2, 4), &["first", "second"], false), (said("lower"), true));
@@ -326,8 +326,8 @@ mod tests {
         assert!(recorded_answers(folder.path(), 0).unwrap().is_empty());
         asked(&answers, SET, (0, 1), &["first"], true);
         let [record] = &recorded_answers(folder.path(), 0).unwrap()[..] else { panic!("one episode") };
-        let place = (record.step, record.draw, record.problem_idx, record.sample_idx);
-        assert_eq!((place, record.episode.turns.len()), ((3, 1, 0, 1), 1));
+        let sampled_at = (record.step, record.draw, record.problem_idx, record.sample_idx);
+        assert_eq!((sampled_at, record.episode.turns.len()), ((3, 1, 0, 1), 1));
         answers.recorded_up_to(3).unwrap();
         assert!(recorded_answers(folder.path(), 0).unwrap().is_empty());
     }

@@ -160,18 +160,22 @@ const TWO_REWARDS: &str =
 fn rewards_are_weighed_and_the_first_bears_the_length() {
     let overlong = "rollout.overlong={max_tokens=10,buffer_tokens=4}";
     let plan = Plan::resolve(Config::from_toml("", [TWO_REWARDS, overlong]).unwrap()).unwrap();
-    let of = |n_sampled, first: Judged, second: Judged| {
+    let rewarded = |n_sampled, first: Judged, second: Judged| {
         let scored = scored(&plan, judged(n_sampled, vec![first, second]));
         (scored.verdict, scored.rewards, scored.reward)
     };
     let (right, wrong) = (|| verdict(Verdict::Right), || verdict(Verdict::Wrong));
-    assert_eq!(of(6, right(), wrong()), (Verdict::Right, vec![2.0, 0.25], 5.75));
+    assert_eq!(rewarded(6, right(), wrong()), (Verdict::Right, vec![2.0, 0.25], 5.75));
     // Two tokens of the buffer of four cost a half.
-    assert_eq!(of(8, wrong(), right()), (Verdict::Wrong, vec![-2.5, 0.5], -8.0));
+    assert_eq!(rewarded(8, wrong(), right()), (Verdict::Wrong, vec![-2.5, 0.5], -8.0));
     // What a verifier gives stands for what its verdict is worth.
     let given = Judged { reward: Some(0.125), ..wrong() };
-    assert_eq!(of(6, given.clone(), given), (Verdict::Wrong, vec![0.125, 0.125], 0.25));
-    assert_eq!(of(6, verdict(Verdict::OverBudget), right()).1, [-2.0, 0.5], "no verdict but right is right");
+    assert_eq!(rewarded(6, given.clone(), given), (Verdict::Wrong, vec![0.125, 0.125], 0.25));
+    assert_eq!(
+        rewarded(6, verdict(Verdict::OverBudget), right()).1,
+        [-2.0, 0.5],
+        "no verdict but right is right"
+    );
 }
 
 #[test]

@@ -177,10 +177,13 @@ mod tests {
         .unwrap()
     }
 
+    /// The name of a column, and what cuts it.
+    type Cut = (&'static str, fn(&mut ResponseRecord));
+
     #[test]
     fn columns_of_other_lengths_and_given_tokens_out_of_place_are_refused() {
         assert_eq!(check_columns(&response()), Ok(()));
-        let cuts: [(&str, fn(&mut ResponseRecord)); 12] = [
+        let cuts: [Cut; 12] = [
             ("text", |r| r.tokens.text.truncate(1)),
             ("logp", |r| r.tokens.logp.truncate(1)),
             ("behavior_logp", |r| r.tokens.behavior_logp.push(0.0)),

@@ -170,8 +170,7 @@ mod tests {
     fn questions_are_compared_with_those_of_the_last_evaluation_on_them() {
         let mut benchmark =
             Benchmark::open("arithmetic", std::path::Path::new("nowhere"), QuestionStyle::default()).unwrap();
-        let file = |sha256: &str| Some(FileHash { name: "b".into(), n_bytes: 1, sha256: sha256.into() });
-        benchmark.input = file("b");
+        benchmark.input = Some(FileHash { name: "b".into(), n_bytes: 1, sha256: "b".into() });
         let step = |step, sha256: Option<&str>| {
             let mut metrics = metrics(step, 0.5, 0.3);
             let score = BenchmarkScore {

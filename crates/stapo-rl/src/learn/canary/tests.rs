@@ -165,28 +165,36 @@ fn a_broken_update_stops_the_run_and_an_update_without_contrast_does_not() {
     let resolve = |set: &[&str]| Plan::resolve(Config::from_toml("", set.to_vec()).unwrap()).unwrap();
     let (plan, off) = (resolve(&[]), resolve(&["canaries.enabled=false"]));
     let foreign = resolve(&["rollout.source={kind=\"jsonl\",path=\"x\"}"]);
-    let of = |is_on_policy, numbers| vec![member(&batch.groups[0], &constants, is_on_policy, numbers)];
+    let members = |is_on_policy, numbers| vec![member(&batch.groups[0], &constants, is_on_policy, numbers)];
     let moved = (true, 1.0);
     let checked =
         |plan: &Plan, learned: Learned| check_learned(plan, 7, &learned).map_err(|error| error.to_string());
     let same = (-0.5, 0.3);
-    assert_eq!(checked(&plan, learned(&plan, of(true, same), &[], moved)), Ok(()));
+    assert_eq!(checked(&plan, learned(&plan, members(true, same), &[], moved)), Ok(()));
     // Log-probs that differ in the last bit, of a response of this policy.
     let differs = ((-0.5_f64).next_down(), 0.3);
-    let said = checked(&plan, learned(&plan, of(true, differs), &[], moved)).unwrap_err();
+    let said = checked(&plan, learned(&plan, members(true, differs), &[], moved)).unwrap_err();
     assert!(said.starts_with("step 7: canary exactness") && said.contains("sample 0 token 0"), "{said}");
-    assert_eq!(checked(&plan, learned(&plan, of(false, differs), &[], moved)), Ok(()), "an earlier policy");
-    assert_eq!(checked(&foreign, learned(&foreign, of(true, differs), &[], moved)), Ok(()));
-    assert_eq!(checked(&off, learned(&off, of(true, differs), &[], moved)), Ok(()));
+    assert_eq!(
+        checked(&plan, learned(&plan, members(false, differs), &[], moved)),
+        Ok(()),
+        "an earlier policy"
+    );
+    assert_eq!(checked(&foreign, learned(&foreign, members(true, differs), &[], moved)), Ok(()));
+    assert_eq!(checked(&off, learned(&off, members(true, differs), &[], moved)), Ok(()));
 
-    let said = checked(&plan, learned(&plan, of(true, same), &["a", "b"], moved)).unwrap_err();
+    let said = checked(&plan, learned(&plan, members(true, same), &["a", "b"], moved)).unwrap_err();
     assert!(said.contains("canary gradient: a and 1 more tensors got no gradient"), "{said}");
     let nothing = (-0.5, 0.0);
-    assert_eq!(checked(&plan, learned(&plan, of(true, nothing), &["a"], moved)), Ok(()), "nothing to learn");
+    assert_eq!(
+        checked(&plan, learned(&plan, members(true, nothing), &["a"], moved)),
+        Ok(()),
+        "nothing to learn"
+    );
 
-    let said = checked(&plan, learned(&plan, of(true, same), &[], (false, 0.1))).unwrap_err();
+    let said = checked(&plan, learned(&plan, members(true, same), &[], (false, 0.1))).unwrap_err();
     assert!(said.contains("canary weights: an update at learning rate 1e-4 changed no weight"), "{said}");
-    assert_eq!(checked(&plan, learned(&plan, of(true, same), &[], (false, 0.0))), Ok(()), "no gradient");
+    assert_eq!(checked(&plan, learned(&plan, members(true, same), &[], (false, 0.0))), Ok(()), "no gradient");
 }
 
 #[test]

@@ -249,7 +249,7 @@ mod tests {
     /// The slowest tool says how long an answer may take, and the one of the fewest processes how many come at once.
     #[test]
     fn tools_answer_as_slowly_as_the_slowest_and_as_few_at_once_as_the_fewest() {
-        let own = |name: &str, workers: usize, seconds: f64| {
+        let program = |name: &str, workers: usize, seconds: f64| {
             format!(
                 "{{kind = \"command\", name = \"{name}\", description = \"d\", program = \"p\", workers = {workers}, sample_seconds = {seconds:?}}}"
             )
@@ -258,17 +258,17 @@ mod tests {
         let calculator = "{kind = \"calculator\"}".to_string();
         let alone = tools(std::slice::from_ref(&calculator));
         assert_eq!((alone.answer_limit(), alone.answers_at_once()), (0.0, None));
-        let several = tools(&[own("a", 8, 2.5), calculator, own("b", 3, 0.5)]);
+        let several = tools(&[program("a", 8, 2.5), calculator, program("b", 3, 0.5)]);
         assert_eq!((several.answer_limit(), several.answers_at_once()), (2.5, Some(3)));
         let named: Vec<String> = several.programs().into_iter().map(|(name, _)| name).collect();
         assert_eq!(named, ["tool 1", "tool 3"]);
         let class = read("kind = \"python\"\nfile = \"e.py\"\nworkers = 7\nsample_seconds = 4.0");
         assert_eq!((class.answer_limit(), class.answers_at_once()), (4.0, Some(7)));
-        let program = read("kind = \"command\"\nprogram = \"p\"");
-        assert_eq!((program.answer_limit(), program.answers_at_once()), (30.0, Some(4)));
+        let served = read("kind = \"command\"\nprogram = \"p\"");
+        assert_eq!((served.answer_limit(), served.answers_at_once()), (30.0, Some(4)));
         assert_eq!(read("kind = \"guess\"").answers_at_once(), None);
         let reads = |spec: &EnvironmentSpec| (spec.judges(), spec.reads_rows(), spec.programs().len());
-        assert_eq!([&class, &program].map(reads), [(true, true, 1); 2]);
+        assert_eq!([&class, &served].map(reads), [(true, true, 1); 2]);
         assert_eq!(reads(&several), (false, false, 2));
         assert_eq!(reads(&read("kind = \"guess\"")), (true, false, 0));
     }
