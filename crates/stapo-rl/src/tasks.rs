@@ -34,9 +34,9 @@ pub use environment::{
 };
 pub use error::TaskError;
 pub use guess::GuessSpec;
-pub(crate) use rows::is_data_file;
 pub(crate) use rows::read_json_lines;
 pub use rows::{DataFile, DataPath, FileCensus, file_kind, first_row};
+pub(crate) use rows::{bare_name, is_data_file};
 pub use spec::{MissingAnswers, RowsSpec, TaskSpec};
 pub use split::Split;
 pub use stapo_verify::Mode;
@@ -314,6 +314,14 @@ impl Task {
         match &mut self.source {
             ProblemSource::Generated(task) => task.leave_out(is_left_out),
             ProblemSource::Rows(task) => task.leave_out(is_left_out),
+        }
+    }
+
+    /// The number of an entry of the task's path that has a weight and nothing to train on.
+    pub(crate) fn empty_source(&self) -> Option<usize> {
+        match &self.source {
+            ProblemSource::Generated(_) => None,
+            ProblemSource::Rows(task) => task.empty_source(),
         }
     }
 

@@ -7,14 +7,14 @@ mod loops;
 
 use serde_json::{Map, Value, json};
 use stapo_core::record::{
-    Identity, Metrics, Record, ResponseRecord, TokenRecord, parse_lines, parse_responses,
+    Identity, Metrics, Record, ResponseRecord, StopReason, TokenRecord, parse_lines, parse_responses,
 };
 use stapo_rl::device::{CpuOptions, Device};
 use stapo_rl::lab::evaluation::Evaluated;
 use stapo_rl::policy::identity;
 use stapo_rl::ranks::Solo;
 use stapo_rl::reward::Programs;
-use stapo_rl::run::{Checkpoint, Run, this_process};
+use stapo_rl::run::{Checkpoint, Run, read_events, this_process};
 use stapo_rl::train::{Interrupted, Outcome, Trainer, Watch, train};
 use stapo_rl::{Config, Plan};
 use std::fs;
@@ -449,4 +449,39 @@ fn a_target_ends_the_run_early() {
     assert_eq!(train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
     let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
     assert_eq!((metrics.len(), metrics[0].eval_accuracy), (1, Some(0.375)));
+    // A target that is reached in the last step is reached too.
+    let last = Plan { config: Config { steps: 1, ..plan.config.clone() }, ..plan };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let (mut run, mut trainer) = start(&path, &last);
+    assert_eq!(train(&last, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
+    assert_eq!(read_events(&path).unwrap().last().unwrap().reason, Some(StopReason::TargetReached));
+}
+
+/// Evaluations, hashes, responses and checkpoints of every second step, and of the last where a run ends with one.
+#[test]
+fn what_is_due_every_second_step_is_there_in_no_other() {
+    let plan = plan(&[
+        "steps=3",
+        "evaluation.every_steps=2",
+        "record.state_hash_every_steps=2",
+        "record.responses_every_steps=2",
+        "record.checkpoint_every_steps=2",
+        "record.keep_checkpoints=9",
+        "evaluation.best=none",
+    ]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run");
+    let (mut run, mut trainer) = start(&path, &plan);
+    train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap();
+    let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
+    let has = |of: fn(&Metrics) -> bool| metrics.iter().map(of).collect::<Vec<_>>();
+    assert_eq!(has(|m| m.eval_accuracy.is_some()), [false, true, true]);
+    assert_eq!(has(|m| m.eval_accuracy_before.is_some()), [true, false, false]);
+    assert_eq!(has(|m| m.state_sha256.is_some()), [false, true, false]);
+    let responses = (1..=3).filter(|step| path.join(format!("rollouts/step-{step:06}.jsonl")).exists());
+    assert_eq!(responses.collect::<Vec<_>>(), [1, 2], "those of the first step always");
+    let checkpoints = Checkpoint::list(&path).unwrap();
+    let names: Vec<_> = checkpoints.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["step-000000", "step-000002", "step-000003"]);
 }

@@ -253,3 +253,6 @@ fn joined(parts: &[CreditedPart], mut advantages: impl Iterator<Item = Advantage
         ),
     }
 }
+
+#[cfg(test)]
+mod tests;

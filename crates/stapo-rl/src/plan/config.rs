@@ -37,13 +37,13 @@ pub use style::PromptStyle;
 pub(crate) use style::template_variables;
 pub use update::{GradientSum, States};
 
-use crate::tasks::{EnvironmentSpec, TaskSpec};
+use crate::tasks::{EnvironmentSpec, TaskSpec, bare_name};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use stapo_core::ObjectiveSpec;
 use stapo_core::rollout::OverlongShaping;
 use stapo_core::settings::{self, RawConfig};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use toml::{Table, Value};
 
 /// The schema of a table whose keys are free.
@@ -283,11 +283,9 @@ pub struct EvaluationConfig {
 pub const HELD_OUT: &str = "held_out";
 
 impl EvaluationConfig {
-    /// The names under which records have the benchmarks: a file goes by its name without the extension.
+    /// The names under which records have the benchmarks: a file goes by its name without its endings.
     pub fn benchmark_names(&self) -> impl Iterator<Item = String> {
-        let stem =
-            |name: &String| Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        self.benchmarks.iter().filter_map(stem)
+        self.benchmarks.iter().map(|name| bare_name(name))
     }
 }
 

@@ -105,6 +105,9 @@ mod tests {
         let expected = HostMemory { total: 24620032 << 10, available: 20000000 << 10, free_swap: 8 << 10 };
         assert_eq!((memory, memory.usable()), (expected, (20000000 << 10) + (8 << 10)));
         assert_eq!(HostMemory::parse("MemTotal: many kB\n"), None);
+        // A fifth of what is free stays free, and swap is no room for a copy.
+        let memory = HostMemory { total: 5000, available: 1000, free_swap: 4000 };
+        assert!(memory.has_room_for(800) && !memory.has_room_for(801));
     }
 
     #[test]

@@ -466,3 +466,6 @@ fn plan_of_run(run: &Path) -> Result<(String, Table)> {
     let plan = stapo_core::settings::parse(&text).map_err(PlanError::from)?;
     Ok((text, plan))
 }
+
+#[cfg(test)]
+mod tests;

@@ -155,3 +155,60 @@ fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     files.sort();
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs(names: &[&str]) -> Vec<FileHash> {
+        let hash =
+            |name: &&str| FileHash { name: (*name).to_string(), n_bytes: 1, sha256: (*name).to_string() };
+        names.iter().map(hash).collect()
+    }
+
+    fn names(inputs: &[FileHash]) -> Vec<&str> {
+        inputs.iter().map(|input| input.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_runs_inputs_are_told_apart_by_the_model_that_they_are_of() {
+        let other = ["adapter", "reference weights", "data", "verifier"];
+        let first = inputs(&[&["weights", "model config", "tokenizer"], &other[..]].concat());
+        assert_eq!(names(&below_adapters(first.clone())), ["weights", "model config", "tokenizer"]);
+        assert_eq!(names(&of_start(first.clone())), ["weights", "model config", "tokenizer"]);
+        assert_eq!(names(&beside_weights(first)), ["model config", "tokenizer"]);
+        // A run that went on with another run's adapters: these are its weights, and the base lies below them.
+        let second = inputs(&[&["weights", "base weights", "chat template"], &other[..]].concat());
+        let below = below_adapters(second.clone());
+        assert_eq!(names(&below), ["weights", "chat template"]);
+        assert_eq!(below[0].sha256, "base weights", "the base goes by the name that it has in its own run");
+        assert_eq!(names(&of_start(second)), ["weights", "base weights", "chat template"]);
+    }
+
+    #[test]
+    fn every_file_of_a_model_that_changes_what_it_reads_or_writes_is_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| std::fs::write(folder.path().join(name), name).unwrap();
+        let weights = ["model-2.safetensors", "model-1.safetensors", "model.safetensors.index.json"];
+        let beside = MODEL_FILES.iter().map(|(file, _)| *file);
+        for name in weights.into_iter().chain(beside).chain(["README.md", "optimizer.pt"]) {
+            write(name);
+        }
+        let found = of_model(folder.path()).unwrap();
+        let expected = [
+            "weights model-1.safetensors",
+            "weights model-2.safetensors",
+            "weights model.safetensors.index.json",
+            "model config",
+            "generation config",
+            "tokenizer",
+            "tokenizer config",
+            "chat template",
+        ];
+        assert_eq!(names(&found), expected);
+        let alone = of_model(&folder.path().join("model-1.safetensors")).unwrap();
+        assert_eq!(names(&alone)[..2], ["weights", "model config"]);
+        write("model.gguf");
+        assert_eq!(names(&of_model(&folder.path().join("model.gguf")).unwrap()), ["weights"]);
+    }
+}

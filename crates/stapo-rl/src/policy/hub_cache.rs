@@ -99,7 +99,7 @@ pub fn name_of(folder: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::likely_name;
+    use super::*;
 
     #[test]
     fn a_model_without_its_owner_is_recognised() {
@@ -112,5 +112,26 @@ mod tests {
             assert_eq!(likely_name(given).as_deref(), Some(expected), "{given}");
         }
         assert_eq!(likely_name("models/none"), None);
+    }
+
+    #[test]
+    fn names_and_revisions_name_no_path_outside_the_cache() {
+        for id in ["Qwen/Qwen3-0.6B", "a/b", "a_b/c.d-e"] {
+            assert!(is_repository(id), "{id}");
+        }
+        for id in ["", "a", "a/", "/a", "a/b/c", "../a", "a/..", ".a/b", "a/b c", "a/b@c", "a\\b/c"] {
+            assert!(!is_repository(id), "{id}");
+        }
+        for revision in ["main", "refs/pr/1", "v1.0+x", &"a".repeat(200)] {
+            assert!(is_revision(revision), "{revision}");
+        }
+        for revision in ["", "../x", "a/../b", "/a", "a//b", ".git", "a b", &"a".repeat(201)] {
+            assert!(!is_revision(revision), "{revision}");
+        }
+        assert!(is_commit(&"0a".repeat(20)) && !is_commit(&"0a".repeat(19)) && !is_commit(&"0g".repeat(20)));
+        let named = |path: &str| name_of(Path::new(path));
+        assert_eq!(named("hub/models--Qwen--Qwen3--x/snapshots/abc").as_deref(), Some("Qwen/Qwen3--x"));
+        assert_eq!(named("hub/models--Qwen--Qwen3/blobs/abc"), None);
+        assert_eq!(named("hub/datasets--Qwen--Qwen3/snapshots/abc"), None);
     }
 }

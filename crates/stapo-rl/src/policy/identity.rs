@@ -136,3 +136,64 @@ fn hash_program(name: &str, key: &str, command: &CommandSpec) -> Result<FileHash
     })?;
     Ok(FileHash { name: name.to_string(), n_bytes: 0, sha256 })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::Config;
+
+    fn plan(set: &[&str]) -> Plan {
+        Plan::resolve(Config::from_toml("", set.iter().copied()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn ranks_agree_on_every_key_but_the_number_of_their_gpu() {
+        let facts = |set: &[&str]| facts_of_plan(&plan(set), "1");
+        assert_eq!(facts(&["device=cuda:1"]), facts(&["device=cuda:0"]));
+        let cuda = facts(&["device=cuda"]);
+        assert_ne!(facts(&[]), cuda);
+        for other in ["seed=1", "steps=81", "rollout.kv_mib=64", "update.weight_decay=0.2"] {
+            let found = facts(&["device=cuda", other]);
+            let differ: Vec<&Fact> = found.iter().filter(|fact| !cuda.contains(fact)).collect();
+            let key = format!("plan key {}", other.split('=').next().unwrap());
+            assert_eq!(differ.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&key], "{other}");
+        }
+        assert_ne!(facts_of_plan(&plan(&["device=cuda"]), "2"), cuda);
+    }
+
+    #[test]
+    fn a_run_depends_on_every_file_that_its_plan_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("{{\"problem\": \"{name}\", \"answer\": \"1\"}}\n")).unwrap();
+            path.display().to_string()
+        };
+        let (rows, more, rollouts) = (file("rows.jsonl"), file("more.jsonl"), file("rollouts.jsonl"));
+        let names = |set: &[&str]| -> Vec<String> {
+            let inputs = of_plan(&plan(set), "1").unwrap().inputs;
+            inputs.into_iter().map(|input| input.name).collect()
+        };
+        let of_model = names(&[]);
+        assert!(of_model.contains(&"weights".to_string()), "{of_model:?}");
+        let added = |set: &[&str]| -> Vec<String> {
+            names(set).into_iter().filter(|name| !of_model.contains(name)).collect()
+        };
+        assert_eq!(added(&[&format!("task={{kind=\"jsonl\",path={rows:?}}}")]), ["data"]);
+        let two = format!("task={{kind=\"file\",path=[{rows:?},{more:?}]}}");
+        assert_eq!(added(&[&two]), ["data file 1", "data file 2"]);
+        let source = format!("rollout.source={{kind=\"jsonl\",path={rollouts:?}}}");
+        assert_eq!(added(&[&source]), ["rollouts"]);
+        let kl = ["objective.kl={kind=\"k3\",beta=0.1}", "reference=builtin"];
+        let prefixed = |role: &str| of_model.iter().map(|name| format!("{role} {name}")).collect::<Vec<_>>();
+        assert_eq!(added(&kl), prefixed("reference"));
+        let dasd = ["objective.distillation={kind=\"dasd\"}", "teacher=builtin"];
+        assert_eq!(added(&dasd), prefixed("teacher"));
+        let judge = "task.verifier={kind=\"judge\",model=\"builtin\"}";
+        assert_eq!(added(&[judge]), prefixed("judge"));
+        let second = "rewards=[{name=\"a\"},{name=\"b\",verifier={kind=\"command\",program=\"sh\"}}]";
+        assert_eq!(added(&[second]), ["verifier of b"]);
+        let tools = "environment={kind=\"tools\",tools=[{kind=\"calculator\"},{kind=\"command\",name=\"t\",description=\"d\",program=\"sh\"}]}";
+        assert_eq!(added(&[tools]), ["tool 2"]);
+    }
+}

@@ -70,3 +70,23 @@ pub fn fail_on_all_ranks<T>(ranks: &dyn Transport, outcome: Result<T, Error>) ->
         outcome => outcome,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_that_one_side_lacks_differs_and_their_order_does_not_count() {
+        let facts = |list: &[(&str, &str)]| -> Vec<Fact> {
+            list.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+        };
+        let both = facts(&[("seed", "0"), ("steps", "3")]);
+        let differ = |found: &[(&str, &str)]| {
+            difference(&facts(found), &both).map(|(name, found, expected)| [name, found, expected].join(" "))
+        };
+        assert_eq!(differ(&[("steps", "3"), ("seed", "0")]), None);
+        assert_eq!(differ(&[("seed", "1"), ("steps", "4")]).unwrap(), "seed 1 0", "the first is named");
+        assert_eq!(differ(&[("seed", "0")]).unwrap(), "steps absent 3");
+        assert_eq!(differ(&[("seed", "0"), ("steps", "3"), ("new", "x")]).unwrap(), "new x absent");
+    }
+}

@@ -316,3 +316,25 @@ impl Control {
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_as_they_were_sent_and_long_words_are_cut_between_characters() {
+        let sent = |message: &Message| Message::read(&mut &message.to_bytes()[..]);
+        let failed = |problem: String| Message::Failed(RankError { rank: 3, problem });
+        for message in [Message::Beat, failed("the GPU is gone".into()), Message::Lost(7), Message::Bye] {
+            assert_eq!(sent(&message).unwrap(), message);
+        }
+        // A character of three bytes lies across the limit.
+        let long = "x".repeat(MAX_TEXT / 2 - 1) + &"€".repeat(1000);
+        let Message::Failed(error) = sent(&failed(long)).unwrap() else { panic!("another message") };
+        assert_eq!((error.rank, error.problem), (3, "x".repeat(MAX_TEXT / 2 - 1)));
+        let framed = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
+        for torn in [framed(&[4]), framed(&[]), framed(&[2, 0]), vec![1, 0], framed(&vec![0; MAX_TEXT + 1])] {
+            assert!(Message::read(&mut &torn[..]).is_err(), "{} bytes", torn.len());
+        }
+    }
+}

@@ -310,4 +310,71 @@ mod tests {
             assert_eq!(first_node(list).as_deref(), Some(first), "{list}");
         }
     }
+
+    #[test]
+    fn ports_and_places_on_a_machine_follow_each_launcher() {
+        let torchrun = |port: &str| {
+            let variables = [
+                ("RANK", "1"),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "a"),
+                ("MASTER_PORT", port),
+                ("TORCHELASTIC_RUN_ID", "x"),
+            ];
+            found(&variables).5
+        };
+        // Beside the store of the agent, within the range of ports.
+        assert_eq!(["64535", "64536", "65535"].map(torchrun), [65_535, 63_536, 64_535]);
+        let intel = [
+            ("PMI_RANK", "3"),
+            ("PMI_SIZE", "4"),
+            ("MPI_LOCALRANKID", "1"),
+            ("MPI_LOCALNRANKS", "2"),
+            ("MASTER_ADDR", "a"),
+        ];
+        assert_eq!(found(&intel), (3, 4, 1, 2, "a".into(), PORT));
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("MASTER_ADDR", "a"),
+        ];
+        assert_eq!(found(&open_mpi), (5, 8, 1, 4, "a".into(), PORT));
+        let slurm = |more: &[(&'static str, &'static str)]| {
+            let step = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_NTASKS", "9")];
+            found(&[&step[..], more].concat())
+        };
+        let nodes = ("SLURM_JOB_NODELIST", "n[1-2]");
+        assert_eq!(slurm(&[nodes]), (1, 2, 0, 1, "n1".into(), PORT));
+        assert_eq!(slurm(&[nodes, ("SLURM_JOB_ID", "1999"), ("MASTER_PORT", "7")]).5, 7);
+        assert_eq!(slurm(&[nodes, ("SLURM_JOB_ID", "1999")]).5, PORT + 999);
+        assert_eq!(slurm(&[nodes, ("MASTER_ADDR", "given")]).4, "given");
+    }
+
+    #[test]
+    fn what_the_command_line_leaves_out_comes_from_the_environment() {
+        let torchrun = [
+            ("RANK", "0"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "3"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "9"),
+        ];
+        let flags = Flags { rank: Some(2), ..Flags::default() };
+        let found = membership(&flags, &torchrun).unwrap().unwrap();
+        assert_eq!((found.rank, found.world, found.local_rank, found.port), (2, 4, 3, 9));
+        let alone = Flags { rank: Some(1), world: Some(3), ..Flags::default() };
+        let said = membership(&alone, &[]).unwrap_err().to_string();
+        assert!(said.starts_with("--rank: rank 1 of 3, and no address of rank 0"), "{said}");
+        let master = |text: &str| {
+            membership(&Flags { master: Some(text.into()), ..alone.clone() }, &[]).map_err(|e| e.to_string())
+        };
+        assert_eq!(master("node:7").unwrap().unwrap().address, "node");
+        for wrong in ["node", "node:", "node:70000"] {
+            assert!(master(wrong).unwrap_err().contains("expected ADDRESS:PORT"), "{wrong}");
+        }
+        let far = Flags { rank: Some(3), ..alone };
+        assert!(membership(&far, &[]).unwrap_err().to_string().contains("rank 3 of 3 processes"));
+    }
 }

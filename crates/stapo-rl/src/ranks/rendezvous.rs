@@ -374,4 +374,21 @@ mod tests {
         let (_control, of_rank_1) = reach(&membership, Instant::now() + Duration::from_secs(10)).unwrap();
         assert_eq!(of_rank_1.local_addr().unwrap().ip(), IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
+
+    #[test]
+    fn a_caller_is_another_rank_of_as_many_with_the_same_purpose() {
+        let (address, port, token) = ("127.0.0.1".to_string(), 1, String::new());
+        let rank_1 = Membership { rank: 1, world: 4, local_rank: 0, n_local: 1, address, port, token };
+        let check = |rank, world, purpose| {
+            let caller = Caller { rank, world, purpose, port: 0 };
+            check_caller(&rank_1, &caller, Purpose::Data).map_err(|error| (error.rank, error.problem))
+        };
+        assert_eq!([0, 2, 3].map(|rank| check(rank, 4, Purpose::Data)), [Ok(()), Ok(()), Ok(())]);
+        let other_world = (2, "was started as one of 3, rank 1 as one of 4".to_string());
+        assert_eq!(check(2, 3, Purpose::Data), Err(other_world));
+        for (rank, purpose) in [(1, Purpose::Data), (4, Purpose::Data), (2, Purpose::Control)] {
+            let (named, problem) = check(rank, 4, purpose).unwrap_err();
+            assert_eq!((named, problem.as_str()), (rank, "two processes say that they are this rank"));
+        }
+    }
 }

@@ -255,3 +255,22 @@ fn strangers_that_drip_bytes_hold_nobody_up() {
         assert!(began.elapsed() < std::time::Duration::from_secs(4), "{:?}", began.elapsed());
     });
 }
+
+/// Fewer numbers than a rank waits for would shift all that follow.
+#[test]
+fn a_message_of_another_length_stops_all_ranks() {
+    let errors = as_ranks(2, free_port(), |ranks| {
+        let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+        let sent = device.upload(&[1.0_f32, 2.0]).unwrap();
+        let other = 1 - ranks.rank();
+        let expected = if ranks.rank() == 0 { 3 } else { 2 };
+        let mut received = device.zeros::<f32>(expected).unwrap();
+        let (sends, receives) = (vec![(other, sent.view())], vec![(other, received.view_mut())]);
+        // Rank 1 has what it waits for, and learns of the failure with its next message.
+        ranks.exchange(&device, sends, receives).and_then(|()| ranks.receive(other)).unwrap_err()
+    });
+    for error in errors {
+        let problem = "rank 1 sent 8 bytes, expected 12".to_string();
+        assert_eq!(error, RankError { rank: 0, problem });
+    }
+}

@@ -254,3 +254,42 @@ pub(crate) fn refused(error: &SandboxError, place: &str) -> TaskError {
         remedy: error.remedy.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_say_how_a_program_ended() {
+        let ended = |end: End, is_right: bool, program: Option<&str>| {
+            let verdict = CodeVerdict {
+                is_right,
+                share_passed: 0.0,
+                reason: String::new(),
+                failing_test: None,
+                program: program.map(str::to_string),
+                printed: String::new(),
+                cpu_seconds: 0.5,
+                end,
+            };
+            verdict.into_run().end
+        };
+        for (end, expected) in [
+            (End::Finished, ProgramEnd::FailedTest),
+            (End::CpuTime, ProgramEnd::TimeOut),
+            (End::WallTime, ProgramEnd::TimeOut),
+            (End::Memory, ProgramEnd::Memory),
+            (End::Output, ProgramEnd::Output),
+            (End::Processes, ProgramEnd::Processes),
+            (End::FileSize, ProgramEnd::FileSize),
+            (End::Exited(1), ProgramEnd::Crashed),
+            (End::Raised("ValueError".into()), ProgramEnd::Crashed),
+            (End::Signal(11), ProgramEnd::Crashed),
+        ] {
+            assert_eq!(ended(end, false, Some("x = 1")), expected);
+        }
+        // A program that passed its tests may end as it likes afterwards.
+        assert_eq!(ended(End::Exited(1), true, Some("x = 1")), ProgramEnd::Passed);
+        assert_eq!(ended(End::Finished, false, None), ProgramEnd::NoProgram);
+    }
+}

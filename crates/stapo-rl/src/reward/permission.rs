@@ -221,4 +221,43 @@ mod tests {
             assert_ne!(fingerprint(&command).unwrap(), before[1], "{:?}", command.args);
         }
     }
+
+    /// A permission is for one command line with its settings: what it may reach, its arguments and their order.
+    #[test]
+    fn other_settings_or_arguments_are_another_permission() {
+        let limits = ProcessLimits::default;
+        let words = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let command = |args: &[&str], limits| CommandSpec { program: "sh".into(), args: words(args), limits };
+        let known = command(&["-c", "a", "b"], limits());
+        let hashes = |command: &CommandSpec| [permission(command).unwrap(), fingerprint(command).unwrap()];
+        assert_eq!(hashes(&known.clone()), hashes(&known));
+        let env = vec!["SECRET".to_string()];
+        for other in [
+            command(&["-c", "b", "a"], limits()),
+            command(&["-c", "a"], limits()),
+            command(&["-c", "a", "b", ""], limits()),
+            command(&["-c", "ab"], limits()),
+            CommandSpec { program: "cat".into(), ..known.clone() },
+            command(&["-c", "a", "b"], ProcessLimits { network: true, ..limits() }),
+            command(&["-c", "a", "b"], ProcessLimits { shared_tmp: true, ..limits() }),
+            command(&["-c", "a", "b"], ProcessLimits { env, ..limits() }),
+            command(&["-c", "a", "b"], ProcessLimits { memory_mib: 0, ..limits() }),
+        ] {
+            let (found, before) = (hashes(&other), hashes(&known));
+            assert!(found[0] != before[0] && found[1] != before[1], "{}", shown(&other));
+        }
+        let open = command(&["a\n"], ProcessLimits { network: true, env: vec!["A".into()], ..limits() });
+        assert_eq!(shown(&open), r#""sh" "a\n" with ["A"] of the environment with network"#);
+    }
+
+    #[test]
+    fn a_program_is_a_file_at_its_path_or_of_its_name_on_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sh");
+        assert!(is_program(Path::new("sh")) && !is_program(&file) && !is_program(folder.path()));
+        fs::write(&file, "").unwrap();
+        assert!(is_program(&file));
+        assert!(is_name(Path::new("sh")) && !is_name(Path::new("./sh")) && !is_name(&file));
+        assert!(!is_program(Path::new("no-program-of-this-name")));
+    }
 }

@@ -128,3 +128,65 @@ impl RewardModelVerifier {
         Ok(judged.collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stapo_core::Verdict;
+
+    /// Scores the length of a response; one of more than five characters is too long.
+    struct Lengths;
+
+    impl ScoreResponses for Lengths {
+        fn score(&self, samples: &[(&Problem, &str)]) -> Result<Vec<Option<f64>>, TaskError> {
+            Ok(samples.iter().map(|(_, text)| Some(text.len() as f64).filter(|n| *n <= 5.0)).collect())
+        }
+    }
+
+    fn spec(set: &str) -> RewardModelSpec {
+        toml::from_str(&format!("model = \"m\"\n{set}")).unwrap()
+    }
+
+    #[test]
+    fn a_response_that_is_too_long_has_the_lowest_reward_and_the_rule_decides_verdicts() {
+        let mut verifier = RewardModelVerifier::open(&spec("clip = 3.0")).unwrap();
+        let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
+        let problem = Problem { id, earlier_turns: Vec::new(), prompt, reference };
+        let samples = [(&problem, "2"), (&problem, "\\boxed{2}")];
+        assert!(verifier.judge(&samples).unwrap_err().to_string().contains("was not loaded"));
+        let mut n_loaded = 0;
+        for _ in 0..2 {
+            let mut load = |_: &RewardModelSpec| {
+                n_loaded += 1;
+                Ok::<_, TaskError>(Box::new(Lengths) as Box<dyn ScoreResponses>)
+            };
+            verifier.load(&mut load).unwrap();
+        }
+        assert_eq!(n_loaded, 1, "a model is loaded once");
+        let judged = verifier.judge(&samples).unwrap();
+        let found: Vec<_> =
+            judged.iter().map(|it| (it.verdict, it.reward, it.judge.clone().unwrap().score)).collect();
+        assert_eq!(found[0].1, Some(1.0));
+        assert_eq!(found[0].2, Some(1.0));
+        assert_eq!(found[1], (Verdict::Right, Some(-3.0), None));
+    }
+
+    #[test]
+    fn settings_that_no_reward_model_can_work_with_are_refused() {
+        for taken in ["", "max_tokens = 1", "max_tokens = 1048576", "clip = 1e-300", "device = \"cuda:1\""] {
+            assert!(spec(taken).check().is_ok(), "{taken}");
+        }
+        for (refused, key) in [
+            ("max_tokens = 0", "verifier.max_tokens"),
+            ("max_tokens = 1048577", "verifier.max_tokens"),
+            ("clip = 0.0", "verifier.clip"),
+            ("clip = inf", "verifier.clip"),
+            ("device = \"tpu\"", "verifier.device"),
+            ("keep = \"host\"\ndevice = \"cuda\"", "verifier.keep"),
+        ] {
+            let said = spec(refused).check().unwrap_err().to_string();
+            assert!(said.contains(key), "{refused}: {said}");
+        }
+        assert!(RewardModelSpec { model: String::new(), ..spec("") }.check().is_err());
+    }
+}

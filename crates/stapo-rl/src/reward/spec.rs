@@ -382,3 +382,75 @@ fn default_function() -> String {
 pub(crate) fn default_python() -> PathBuf {
     "python3".into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_under_which_no_program_can_work_are_refused() {
+        let good = ProcessLimits::default();
+        let checked = |limits: ProcessLimits| limits.check().map_err(|error| error.to_string());
+        for taken in [
+            good.clone(),
+            ProcessLimits { sample_seconds: 1e6, batch_seconds: 1e-3, ..good.clone() },
+            ProcessLimits { max_line_bytes: 1, memory_mib: 256, open_files: 16, ..good.clone() },
+            ProcessLimits { memory_mib: 0, file_mib: 0, env: vec!["A".into()], ..good.clone() },
+        ] {
+            assert_eq!(checked(taken), Ok(()));
+        }
+        for (refused, key) in [
+            (ProcessLimits { sample_seconds: 0.0, ..good.clone() }, "sample_seconds"),
+            (ProcessLimits { sample_seconds: f64::NAN, ..good.clone() }, "sample_seconds"),
+            (ProcessLimits { batch_seconds: 1.1e6, ..good.clone() }, "batch_seconds"),
+            (ProcessLimits { max_line_bytes: 0, ..good.clone() }, "max_line_bytes"),
+            (ProcessLimits { memory_mib: 255, ..good.clone() }, "memory_mib"),
+            (ProcessLimits { memory_mib: 1, ..good.clone() }, "memory_mib"),
+            (ProcessLimits { open_files: 15, ..good.clone() }, "open_files"),
+            (ProcessLimits { env: vec!["A".into(), "B=1".into()], ..good.clone() }, "env"),
+            (ProcessLimits { env: vec![String::new()], ..good }, "env"),
+        ] {
+            let said = checked(refused).unwrap_err();
+            assert!(said.contains(&format!("task {key}: ")), "{key}: {said}");
+        }
+    }
+
+    /// Programs of strangers reach no network and share no folder unless a config says so.
+    #[test]
+    fn programs_are_kept_apart_by_default() {
+        let limits = ProcessLimits::default();
+        assert!(!limits.network && !limits.shared_tmp && limits.env.is_empty());
+        assert!(limits.memory_mib > 0 && limits.file_mib > 0);
+        let code = CodeSpec::default();
+        assert!(!code.unsafe_code && code.language.is_none() && code.visible_tests == 0);
+        let read: CommandSpec = toml::from_str("program = \"p\"").unwrap();
+        assert_eq!(read, CommandSpec::new("p"), "keys that are left out have the same defaults");
+    }
+
+    #[test]
+    fn a_function_of_whole_batches_has_the_time_of_a_batch_for_its_first_verdict() {
+        let single = PythonSpec::new("judge.py").command();
+        let batch = PythonSpec { batch: true, ..PythonSpec::new("judge.py") }.command();
+        assert_eq!(single.args[2..], ["judge.py", "reward", "sample"]);
+        assert_eq!(batch.args[2..], ["judge.py", "reward", "batch"]);
+        assert_eq!((single.limits.sample_seconds, single.limits.batch_seconds), (30.0, 600.0));
+        assert_eq!((batch.limits.sample_seconds, batch.limits.batch_seconds), (600.0, 600.0));
+        let isolated = single.clone().isolated();
+        assert_eq!(isolated.args[..2], ["-I", "-B"]);
+        assert_eq!(isolated.args[4..], single.args);
+    }
+
+    #[test]
+    fn only_the_model_of_a_verifier_has_a_device_and_a_place() {
+        let read = |text: &str| -> VerifierSpec { toml::from_str(text).unwrap() };
+        let judge = read("kind = \"judge\"\nmodel = \"m\"\ndevice = \"cuda:1\"");
+        assert_eq!((judge.model(), judge.device()), (Some((JUDGE, "m")), Some("cuda:1")));
+        let scorer = read("kind = \"reward-model\"\nmodel = \"m\"\nkeep = \"host\"");
+        assert_eq!((scorer.model(), scorer.device()), (Some((REWARD_MODEL, "m")), None));
+        assert_eq!((scorer.keep(), judge.keep()), (KeepWeights::Host, KeepWeights::Device));
+        assert!(judge.judge().is_some() && judge.reward_model().is_none());
+        assert!(scorer.judge().is_none() && scorer.reward_model().is_some());
+        let rule = VerifierSpec::default();
+        assert_eq!((rule.model(), rule.device(), rule.keep()), (None, None, KeepWeights::Device));
+    }
+}

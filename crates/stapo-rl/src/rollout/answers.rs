@@ -209,3 +209,126 @@ pub(super) fn recorded_turn(text: &str, answer: &Answer, n_cut: usize) -> Episod
         returns: Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::recorded_answers;
+    use stapo_core::{ToolCall, Turn, Verdict};
+    use std::cell::Cell;
+
+    const SET: EpisodeSet = EpisodeSet { step: 3, is_evaluation: false, draw: 1 };
+
+    fn problem() -> Problem {
+        let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
+        Problem { id, earlier_turns: Vec::new(), prompt, reference }
+    }
+
+    fn said(text: &str) -> Answer {
+        Reply::Continue(vec![Turn { role: "user".into(), content: text.into() }]).into()
+    }
+
+    fn ended(verdict: Verdict, reward: Option<f64>) -> Answer {
+        let judged = Judged { reward, ..Judged::new(verdict, None, String::new()) };
+        Reply::Done(vec![judged]).into()
+    }
+
+    /// Two turns of sample 4 of problem 2: an observation and the end.
+    fn recorded(usage: AnswerUse) -> RecordedAnswers {
+        let turns = vec![
+            recorded_turn("first", &said("higher"), 0),
+            recorded_turn("second", &ended(Verdict::Right, Some(0.5)), 0),
+        ];
+        RecordedAnswers::new(vec![SET.record(&problem(), (2, 4), Episode { turns })], usage)
+    }
+
+    /// What a turn is answered, and whether the environment was asked.
+    fn asked(
+        answers: &RecordedAnswers,
+        set: EpisodeSet,
+        at: (usize, usize),
+        texts: &[&str],
+        judges: bool,
+    ) -> (Answer, bool) {
+        let is_asked = Cell::new(false);
+        let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
+        let ask = || {
+            is_asked.set(true);
+            Ok(said("lower"))
+        };
+        let answer = answers.answer((set, &problem(), at), &texts, judges, ask).unwrap();
+        (answer, is_asked.get())
+    }
+
+    #[test]
+    fn an_answer_is_replayed_to_the_same_turn_of_the_same_episode_alone() {
+        let answers = recorded(AnswerUse::Replay);
+        let replayed = |set, at, texts: &[&str]| asked(&answers, set, at, texts, true);
+        assert_eq!(replayed(SET, (2, 4), &["first"]), (said("higher"), false));
+        assert_eq!(replayed(SET, (2, 4), &["first", "second"]), (ended(Verdict::Right, Some(0.5)), false));
+        for (set, at, texts) in [
+            (EpisodeSet { step: 4, ..SET }, (2, 4), &["first"][..]),
+            (EpisodeSet { draw: 0, ..SET }, (2, 4), &["first"]),
+            (EpisodeSet { is_evaluation: true, ..SET }, (2, 4), &["first"]),
+            (SET, (4, 2), &["first"]),
+            (SET, (2, 4), &["another"]),
+            (SET, (2, 4), &["first", "another"]),
+            (SET, (2, 4), &["first", "second", "third"]),
+        ] {
+            assert_eq!(replayed(set, at, texts), (said("lower"), true), "{set:?} {at:?} {texts:?}");
+        }
+        // The verifiers of a task judge again, and what they say counts.
+        assert_eq!(asked(&answers, SET, (2, 4), &["first", "second"], false), (said("lower"), true));
+        assert_eq!(answers.comparison().0, 1, "that turn was compared");
+    }
+
+    #[test]
+    fn a_comparison_asks_again_keeps_what_was_recorded_and_names_the_first_difference() {
+        let answers = recorded(AnswerUse::Compare);
+        assert_eq!(
+            asked(&answers, SET, (2, 4), &["first", "second"], true).0,
+            ended(Verdict::Right, Some(0.5))
+        );
+        assert_eq!(asked(&answers, SET, (2, 4), &["first"], true), (said("higher"), true));
+        let (n, difference) = answers.comparison();
+        let difference = difference.unwrap();
+        assert_eq!(n, 2);
+        assert!(difference.starts_with("step 3, problem 3, sample 5, turn 2: recorded []"), "{difference}");
+    }
+
+    #[test]
+    fn calls_observations_and_judgements_are_compared() {
+        let call = |sha256: &str| ToolCall {
+            tool: "t".into(),
+            arguments: "1".into(),
+            sha256: sha256.into(),
+            failed: false,
+            timed_out: false,
+        };
+        let called = |sha256: &str| Answer { calls: vec![call("x"), call(sha256)], ..said("a") };
+        let differs = |before: &Answer, after: &Answer| difference(&recorded_turn("", before, 0), after);
+        assert_eq!(differs(&called("y"), &called("y")), None);
+        assert!(differs(&called("y"), &called("z")).unwrap().starts_with("call 2: recorded t(1) -> y"));
+        assert!(differs(&said("a"), &said("b")).unwrap().starts_with("recorded [\"a\"], found [\"b\"]"));
+        let right = ended(Verdict::Right, Some(1.0));
+        assert_eq!(differs(&right, &right), None);
+        for other in [ended(Verdict::Wrong, Some(1.0)), ended(Verdict::Right, Some(0.5))] {
+            assert!(differs(&right, &other).unwrap().starts_with("recorded the judgement"));
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_asked_for_is_in_the_journal_and_a_replayed_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut answers = recorded(AnswerUse::Replay);
+        answers.write_to(AnswerJournal::open(folder.path()).unwrap());
+        asked(&answers, SET, (2, 4), &["first"], true);
+        assert!(recorded_answers(folder.path(), 0).unwrap().is_empty());
+        asked(&answers, SET, (0, 1), &["first"], true);
+        let [record] = &recorded_answers(folder.path(), 0).unwrap()[..] else { panic!("one episode") };
+        let sampled_at = (record.step, record.draw, record.problem_idx, record.sample_idx);
+        assert_eq!((sampled_at, record.episode.turns.len()), ((3, 1, 0, 1), 1));
+        answers.recorded_up_to(3).unwrap();
+        assert!(recorded_answers(folder.path(), 0).unwrap().is_empty());
+    }
+}

@@ -65,3 +65,43 @@ pub fn continuations(
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::{Config, ModelSource};
+    use stapo_model::{CpuOptions, Device};
+
+    #[test]
+    fn a_beginning_goes_on_to_the_limit_of_a_response_unless_it_has_ended() {
+        let device = Device::cpu(CpuOptions { threads: 1, ..CpuOptions::default() });
+        let model = LoadedModel::open(&ModelSource::Builtin, &device).unwrap();
+        let set = ["rollout.max_response_tokens=8", "rollout.temperature=5"];
+        let plan = Plan::resolve(Config::from_toml("", set).unwrap()).unwrap();
+        let encode = |text: &str| model.tokenizer().unwrap().encode(text).unwrap();
+        let (prompt, begun, stop) = (encode("1+2*3="), encode("so 2"), model.stops[0]);
+        let beginning =
+            |number, tokens: Vec<u32>| Beginning { number, problem_id: "p", prompt: &prompt, tokens };
+        let ended = [&begun[..], &[stop]].concat();
+        let full = vec![begun[0]; 8];
+        let beginnings = [
+            beginning(0, begun.clone()),
+            beginning(1, ended.clone()),
+            beginning(2, full.clone()),
+            beginning(0, begun.clone()),
+            beginning(3, Vec::new()),
+        ];
+        let mut memory = SamplingMemory::small();
+        let key = (Key::new(5), 6);
+        let all = continuations(&model, &mut memory, &plan, &beginnings, key, &Meter::default()).unwrap();
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [6; 5]);
+        assert_eq!((&all[1], &all[2]), (&vec![ended; 6], &vec![full; 6]));
+        assert_eq!(all[0], all[3], "the same number draws the same");
+        for continued in &all[0] {
+            assert!(continued.starts_with(&begun) && continued.len() <= 8, "{continued:?}");
+            assert!(continued.len() == 8 || continued.last() == Some(&stop), "{continued:?}");
+        }
+        assert!(all[4].iter().all(|response| !response.is_empty() && response.len() <= 8));
+        assert!(all[0].iter().any(|continued| continued != &all[0][0]), "samples differ");
+    }
+}

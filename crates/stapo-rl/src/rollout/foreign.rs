@@ -332,3 +332,35 @@ impl File<'_> {
         Err(Error::Rollouts { path: self.path.to_owned(), problem })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_reward_above_zero_is_right() {
+        let verdicts = [-1.0, 0.0, f64::MIN_POSITIVE, 1.0].map(|reward| given(reward, 3).verdict);
+        assert_eq!(verdicts, [Verdict::Wrong, Verdict::Wrong, Verdict::Right, Verdict::Right]);
+        let given = given(0.25, 3);
+        assert_eq!((given.reward, given.reason.as_str()), (Some(0.25), "reward of line 3"));
+    }
+
+    #[test]
+    fn a_response_that_does_not_end_with_a_stop_was_cut() {
+        let response = |tokens: &[u32]| ForeignResponse {
+            line: 1,
+            tokens: tokens.to_vec(),
+            logp: vec![-0.5; tokens.len()],
+            reward: None,
+        };
+        let is_stop = |last: u32, tokens: &[u32]| last == 7 || tokens.ends_with(&[1, 2]);
+        for (tokens, finish) in [
+            (&[3, 7][..], Finish::Stop { token: 7 }),
+            (&[1, 2], Finish::Stop { token: 2 }),
+            (&[7, 3], Finish::LengthLimit),
+        ] {
+            let rollout = rollout(is_stop, &response(tokens), &[5, 6]);
+            assert_eq!((rollout.finish, rollout.prompt(), rollout.response()), (finish, &[5, 6][..], tokens));
+        }
+    }
+}

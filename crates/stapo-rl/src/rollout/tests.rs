@@ -130,3 +130,99 @@ fn a_task_answers_one_turn_with_the_judgements_of_its_rewards() {
         assert_eq!(verdicts, [Verdict::Right, Verdict::NoAnswer]);
     }
 }
+
+/// A response of `n_sampled` tokens with these judgements, after a prompt of one token.
+fn judged(n_sampled: usize, judged: Vec<Judged>) -> JudgedRollout {
+    let sampled: Vec<u32> = (0..n_sampled as u32).collect();
+    let (tokens, is_sampled) = Rollout::one_turn(&[9], &sampled);
+    let rollout = Rollout {
+        problem_idx: 0,
+        sample_idx: 0,
+        tokens,
+        is_sampled,
+        logp: vec![-0.5; n_sampled],
+        entropy: vec![0.5; n_sampled],
+        kept: Vec::new(),
+        finish: stapo_core::Finish::LengthLimit,
+        policy_version: None,
+    };
+    JudgedRollout { rollout, judged, episode: None }
+}
+
+fn verdict(verdict: Verdict) -> Judged {
+    Judged::new(verdict, None, String::new())
+}
+
+const TWO_REWARDS: &str =
+    "rewards=[{name=\"a\",right=2.0,wrong=-2.0,weight=3.0},{name=\"b\",right=0.5,wrong=0.25,weight=-1.0}]";
+
+#[test]
+fn rewards_are_weighed_and_the_first_bears_the_length() {
+    let overlong = "rollout.overlong={max_tokens=10,buffer_tokens=4}";
+    let plan = Plan::resolve(Config::from_toml("", [TWO_REWARDS, overlong]).unwrap()).unwrap();
+    let rewarded = |n_sampled, first: Judged, second: Judged| {
+        let scored = scored(&plan, judged(n_sampled, vec![first, second]));
+        (scored.verdict, scored.rewards, scored.reward)
+    };
+    let (right, wrong) = (|| verdict(Verdict::Right), || verdict(Verdict::Wrong));
+    assert_eq!(rewarded(6, right(), wrong()), (Verdict::Right, vec![2.0, 0.25], 5.75));
+    // Two tokens of the buffer of four cost a half.
+    assert_eq!(rewarded(8, wrong(), right()), (Verdict::Wrong, vec![-2.5, 0.5], -8.0));
+    // What a verifier gives stands for what its verdict is worth.
+    let given = Judged { reward: Some(0.125), ..wrong() };
+    assert_eq!(rewarded(6, given.clone(), given), (Verdict::Wrong, vec![0.125, 0.125], 0.25));
+    assert_eq!(
+        rewarded(6, verdict(Verdict::OverBudget), right()).1,
+        [-2.0, 0.5],
+        "no verdict but right is right"
+    );
+}
+
+#[test]
+fn scores_of_a_reward_model_replace_its_reward_alone() {
+    let rewards = "rewards=[{name=\"rule\",weight=2.0},{name=\"scored\",verifier={kind=\"reward-model\",model=\"m\",normalise=\"none\"}}]";
+    let overlong = "rollout.overlong={max_tokens=10,buffer_tokens=4}";
+    let plan = Plan::resolve(Config::from_toml("", [rewards, overlong]).unwrap()).unwrap();
+    let member = |score: f64| {
+        let opinion =
+            Some(Box::new(JudgeOpinion { score: Some(score), ..JudgeOpinion::of_rule(Verdict::Wrong) }));
+        let by_model = Judged { reward: Some(score), judge: opinion, ..verdict(Verdict::Wrong) };
+        scored(&plan, judged(8, vec![verdict(Verdict::Right), by_model]))
+    };
+    let problem =
+        Task::open(&crate::tasks::TaskSpec::default()).unwrap().problem(7, Split::Train, 0).unwrap();
+    let members = vec![member(1.0), member(30.0)];
+    assert_eq!(members[0].judge.as_ref().unwrap().rule, Verdict::Right, "the first verifier is the rule");
+    let mut batch = Batch { groups: vec![stapo_core::Group { problem, members }] };
+    reward_scores(&plan, &mut batch, &mut ScoreMoments::default());
+    let found: Vec<(Vec<f64>, f64)> = batch.responses().map(|s| (s.rewards.clone(), s.reward)).collect();
+    // The rule's reward keeps the penalty of its length; scores are cut at 10.
+    assert_eq!(found, [(vec![0.5, 1.0], 2.0), (vec![0.5, 10.0], 11.0)]);
+
+    let alone = "task.verifier={kind=\"reward-model\",model=\"m\",normalise=\"none\"}";
+    let plan = Plan::resolve(Config::from_toml("", [alone, overlong]).unwrap()).unwrap();
+    reward_scores(&plan, &mut batch, &mut ScoreMoments::default());
+    assert_eq!(
+        batch.responses().map(|s| s.reward).collect::<Vec<_>>(),
+        [0.5, 9.5],
+        "the first reward bears it"
+    );
+}
+
+/// Who judges in addition to a judge is its rule; a judge in the first place has a rule of its own.
+#[test]
+fn the_rule_beside_a_judge_is_the_first_verifier() {
+    let by_judge =
+        Judged { judge: Some(Box::new(JudgeOpinion::of_rule(Verdict::NoAnswer))), ..verdict(Verdict::Wrong) };
+    let rule = |judged: &[Judged]| opinion(judged).map(|opinion| opinion.rule);
+    assert_eq!(rule(&[verdict(Verdict::Right), by_judge.clone()]), Some(Verdict::Right));
+    assert_eq!(rule(&[by_judge, verdict(Verdict::Right)]), Some(Verdict::NoAnswer));
+    assert_eq!(rule(&[verdict(Verdict::Right)]), None);
+}
+
+#[test]
+fn the_share_of_right_verdicts_is_of_all() {
+    use Verdict::{NoAnswer, OverBudget, Right, Unparsable, Wrong};
+    assert_eq!(share_right([Right, Wrong, NoAnswer, Unparsable, OverBudget].into_iter()), 0.2);
+    assert_eq!(share_right([].into_iter()), 0.0);
+}

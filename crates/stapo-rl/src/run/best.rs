@@ -110,4 +110,29 @@ mod tests {
         assert!(!is_idle(&[Some(1.0), Some(1.0), Some(0.99)]));
         assert!(!is_idle(&[None, None, None]), "records without the share tell nothing");
     }
+
+    #[test]
+    fn evaluations_are_counted_from_the_best_and_an_equal_one_is_no_better() {
+        let mut config = Config::default();
+        config.evaluation.patience = Some(2);
+        let plan = Plan::resolve(config).unwrap();
+        let run = |accuracies: &[f64]| {
+            let step = |(idx, accuracy): (usize, &f64)| metrics(idx as u64 + 1, *accuracy, 0.3);
+            BestSoFar::from_history(&plan, &accuracies.iter().enumerate().map(step).collect::<Vec<_>>())
+        };
+        let named = |best: &BestSoFar| best.best().map(|best| (best.step, best.value));
+        let equal = run(&[0.4, 0.4, 0.4]);
+        assert_eq!((named(&equal), equal.is_exhausted()), (Some((1, 0.4)), true));
+        let risen = run(&[0.4, 0.3, 0.5, 0.5]);
+        assert_eq!((named(&risen), risen.is_exhausted()), (Some((3, 0.5)), false), "one since the best");
+        assert!(run(&[0.4, 0.3, 0.5, 0.5, 0.1]).is_exhausted());
+        // A step without an evaluation is no evaluation without a better one.
+        let mut steps: Vec<Metrics> = (1..=4).map(|step| metrics(step, 0.4, 0.3)).collect();
+        steps[1].eval_accuracy = None;
+        steps[2].eval_accuracy = None;
+        assert!(!BestSoFar::from_history(&plan, &steps).is_exhausted());
+        steps[0].eval_accuracy_before = Some(0.4);
+        let from_start = BestSoFar::from_history(&plan, &steps);
+        assert_eq!((named(&from_start), from_start.is_exhausted()), (Some((0, 0.4)), true));
+    }
 }

@@ -332,4 +332,31 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), bytes[..7]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file stays");
     }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_a_link_in_a_removed_folder_leads_to_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (removed, kept) = (folder.path().join("removed"), folder.path().join("kept"));
+        fs::create_dir_all(removed.join("inside")).unwrap();
+        fs::create_dir(&kept).unwrap();
+        fs::write(kept.join("file"), "text").unwrap();
+        std::os::unix::fs::symlink(&kept, removed.join("inside/link")).unwrap();
+        remove_folder(&removed).unwrap();
+        assert!(!removed.exists());
+        assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "text");
+    }
+
+    /// A folder of a run that was renamed is not made anew by what is still being written.
+    #[test]
+    fn a_part_is_made_with_its_folder_and_never_with_the_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let checkpoint = run.join("checkpoints/step-000001");
+        assert!(create_folder_of_part(&checkpoint).is_err() && !run.exists());
+        fs::create_dir(&run).unwrap();
+        create_folder_of_part(&checkpoint).unwrap();
+        assert!(checkpoint.is_dir());
+        assert!(create_folder_of_part(&checkpoint).is_err(), "it is there");
+    }
 }

@@ -105,3 +105,30 @@ pub fn changed(kind: EventKind, step: u64, change: &Change, plan_sha256: &str) -
 pub fn stopped(reason: StopReason, step: u64, text: impl Into<String>) -> Event {
     Event { reason: Some(reason), ..event(EventKind::Stop, step, text) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_cannot_be_read_is_a_warning_with_its_number_and_a_torn_one_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        assert!(read_events(at).unwrap().is_empty(), "no file");
+        let line = |step| event(EventKind::Warning, step, "text").to_line();
+        let text = format!("{}\n{}garbage\n{}{{\"schema\"", line(1), line(2), line(3));
+        fs::write(at.join(EVENTS), &text).unwrap();
+        let found = read_events(at).unwrap();
+        assert_eq!(found.iter().map(|event| event.step).collect::<Vec<_>>(), [1, 2, 0, 3]);
+        assert!(found[2].text.starts_with("events.jsonl, line 4 cannot be read"), "{}", found[2].text);
+        let mut log = EventLog::open(at).unwrap();
+        log.add(&event(EventKind::Warning, 4, "text")).unwrap();
+        assert_eq!(read_events(at).unwrap().last().unwrap().step, 4);
+        let written = fs::read(at.join(EVENTS)).unwrap();
+        assert_eq!(
+            log.written(),
+            super::super::hashes::hash_bytes(EVENTS, &written),
+            "as this process knows it"
+        );
+    }
+}

@@ -228,4 +228,23 @@ mod tests {
         // The system counts pages of threads late, so the mark may waver by a little.
         assert!(memory_bytes(&device).unwrap() + (64 << 20) >= with, "the peak stays");
     }
+
+    #[test]
+    fn what_rollouts_and_judges_did_is_added_up_until_it_is_taken() {
+        let meter = Meter::default();
+        assert_eq!((meter.take_decoding(), meter.take_loading()), (None, None));
+        for n in 1..=3 {
+            meter.add_steps(StepCounts {
+                n_steps: n,
+                n_drafting_steps: 1,
+                n_drafted: 10 * n,
+                n_accepted: 100 * n,
+            });
+            meter.add_loading(Duration::from_millis(250));
+        }
+        let decoding = meter.take_decoding().unwrap();
+        assert_eq!((decoding.steps, decoding.drafted, decoding.accepted), (6, 60, 600));
+        assert_eq!(meter.take_loading(), Some(0.75));
+        assert_eq!((meter.take_decoding(), meter.take_loading()), (None, None));
+    }
 }

@@ -250,3 +250,29 @@ pub(super) fn fresh_token() -> String {
 pub(super) fn absolute(folder: &Path) -> Result<PathBuf> {
     std::path::absolute(folder).map_err(|e| Error::io(folder, e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another machine may have a folder of that path too, such as one of an earlier run.
+    #[test]
+    fn a_folder_without_the_word_of_rank_0_is_another_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let (token, n_head_bytes) = ("0123".to_string(), [8, 16]);
+        let order = PartOrder { folder: at.to_owned(), n_head_bytes, token, is_waited_for: false };
+        for name in [WEIGHTS, MOMENTS] {
+            fs::write(at.join(name), "").unwrap();
+        }
+        assert!(order.open().is_err(), "without a word");
+        fs::write(at.join(TOKEN), "0124").unwrap();
+        let said = order.open().unwrap_err().to_string();
+        assert!(said.contains("another folder than rank 0's"), "{said}");
+        fs::write(at.join(TOKEN), "0123").unwrap();
+        let files = order.open().unwrap();
+        assert_eq!(files.n_head_bytes, [8, 16]);
+        assert!(files.paths[0].ends_with(WEIGHTS) && files.paths[1].ends_with(MOMENTS));
+        assert_ne!(fresh_token(), fresh_token());
+    }
+}

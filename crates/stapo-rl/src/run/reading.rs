@@ -154,3 +154,72 @@ fn check_columns(response: &ResponseRecord) -> std::result::Result<(), String> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A response of two sampled tokens.
+    fn response() -> ResponseRecord {
+        serde_json::from_value(json!({
+            "schema": 2, "step": 1, "problem_id": "p", "sample_idx": 0, "prompt": "1+1=", "reference": "2",
+            "text": "so 2", "verdict": "right", "reward": 1.0, "advantage": 0.5,
+            "finish": {"kind": "length_limit"}, "update_idx": 0, "tau_h": null,
+            "tokens": {
+                "id": [3, 4], "text": ["s", "o"], "logp": [-1.0, -1.0], "behavior_logp": [-1.0, -1.0],
+                "entropy": [0.1, 0.1], "collision": [0.9, 0.9], "ratio": [1.0, 1.0], "kept": [true, true],
+                "silenced_by": [null, null], "clipped": [false, false], "is_candidate": [false, false],
+                "d_logp": [0.0, 0.0]
+            },
+            "given": [{"after": 1, "id": [5], "text": "x"}, {"after": 2, "id": [5], "text": "y"}]
+        }))
+        .unwrap()
+    }
+
+    /// The name of a column, and what cuts it.
+    type Cut = (&'static str, fn(&mut ResponseRecord));
+
+    #[test]
+    fn columns_of_other_lengths_and_given_tokens_out_of_place_are_refused() {
+        assert_eq!(check_columns(&response()), Ok(()));
+        let cuts: [Cut; 12] = [
+            ("text", |r| r.tokens.text.truncate(1)),
+            ("logp", |r| r.tokens.logp.truncate(1)),
+            ("behavior_logp", |r| r.tokens.behavior_logp.push(0.0)),
+            ("entropy", |r| r.tokens.entropy.clear()),
+            ("collision", |r| r.tokens.collision.truncate(1)),
+            ("ratio", |r| r.tokens.ratio.truncate(1)),
+            ("kept", |r| r.tokens.kept.truncate(1)),
+            ("silenced_by", |r| r.tokens.silenced_by.truncate(1)),
+            ("clipped", |r| r.tokens.clipped.truncate(1)),
+            ("is_candidate", |r| r.tokens.is_candidate.truncate(1)),
+            ("weight", |r| r.tokens.weight = vec![1.0]),
+            ("alternatives", |r| r.tokens.alternatives = vec![Vec::new()]),
+        ];
+        for (column, cut) in cuts {
+            let mut damaged = response();
+            cut(&mut damaged);
+            let said = check_columns(&damaged).unwrap_err();
+            assert!(said.starts_with(&format!("column {column} has ")), "{column}: {said}");
+        }
+        let mut beyond = response();
+        beyond.given[1].after = 3;
+        assert_eq!(check_columns(&beyond), Err("given tokens after 3 of 2 tokens, or not in order".into()));
+        let mut twice = response();
+        twice.given[1].after = 1;
+        assert!(check_columns(&twice).unwrap_err().contains("not in order"));
+    }
+
+    #[test]
+    fn only_files_of_steps_have_a_step() {
+        for (path, step) in [
+            ("rollouts/step-000010.jsonl", Some(10)),
+            ("checkpoints/step-1234567", Some(1_234_567)),
+            ("rollouts/steps-10.jsonl", None),
+            ("rollouts/step-x.jsonl", None),
+        ] {
+            assert_eq!(step_of(Path::new(path)), step, "{path}");
+        }
+    }
+}

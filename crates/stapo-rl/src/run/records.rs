@@ -430,3 +430,6 @@ fn category(tokenizer: &Tokenizer, member: &Member, at: usize) -> Result<Option<
     let [from, to] = [at, at + 1].map(|n| tokenizer.decode(&tokens[..n]).map(|text| text.len()));
     Ok(Some(category_in_response(&response, &program.source, from?, to?)))
 }
+
+#[cfg(test)]
+mod tests;

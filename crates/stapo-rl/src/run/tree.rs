@@ -54,3 +54,21 @@ pub fn check_tree(folder: &Path) -> Result<()> {
 fn name(kind: FileType) -> &'static str {
     if kind.is_symlink() { "a symbolic link" } else { "a pipe, a socket or a device" }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_lie_inside_each_other_up_to_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let at_depth = |n: usize| folder.path().join(vec!["d"; n].join("/"));
+        fs::create_dir_all(at_depth(MAX_DEPTH)).unwrap();
+        fs::write(at_depth(MAX_DEPTH).join("file"), "").unwrap();
+        assert!(check_tree(folder.path()).is_ok());
+        fs::create_dir(at_depth(MAX_DEPTH + 1)).unwrap();
+        let said = check_tree(folder.path()).unwrap_err().to_string();
+        assert!(said.contains("a folder too deep inside"), "{said}");
+        assert!(check_tree(&folder.path().join("absent")).is_ok(), "nothing to refuse");
+    }
+}

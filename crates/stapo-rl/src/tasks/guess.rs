@@ -69,3 +69,23 @@ impl GuessSpec {
         DrawnProblem { problem, reference: number.to_string(), fields }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_game_has_at_least_two_numbers_and_every_one_of_them_comes_up() {
+        let spec = |low, high| GuessSpec { low, high, ..GuessSpec::default() };
+        for taken in [spec(1, 2), spec(-MAX_VALUE, MAX_VALUE), spec(-3, -1)] {
+            assert!(taken.check().is_ok(), "{taken:?}");
+        }
+        for refused in [spec(2, 2), spec(3, 2), spec(-MAX_VALUE - 1, 0), spec(0, MAX_VALUE + 1)] {
+            assert!(refused.check().unwrap_err().to_string().contains("low below high"), "{refused:?}");
+        }
+        assert!(GuessSpec { held_out_share: 1.5, ..spec(1, 2) }.check().is_err());
+        let drawn: std::collections::BTreeSet<i64> =
+            (0..200).map(|n| spec(-2, 2).draw(Key::new(n)).reference.parse().unwrap()).collect();
+        assert_eq!(drawn, (-2..=2).collect());
+    }
+}

@@ -232,7 +232,9 @@ pub fn warning(found: &Unseen, problems: &[&Problem]) -> String {
     )
 }
 
-/// Leaves problems out; a split that loses its last problem is refused.
+const RAISE: &str = "raise it; stapo problems --json has the tokens of every prompt";
+
+/// Leaves problems out; a split, and a source of a mixture, that loses its last problem is refused.
 fn leave_out(task: &mut Task, is_long: &[bool], limit: usize) -> Result<()> {
     let splits = [Split::Train, Split::HeldOut];
     let before = splits.map(|split| task.n_problems(split));
@@ -242,11 +244,21 @@ fn leave_out(task: &mut Task, is_long: &[bool], limit: usize) -> Result<()> {
             return Err(Error::Misfit {
                 key: "rollout.max_prompt_tokens",
                 problem: format!("{limit} is below every prompt of the {} split", split.name()),
-                remedy: "raise it; stapo problems --json has the tokens of every prompt",
+                remedy: RAISE,
             });
         }
     }
-    Ok(())
+    match task.empty_source() {
+        None => Ok(()),
+        Some(entry_idx) => Err(Error::Misfit {
+            key: "rollout.max_prompt_tokens",
+            problem: format!(
+                "{limit} is below every training prompt of entry {} of task.path, which has a weight",
+                entry_idx + 1
+            ),
+            remedy: RAISE,
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ pub(crate) use field::FieldPath;
 
 pub(crate) use layout::turns;
 use mixture::Mixture;
-pub(crate) use paths::is_data_file;
 pub use paths::{DataFile, DataPath, file_kind};
+pub(crate) use paths::{bare_name, is_data_file};
 use rayon::prelude::*;
 use receiver::Next;
 pub(crate) use receiver::RowPlace;
@@ -170,7 +170,7 @@ impl ProblemRows {
 
     /// Refuses a mixture with a source that has nothing to train on.
     fn check_mixture(&self, spec: &RowsSpec) -> Result<(), TaskError> {
-        match self.n_train_of_entry.iter().position(|&n| n == 0).filter(|_| self.mixture.is_some()) {
+        match self.empty_source() {
             Some(empty) => Err(TaskError::File {
                 path: spec.path.entries()[empty].clone(),
                 problem: "has a weight, and no problem to train on".into(),
@@ -179,6 +179,11 @@ impl ProblemRows {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The number of a source of the mixture that has nothing to train on.
+    pub(super) fn empty_source(&self) -> Option<usize> {
+        self.n_train_of_entry.iter().position(|&n| n == 0).filter(|_| self.mixture.is_some())
     }
 
     pub(super) fn n_train(&self) -> u64 {

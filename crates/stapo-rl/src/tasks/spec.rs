@@ -259,3 +259,31 @@ pub enum MissingAnswers {
 fn default_held_out_share() -> f64 {
     0.05
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_rows_with_one_of_the_values_of_every_field_are_problems() {
+        let only = [("split", vec!["train", "test"]), ("level", vec!["3"]), ("is_clean", vec!["true"])];
+        let only =
+            only.map(|(field, values)| (field.into(), values.iter().map(ToString::to_string).collect()));
+        let spec = RowsSpec { only: BTreeMap::from(only), ..RowsSpec::new("x.jsonl") };
+        let wants = |row: Json| spec.wants(row.as_object().unwrap());
+        assert!(wants(json!({"split": "test", "level": 3, "is_clean": true})));
+        assert!(wants(json!({"split": "train", "level": "3", "is_clean": true, "other": 1})));
+        assert!(!wants(json!({"split": "dev", "level": 3, "is_clean": true})));
+        assert!(!wants(json!({"split": "test", "level": 4, "is_clean": true})));
+        assert!(!wants(json!({"split": "test", "is_clean": true})), "a field that is absent");
+        assert!(RowsSpec::new("x.jsonl").wants(json!({}).as_object().unwrap()));
+    }
+
+    #[test]
+    fn a_file_has_the_kind_that_its_name_says() {
+        let kind = |path: &str| TaskSpec::of_file(RowsSpec::new(path)).kind();
+        let files = ["a.jsonl", "a.parquet", "a.csv", "a.jsonl.gz", "a"];
+        assert_eq!(files.map(kind), ["jsonl", "parquet", "file", "file", "jsonl"]);
+    }
+}

@@ -43,3 +43,17 @@ pub fn unseen(tokenizer: &Tokenizer, texts: &[Vec<&str>]) -> Result<Option<Unsee
     let n_texts = texts.iter().filter(|parts| is_cut(parts)).count();
     Ok(Some(Unseen { n_texts, first, characters: listed(&lost) }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_characters_are_listed_and_the_others_counted() {
+        let characters: Vec<char> = ('a'..='z').collect();
+        assert_eq!(listed(&characters[..2]), "'a', 'b'");
+        let ten = "'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j'";
+        assert_eq!(listed(&characters[..10]), ten);
+        assert_eq!(listed(&characters[..13]), format!("{ten} and 3 more"));
+    }
+}

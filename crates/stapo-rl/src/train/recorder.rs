@@ -116,3 +116,36 @@ fn file(part: &str, step: u64, records: &[impl Record]) -> Option<(String, Strin
     let name = format!("{part}/step-{step:06}.jsonl");
     (!records.is_empty()).then(|| (name, records.iter().map(Record::to_line).collect()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::metrics;
+
+    fn step(step: u64, tokens_total: Option<u64>, n_sampled: Option<usize>, equal: f64) -> Metrics {
+        let equal_rewards_share = Some(equal);
+        Metrics { tokens_total, n_sampled, equal_rewards_share, n_tokens: 1000, ..metrics(step, 0.5, 0.3) }
+    }
+
+    #[test]
+    fn a_recorder_goes_on_from_what_the_run_has_recorded() {
+        let fresh = Recorder::from_history(&[]);
+        assert_eq!((fresh.tokens_total, fresh.had_no_contrast, fresh.first.is_none()), (0, false, true));
+        let history = [step(1, Some(50), Some(50), 1.0), step(2, Some(120), Some(70), 0.5)];
+        let found = Recorder::from_history(&history);
+        assert_eq!((found.tokens_total, found.had_no_contrast), (120, true));
+        let steps = (found.first.unwrap().step, found.last.unwrap().step);
+        assert_eq!(steps, (1, 2), "drift is measured from the first step");
+        assert!(!Recorder::from_history(&history[1..]).had_no_contrast);
+        // An earlier program recorded no total, and before that no tokens of replaced groups.
+        let earlier = [step(1, None, Some(1500), 0.5), step(2, None, None, 0.5)];
+        assert_eq!(Recorder::from_history(&earlier).tokens_total, 2500);
+    }
+
+    #[test]
+    fn a_step_without_records_has_no_file() {
+        assert_eq!(file("benchmarks", 7, &[] as &[Metrics]), None);
+        let (name, text) = file("benchmarks", 7, &[step(1, None, None, 0.5)]).unwrap();
+        assert_eq!((name.as_str(), text.lines().count()), ("benchmarks/step-000007.jsonl", 1));
+    }
+}

@@ -95,3 +95,46 @@ impl Decision {
 fn unreadable_from(rank: usize) -> impl Fn(serde_json::Error) -> RankError {
     move |error| RankError { rank, problem: format!("sent a report that cannot be read: {error}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::Solo;
+
+    #[test]
+    fn what_was_exchanged_is_reported_under_its_name() {
+        let exchanged = Exchanged {
+            gradient_seconds: 1.0,
+            fold_seconds: 2.0,
+            waited_seconds: 3.0,
+            gradient_bytes: 4,
+            weight_seconds: 5.0,
+            weight_bytes: 6,
+        };
+        let found = serde_json::to_value(ExchangeReport::from(exchanged)).unwrap();
+        let expected = serde_json::json!({
+            "gradient_seconds": 1.0, "fold_seconds": 2.0, "waited_seconds": 3.0, "weight_seconds": 5.0,
+            "gradient_bytes": 4, "weight_bytes": 6
+        });
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn reports_and_decisions_arrive_as_they_were_sent() {
+        let report = StepReport {
+            rank: 0,
+            seconds: PhaseSeconds::default(),
+            idle_share: 0.25,
+            sent_bytes: 10,
+            exchanged: ExchangeReport::default(),
+            signal: Some(15),
+        };
+        assert_eq!(report.gather(&Solo).unwrap(), [report]);
+        let saved = Decision { saving: Some(Saving::State), outcome: Some(Outcome::TargetReached) };
+        for decision in [saved, Decision { saving: None, outcome: None }] {
+            assert_eq!(Decision::share(Some(decision), &Solo).unwrap(), decision);
+        }
+        let said = Decision::share(None, &Solo).unwrap_err().to_string();
+        assert!(said.contains("rank 0") && said.contains("cannot be read"), "{said}");
+    }
+}

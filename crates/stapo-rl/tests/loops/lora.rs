@@ -94,6 +94,16 @@ fn a_run_with_adapters_is_opened_exported_and_gone_on_with() {
         plan(&[&model, "model.lora.rank=5", &format!("model.lora.adapter={}", adapter.display())]);
     let rank = other_rank.pin_adapters().unwrap_err().to_string();
     assert!(rank.contains("model.lora.rank") && rank.contains('4'), "{rank}");
+    let of_run = ModelSource::named(&run.display().to_string()).find().unwrap();
+    let twice = LoadedModel::open_found(&of_run, Some(&adapter), &device(1)).err().unwrap().to_string();
+    assert!(twice.contains("has adapters already"), "{twice}");
+    let config = adapter.join("adapter_config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains("\"lora_dropout\": 0.0"), "{text}");
+    fs::write(&config, text.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.1")).unwrap();
+    let dropout = plan(&[&model, &format!("model.lora.adapter={}", adapter.display())]).pin_adapters();
+    let dropout = dropout.unwrap_err().to_string();
+    assert!(dropout.contains("lora_dropout 0.1"), "{dropout}");
 }
 
 #[test]

@@ -251,6 +251,9 @@ fn idle_patience_ends_a_run_in_which_every_group_has_equal_rewards() {
     assert_eq!(go_on(&path, &[]), (Outcome::NothingLearned, 2), "its patience is at an end already");
     assert_eq!(go_on(&path, &["evaluation.idle_patience=3"]), (Outcome::NothingLearned, 3));
     assert_eq!(go_on(&path, &["evaluation.idle_patience=4"]), (Outcome::Done, 4), "all steps are done");
+    let is_told = |text: &String| text.contains("every group has equal rewards");
+    let n_told = metrics(&path).iter().flat_map(|step| &step.warnings).filter(|text| is_told(text)).count();
+    assert_eq!(n_told, 1, "a run warns once, however often it goes on");
     assert_eq!(go_on(&path, &[]), (Outcome::Done, 4), "they still are");
 }
 

@@ -5,7 +5,7 @@ use crate::reward::code::{Asking, TestKind};
 use crate::reward::{AskJudge, CodeSpec, JudgeSpec, Judged, Programs, VerifierSpec};
 use crate::rollout::ModelJudge;
 use crate::run::hash_file;
-use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, first_row, is_data_file};
+use crate::tasks::{EnvironmentSpec, RowsSpec, Task, TaskSpec, bare_name, first_row, is_data_file};
 use stapo_core::Problem;
 use stapo_core::record::FileHash;
 use std::collections::{BTreeMap, HashSet};
@@ -77,7 +77,7 @@ impl Benchmark {
         let (spec, asking) = spec(name, data, style)?;
         let task = Task::open(&spec)?;
         let n_samples = KNOWN.iter().find(|known| known.name == name).map(|known| known.n_samples);
-        let name = stem(name);
+        let name = bare_name(name);
         let files = spec.rows().map(|rows| rows.path.files()).transpose()?.unwrap_or_default();
         if files.len() > 1 {
             return Err(Error::Benchmark {
@@ -244,12 +244,6 @@ fn generated(name: &str, template: Option<&str>, system: Option<&str>) -> TaskSp
     } else {
         TaskSpec::Arithmetic(crate::tasks::ArithmeticSpec { template, system, ..Default::default() })
     }
-}
-
-/// The name of a file without its ending, and without that of a compression.
-fn stem(file: &str) -> String {
-    let bare = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
-    Path::new(bare).file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The path `DATA/NAME.jsonl` or `DATA/NAME.parquet`, or the same in `DATA/benchmarks`.

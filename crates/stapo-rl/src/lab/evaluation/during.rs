@@ -136,3 +136,59 @@ fn all_samples(ranks: &dyn Transport, own: &[EvalRecord]) -> Result<Vec<EvalReco
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::config::Config;
+    use crate::testing::metrics;
+    use stapo_core::record::FileHash;
+
+    #[test]
+    fn the_benchmark_of_the_best_evaluation_is_one_that_is_evaluated() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in SIX {
+            let row = "{\"problem\": \"1+1=\", \"answer\": \"2\"}\n";
+            std::fs::write(folder.path().join(format!("{name}.jsonl")), row).unwrap();
+        }
+        let open = |best: &str| {
+            let data = format!("evaluation.benchmark_data={:?}", folder.path());
+            let set = ["evaluation.benchmarks=[\"all\"]", &data, &format!("evaluation.best={best}")];
+            let plan = Plan::resolve(Config::from_toml("", set).unwrap()).unwrap();
+            open_benchmarks(&plan, Programs::Never)
+        };
+        for best in ["held_out", "none", "minerva"] {
+            let names: Vec<String> =
+                open(best).unwrap().into_iter().map(|benchmark| benchmark.name).collect();
+            assert_eq!(names, SIX, "{best}");
+        }
+        let said = open("gsm8k").err().unwrap().to_string();
+        assert!(said.contains("gsm8k: named by evaluation.best"), "{said}");
+    }
+
+    #[test]
+    fn questions_are_compared_with_those_of_the_last_evaluation_on_them() {
+        let mut benchmark =
+            Benchmark::open("arithmetic", std::path::Path::new("nowhere"), QuestionStyle::default()).unwrap();
+        benchmark.input = Some(FileHash { name: "b".into(), n_bytes: 1, sha256: "b".into() });
+        let step = |step, sha256: Option<&str>| {
+            let mut metrics = metrics(step, 0.5, 0.3);
+            let score = BenchmarkScore {
+                accuracy: 0.5,
+                standard_error: None,
+                n_questions: 1,
+                n_samples: 1,
+                sha256: sha256.map(str::to_string),
+            };
+            metrics.benchmarks.insert("arithmetic".into(), score);
+            metrics
+        };
+        let said = |history: &[Metrics]| changed_questions(std::slice::from_ref(&benchmark), history);
+        let unevaluated = metrics(3, 0.5, 0.3);
+        assert!(said(&[]).is_empty() && said(std::slice::from_ref(&unevaluated)).is_empty());
+        assert!(said(&[step(1, Some("a")), step(2, Some("b")), unevaluated.clone()]).is_empty());
+        let expected = ["benchmark arithmetic: its questions changed after step 2"];
+        assert_eq!(said(&[step(1, Some("b")), step(2, Some("a")), unevaluated]), expected);
+        assert_eq!(said(&[step(2, None)]), expected, "questions that were generated");
+    }
+}

@@ -298,3 +298,29 @@ fn questions_of_one_side_alone_are_counted_and_left_out() {
     assert_eq!((compared.len(), compared[0].paired.n_questions, compared[0].n_unshared), (1, 2, 3));
     assert!(compare(&side(&["a", "b"]), &side(&["b", "c"])).unwrap().is_empty(), "one shared question");
 }
+
+/// The table of `docs/evaluation.md`, which has the questions and samples of the papers.
+#[test]
+fn known_benchmarks_have_the_questions_and_samples_of_the_documentation() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/evaluation.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let table = page.split("## Benchmarks").nth(1).unwrap().split("\n\n").next().unwrap();
+    let mut found = Vec::new();
+    for line in table.lines().filter(|line| line.starts_with("| `")) {
+        let columns: Vec<&str> = line.trim_matches('|').split('|').collect();
+        let names: Vec<&str> = columns[0].split('`').skip(1).step_by(2).collect();
+        let number = |text: &str| {
+            let digits: String = text.trim().chars().take_while(char::is_ascii_digit).collect();
+            digits.parse::<usize>().ok()
+        };
+        let questions = columns[1].split(',').map(number);
+        found.extend(names.into_iter().zip(questions).filter_map(|(name, n_questions)| {
+            Some((name.to_string(), n_questions?, number(columns[2]).unwrap()))
+        }));
+    }
+    let known: Vec<(String, usize, usize)> =
+        KNOWN.iter().map(|known| (known.name.to_string(), known.n_questions, known.n_samples)).collect();
+    assert_eq!(found, known);
+    assert_eq!(SIX.to_vec(), KNOWN[..6].iter().map(|known| known.name).collect::<Vec<_>>());
+    assert!(table.contains(&format!("its rows | {OTHER_SAMPLES} |")));
+}

@@ -264,3 +264,29 @@ fn costs_are_measured_to_the_accuracy_at_which_another_arm_ended() {
     let arms = [arm("older", &older, &canaries)];
     assert!(summarise(&arms, None, Some("older")).unwrap().arms[0].cost.is_none(), "without counts no costs");
 }
+
+/// A single step is noise, so a run without evaluations ends at the mean of its last tenth.
+#[test]
+fn a_training_accuracy_is_that_of_the_last_tenth_of_the_steps() {
+    let canaries = Config::default().canaries;
+    let run = |n_steps: u64| -> Vec<Metrics> {
+        let step = |step| {
+            let accuracy = step as f64 / 100.0;
+            Metrics { eval_accuracy: None, accuracy, ..metrics(step, 0.0, 0.3) }
+        };
+        (1..=n_steps).map(step).collect()
+    };
+    for (n_steps, expected) in [(1, 0.01), (10, 0.10), (11, 0.105), (30, 0.29)] {
+        let runs = [(0, run(n_steps))];
+        let summary = summarise(&[arm("a", &runs, &canaries)], None, None).unwrap();
+        let found = summary.arms[0].accuracy.value;
+        assert!((found - expected).abs() < 1e-12, "{n_steps} steps: {found}");
+    }
+    // One run without an evaluation, and all are compared by training.
+    let mut evaluated = run(10);
+    evaluated[9].eval_accuracy = Some(0.9);
+    let (with, without) = ([(0, evaluated)], [(0, run(10))]);
+    let measure = |arms: &[ArmRuns]| summarise(arms, None, None).unwrap().measure;
+    assert_eq!(measure(&[arm("a", &with, &canaries)]), Measure::HeldOut);
+    assert_eq!(measure(&[arm("a", &with, &canaries), arm("b", &without, &canaries)]), Measure::Training);
+}

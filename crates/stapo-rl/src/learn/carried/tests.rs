@@ -73,3 +73,26 @@ fn the_state_survives_a_checkpoint_to_the_bit_and_damage_is_named() {
     carried.write(&plain, &mut state);
     assert!(state.is_empty(), "a run without these settings keeps its state hash");
 }
+
+/// Only moments that the next step reads belong to the state of a run.
+#[test]
+fn moments_of_scores_are_carried_where_rewards_are_measured_against_the_run() {
+    let mut moments = ScoreMoments::default();
+    stapo_core::reward_model::rewards_of_scores(
+        &[vec![Some(1.0), Some(4.0)]],
+        Normalise::Running,
+        10.0,
+        &mut moments,
+    );
+    assert_ne!(moments, ScoreMoments::default());
+    for (normalise, is_carried) in [("running", true), ("group", false), ("none", false)] {
+        let verifier =
+            format!("task.verifier={{kind=\"reward-model\",model=\"m\",normalise=\"{normalise}\"}}");
+        let plan = Plan::resolve(crate::Config::from_toml("", [verifier.as_str()]).unwrap()).unwrap();
+        let mut state = LoopState::new();
+        Carried { scores: moments, ..Carried::default() }.write(&plan, &mut state);
+        let expected = if is_carried { moments } else { ScoreMoments::default() };
+        assert_eq!(Carried::read(&state).unwrap().scores, expected, "{normalise}");
+        assert_eq!(state.is_empty(), !is_carried, "{normalise}");
+    }
+}

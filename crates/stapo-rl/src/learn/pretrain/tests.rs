@@ -305,3 +305,77 @@ fn larger_base_models_differ_from_the_small_one_in_shape_and_rate_alone() {
         assert_eq!(as_base, base, "{name}");
     }
 }
+
+#[test]
+fn the_best_loss_is_the_lowest_and_the_first_of_equals() {
+    let evaluated = |step, eval_loss| PretrainMetrics {
+        schema: SCHEMA,
+        step,
+        loss: 1.0,
+        entropy_mean: 0.0,
+        n_tokens: 1,
+        n_scored: 1,
+        learning_rate: 0.0,
+        gradient_norm: 0.0,
+        eval_accuracy: None,
+        eval_loss,
+        tokens_per_second: 0.0,
+        preference: None,
+        reward_model: None,
+        state_sha256: None,
+        extra: Extra::new(),
+    };
+    let losses = [Some(0.5), None, Some(0.25), Some(0.75), Some(0.25)];
+    let mut best = None;
+    let steps = (1..).zip(losses).map(|(step, loss)| {
+        best = better(best.take(), &evaluated(step, loss));
+        best.as_ref().unwrap().step
+    });
+    assert_eq!(steps.collect::<Vec<_>>(), [1, 1, 3, 3, 3]);
+    assert!(better(None, &evaluated(1, None)).is_none());
+}
+
+#[test]
+fn what_excludes_learning_from_pairs_is_refused() {
+    let checked = |defaults: PretrainConfig, set: &[&str]| {
+        let raw = stapo_core::settings::RawConfig::new("", set.to_vec()).unwrap();
+        let config = PretrainConfig::with_defaults(&defaults, &raw).unwrap();
+        config.check().map_err(|error| error.to_string())
+    };
+    assert_eq!(checked(PretrainConfig::ranking(), &[]), Ok(()));
+    assert_eq!(checked(PretrainConfig::fine_tuning(), &["loss_on=everything"]), Ok(()));
+    for (set, expected) in [
+        ("loss_on=everything", "config.loss_on: everything, but responses are compared"),
+        ("reward_model.center_coefficient=-0.1", "config.reward_model.center_coefficient: -0.1, expected"),
+        ("preference={}", "config.preference: given together with reward_model"),
+        ("model={kind=\"fresh\"}", "config.model: a fresh model knows no text to rank"),
+    ] {
+        let said = checked(PretrainConfig::ranking(), &[set]).unwrap_err();
+        assert!(said.starts_with(expected), "{set}: {said}");
+    }
+}
+
+/// Of sources with the shares 1 and 3, a quarter of the examples are of the first.
+#[test]
+fn a_mixture_takes_each_source_by_its_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |name: &str, share: f64| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("{{\"text\": \"{}\"}}\n", if share > 1.0 { "2" } else { "1" }))
+            .unwrap();
+        format!("{{share={share:?},texts={{kind=\"jsonl\",path={path:?}}}}}")
+    };
+    let parts = format!("data={{kind=\"mixture\",parts=[{},{}]}}", part("a", 1.0), part("b", 3.0));
+    let raw = stapo_core::settings::RawConfig::new("", ["steps=1", parts.as_str()]).unwrap();
+    let config = PretrainConfig::with_defaults(&PretrainConfig::fine_tuning(), &raw).unwrap();
+    let pretrainer = Pretrainer::new(&config, Path::new("unused"), &device(), Programs::Never).unwrap();
+    let model = &pretrainer.learner.model;
+    let first = model.tokenizer().unwrap().encode("1").unwrap()[0];
+    let is_of_a =
+        |seed: u64, at: u64| pretrainer.texts.sequences(model, seed, at).unwrap()[0].tokens[0] == first;
+    let chosen = |seed: u64| (0..400).map(|at| is_of_a(seed, at)).collect::<Vec<_>>();
+    let n = chosen(7).iter().filter(|is| **is).count();
+    // The standard deviation is 8.7.
+    assert!((74..=126).contains(&n), "{n} of 400");
+    assert_ne!(chosen(7), chosen(8));
+}

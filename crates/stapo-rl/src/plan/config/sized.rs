@@ -139,6 +139,22 @@ mod tests {
             })
         };
         assert_eq!(rates("qwen3-0.6b"), [1e-6, 1e-5]);
+        // One layer of Qwen3-0.6B has 15.7 million parameters.
+        let known = ModelConfig::known("qwen3-0.6b").unwrap();
+        let cut = |n_layers: usize| {
+            let layers = vec![known.layers[0].clone(); n_layers];
+            ModelConfig { layers, vocabulary: 1000, ..known.clone() }
+        };
+        let rate = |n_layers: usize, has_adapters: bool| {
+            SizedDefaults::for_model(&cut(n_layers), DeviceName::Cpu, has_adapters).learning_rate
+        };
+        assert_eq!([0, 1, 12, 13].map(|n| rate(n, false)), [1e-4, 1e-5, 1e-5, 1e-6]);
+        assert_eq!([0, 1, 13].map(|n| rate(n, true)), [1e-3, 1e-4, 1e-5]);
+        for (n_layers, n_followed) in [(0, 0), (1, 3)] {
+            let raw = RawConfig::new(OWN, []).unwrap();
+            let config = Config::for_model(raw, |_| Some(cut(n_layers))).unwrap();
+            assert_eq!(config.followed.len(), n_followed, "{n_layers} layers");
+        }
         let short = ModelConfig { max_positions: 1000, ..ModelConfig::known("qwen3-0.6b").unwrap() };
         let sized = SizedDefaults::for_model(&short, "cuda".parse().unwrap(), false);
         assert_eq!((sized.max_prompt_tokens, sized.max_response_tokens), (500, 500));

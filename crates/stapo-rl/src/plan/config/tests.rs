@@ -1,4 +1,5 @@
 use super::*;
+use std::path::Path;
 
 mod overrides;
 mod schema;

@@ -88,4 +88,25 @@ mod tests {
             assert!(refusal(set).unwrap_or_default().contains("expected"), "{set}");
         }
     }
+
+    #[test]
+    fn what_does_not_draw_from_the_kept_tokens_is_refused_beside_them() {
+        let cases: [(&[&str], &str); 3] = [
+            (
+                &["task={kind=\"guess\"}", "environment={kind=\"guess\"}"],
+                "5 cannot be used with an environment",
+            ),
+            (&["rollout.source={kind=\"jsonl\",path=\"x\"}"], "5 has no effect on responses from"),
+            (
+                &["objective.distillation={kind=\"dasd\"}", "teacher={kind=\"solution\"}"],
+                "5 cannot be used with a teacher",
+            ),
+        ];
+        for (set, expected) in cases {
+            let with = [set, &["rollout.top_k=5"]].concat();
+            let said = Plan::resolve(Config::from_toml("", with).unwrap()).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("config.rollout.top_k: {expected}")), "{set:?}: {said}");
+            assert!(Plan::resolve(Config::from_toml("", set.to_vec()).unwrap()).is_ok(), "{set:?}");
+        }
+    }
 }

@@ -82,3 +82,42 @@ fn a_model_that_drafts_has_keys_and_values_for_32_sequences() {
     let model = plan.config.model.find().unwrap().shape().unwrap();
     assert_eq!(draft_kv_bytes(&plan, &model, 2), 32 * 100 * 512 * 2);
 }
+
+/// Qwen3-1.7B has 57,344 numbers of keys and values per token, 114,688 bytes on a GPU.
+#[test]
+fn keys_and_values_of_drafts_are_bounded_but_hold_two_sequences() {
+    let model = ModelConfig::known("qwen3-1.7b").unwrap();
+    let bytes = |prompt: usize, response: usize| {
+        let settings = [
+            format!("rollout.max_prompt_tokens={prompt}"),
+            format!("rollout.max_response_tokens={response}"),
+            "update.microbatch_tokens=16384".to_string(),
+        ];
+        let plan =
+            Plan::resolve(Config::from_toml("", settings.iter().map(String::as_str)).unwrap()).unwrap();
+        draft_kv_bytes(&plan, &model, 2)
+    };
+    assert_eq!(bytes(28, 40), 32 * 100 * 114_688);
+    assert_eq!(bytes(1000, 1000), 2 << 30);
+    assert_eq!(bytes(1024, 15_360), 2 * (1024 + 15_360 + 32) * 114_688);
+}
+
+#[test]
+fn only_models_that_are_there_besides_the_policy_are_counted() {
+    let roles = |settings: &[&str]| {
+        let settings = settings.iter().copied();
+        let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
+        frozen(&plan).unwrap().into_iter().map(|(role, _)| role).collect::<Vec<_>>()
+    };
+    let kl = "objective.kl={kind=\"k3\",beta=0.1}";
+    let dasd = "objective.distillation={kind=\"dasd\"}";
+    assert!(roles(&[]).is_empty());
+    assert_eq!(roles(&[kl]), ["reference"], "a copy of the model");
+    assert!(roles(&[kl, "model.lora.rank=4"]).is_empty(), "the model without its adapters");
+    assert_eq!(roles(&[kl, "model.lora.rank=4", "reference=builtin"]), ["reference"]);
+    assert_eq!(roles(&[dasd, "teacher=builtin"]), ["teacher"]);
+    assert!(roles(&[dasd, "teacher=solution"]).is_empty(), "the policy itself");
+    assert_eq!(roles(&["rollout.draft=builtin"]), ["draft"]);
+    let scorer = "task.verifier={kind=\"reward-model\",model=\"builtin\"}";
+    assert_eq!(roles(&[kl, scorer]), ["reference", "reward model"]);
+}

@@ -88,3 +88,48 @@ fn is_importable(file: &Path) -> bool {
     let ending = file.extension().unwrap_or_default();
     ["py", "pyc", "so", "pyd", "pyw", "dylib"].iter().any(|importable| ending == *importable)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(folder: &Path) -> io::Result<String> {
+        let mut all = Sha256::new();
+        update(&mut all, &[folder.to_owned()])?;
+        Ok(format!("{:x}", all.finalize()))
+    }
+
+    #[test]
+    fn what_python_would_import_is_in_the_hash_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        for inside in ["package/deeper", ".venv", "__pycache__"] {
+            fs::create_dir_all(at.join(inside)).unwrap();
+        }
+        let mut before = hash(at).unwrap();
+        let mut changes = |file: &str, text: &str| {
+            fs::write(at.join(file), text).unwrap();
+            let after = hash(at).unwrap();
+            std::mem::replace(&mut before, after.clone()) != after
+        };
+        for file in ["a.py", "a.so", "b.pyc", "package/c.py", "package/deeper/d.py"] {
+            assert!(changes(file, "1") && changes(file, "2"), "{file}");
+        }
+        for file in ["data.json", "a.py.txt", ".venv/a.py", "__pycache__/a.pyc"] {
+            assert!(!changes(file, "1"), "{file}");
+        }
+        fs::rename(at.join("a.py"), at.join("z.py")).unwrap();
+        assert_ne!(hash(at).unwrap(), before, "a module of another name");
+    }
+
+    #[test]
+    fn as_many_files_as_the_limit_may_be_beside_a_verifier() {
+        let folder = tempfile::tempdir().unwrap();
+        (0..MAX_FILES).for_each(|n| fs::write(folder.path().join(format!("m{n}.py")), "").unwrap());
+        assert!(hash(folder.path()).is_ok());
+        fs::write(folder.path().join("one_more.py"), "").unwrap();
+        let error = hash(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+        assert!(error.to_string().contains("more than 1000 files"), "{error}");
+    }
+}

@@ -103,3 +103,71 @@ pub(super) fn shortened(line: &[u8]) -> String {
     let rest = if text.chars().count() > MAX_CHARS || line.len() > 4 * MAX_CHARS { " ..." } else { "" };
     format!("{start:?}{rest}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(earlier_turns: Vec<Turn>) -> Problem {
+        let [id, prompt, reference] = ["p", "1+1=", "2"].map(String::from);
+        Problem { id, earlier_turns, prompt, reference }
+    }
+
+    #[test]
+    fn requests_are_numbered_and_say_how_many_follow() {
+        let (plain, asked) = (problem(Vec::new()), Turn { role: "user".into(), content: "hi".into() });
+        let talk = problem(vec![asked]);
+        let samples = [(&plain, "so 2"), (&talk, "3")];
+        let lines = |bytes: Vec<u8>| -> Vec<Value> {
+            String::from_utf8(bytes)
+                .unwrap()
+                .lines()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect()
+        };
+        let found = lines(requests(&samples, 40));
+        let expected = r#"{"sample": 40, "id": "p", "prompt": "1+1=", "response": "so 2", "reference": "2"}"#;
+        assert_eq!(found[0], serde_json::from_str::<Value>(expected).unwrap());
+        assert_eq!(
+            (&found[1]["sample"], &found[1]["earlier_turns"][0]["content"]),
+            (&41.into(), &"hi".into())
+        );
+        let row = Map::from_iter([("difficulty".to_string(), Value::from(3))]);
+        let with_rows = lines(requests_with_rows(&samples, 7, &|id| (id == "p").then_some(&row)));
+        let numbers = |key: &str| with_rows.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+        assert_eq!(numbers("n_to_come"), [1, 0]);
+        assert_eq!(numbers("sample"), [7, 8]);
+        assert_eq!(with_rows[0]["row"]["difficulty"], 3);
+    }
+
+    #[test]
+    fn a_reply_is_a_verdict_or_a_reward_of_the_sample_that_was_asked_about() {
+        let read = |line: &str| read_reply(line.as_bytes(), "p", 5);
+        for (line, verdict, reward) in [
+            (r#"{"verdict": "right"}"#, Verdict::Right, None),
+            (r#"{"reward": 0.5, "sample": 5, "id": "p"}"#, Verdict::Right, Some(0.5)),
+            (r#"{"reward": 0.0}"#, Verdict::Wrong, Some(0.0)),
+            (r#"{"reward": -1}"#, Verdict::Wrong, Some(-1.0)),
+            (r#"{"reward": 1, "verdict": "no_answer"}"#, Verdict::NoAnswer, Some(1.0)),
+        ] {
+            let judged = read(line).unwrap();
+            assert_eq!((judged.verdict, judged.reward), (verdict, reward), "{line}");
+        }
+        for (line, problem) in [
+            (r#"{"verdict": "right", "sample": 6}"#, "answered sample 6 where 5 was next"),
+            (r#"{"verdict": "right", "id": "q"}"#, "answered for \"q\""),
+            (r#"{"reason": "so"}"#, "gave neither verdict nor reward"),
+            (r#"{"verdict": "right", "score": 1}"#, "unknown field `score`"),
+            ("right", "wrote \"right\""),
+        ] {
+            let said = read(line).unwrap_err();
+            assert!(said.contains(problem), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn long_lines_are_shown_by_their_beginning() {
+        assert_eq!(shortened(&[b'x'; 120]), format!("{:?}", "x".repeat(120)));
+        assert_eq!(shortened(&[b'x'; 121]), format!("{:?} ...", "x".repeat(120)));
+    }
+}

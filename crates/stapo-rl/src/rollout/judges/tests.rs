@@ -236,3 +236,27 @@ fn a_judge_whose_weights_the_host_keeps_has_the_same_verdicts_in_every_turn() {
         }
     }
 }
+
+/// The margin decides above zero; log-probs that are no numbers decide nothing.
+#[test]
+fn a_margin_of_nothing_is_wrong_and_one_that_is_no_number_is_unparsable() {
+    let judge = ModelJudge::open(&spec(), &device()).unwrap();
+    for (logp, verdict, margin) in [
+        ([-1.0, -2.0], Verdict::Right, Some(1.0)),
+        ([-2.0, -1.0], Verdict::Wrong, Some(-1.0)),
+        ([-1.0, -1.0], Verdict::Wrong, Some(0.0)),
+        ([f32::NAN, -1.0], Verdict::Unparsable, None),
+        ([-1.0, f32::NEG_INFINITY], Verdict::Right, None),
+    ] {
+        let answer = judge.by_margin(&logp);
+        assert_eq!((answer.verdict, answer.margin), (verdict, margin), "{logp:?}");
+    }
+    // A prompt of as many tokens as the limit is judged.
+    let problem = problem("p", "1+1=", "2");
+    let question = JudgeQuestion { problem: &problem, response: "2", row: None };
+    let n_tokens = judge.prompt(&question).unwrap().len();
+    for (max_prompt_tokens, is_judged) in [(n_tokens, true), (n_tokens - 1, false)] {
+        let judge = ModelJudge::open(&JudgeSpec { max_prompt_tokens, ..spec() }, &device()).unwrap();
+        assert_eq!(judge.ask(&[question]).unwrap()[0].margin.is_some(), is_judged, "{max_prompt_tokens}");
+    }
+}

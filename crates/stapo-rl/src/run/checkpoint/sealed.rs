@@ -100,3 +100,69 @@ impl Sealed {
         sha256_hex(serde_json::to_string(&unsealed).expect("numbers and strings are JSON").as_bytes())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sealed file of a schema, as a program of that schema writes it.
+    fn written(folder: &Path, schema: u32, change: impl Fn(&mut Value)) -> Result<Sealed> {
+        let counters = Counters { step: 7, position: 30, n_updates: 14 };
+        let (state_sha256, state_hash) = (String::new(), "ab".to_string());
+        let (metrics, plan_sha256, seal) = (None, "cd".to_string(), String::new());
+        let (loop_state, identity) = (LoopState::new(), Identity::default());
+        let (records, files) = (Vec::new(), Vec::new());
+        let sealed = Sealed {
+            schema,
+            counters,
+            state_sha256,
+            loop_state,
+            state_hash,
+            metrics,
+            plan_sha256,
+            identity,
+            records,
+            files,
+            seal,
+        };
+        let mut value: Value = serde_json::from_str(&sealed.to_text()).unwrap();
+        change(&mut value);
+        fs::write(folder.join(SEALED), value.to_string()).unwrap();
+        Sealed::read(folder)
+    }
+
+    #[test]
+    fn a_seal_fits_what_was_written_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        assert_eq!(written(at, SCHEMA, |_| ()).unwrap().counters.position, 30);
+        let said = |schema, change: fn(&mut Value)| written(at, schema, change).err().unwrap().to_string();
+        let newer = said(SCHEMA + 1, |_| ());
+        assert!(newer.contains("schema 5 is newer than this program's 4"), "{newer}");
+        let changes: [fn(&mut Value); 6] = [
+            |v| v["counters"]["step"] = 8.into(),
+            |v| v["counters"]["position"] = 31.into(),
+            |v| v["counters"]["n_updates"] = 15.into(),
+            |v| v["loop_state"]["controls"] = "x".into(),
+            |v| v["state_hash"] = "ba".into(),
+            |v| v["plan_sha256"] = "dc".into(),
+        ];
+        for (idx, change) in changes.into_iter().enumerate() {
+            let damaged = said(SCHEMA, change);
+            assert!(damaged.contains("its seal does not fit"), "change {idx}: {damaged}");
+        }
+        // The first schema seals its counters and the state in another way.
+        assert!(written(at, 1, |_| ()).is_ok());
+        assert!(said(1, |v| v["counters"]["n_updates"] = 15.into()).contains("its seal does not fit"));
+    }
+
+    #[test]
+    fn the_hash_of_a_state_is_that_of_the_checkpoint_and_of_its_line_of_metrics() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sealed = written(folder.path(), SCHEMA, |_| ()).unwrap();
+        sealed.metrics = Some(r#"{"step": 7, "state_sha256": "ef"}"#.to_string());
+        assert_eq!(sealed.recorded_states(), ["ab", "ef"]);
+        sealed.state_hash = String::new();
+        assert_eq!(sealed.recorded_states(), ["ef"]);
+    }
+}

@@ -65,3 +65,31 @@ fn the_number_of_a_device_is_free_and_its_kind_is_not() {
     assert_eq!(differing("\"cuda\"", "\"cuda:1\""), Freedom::Free);
     assert_eq!(differing("\"cpu\"", "\"cuda\""), Freedom::Identity);
 }
+
+/// The content of a file is identity wherever it lies, and so are keys that only sound like a place.
+#[test]
+fn the_place_of_every_file_of_a_run_may_change_and_what_it_holds_may_not() {
+    for key in [
+        "model.path",
+        "reference.path",
+        "teacher.path",
+        "task.path",
+        "data.path",
+        "data.parts.0.texts.path",
+        "rollout.source.path",
+        "model.lora.adapter",
+    ] {
+        assert_eq!(Freedom::of_key(key), Freedom::Recorded, "{key}");
+    }
+    for key in
+        ["model.kind", "reference.kind", "rollout.source.behavior", "update.path", "task.verifier.file"]
+    {
+        assert_eq!(Freedom::of_key(key), Freedom::Identity, "{key}");
+    }
+    for key in ["task.verifier.keep", "rewards.1.verifier.keep", "episode.workers", "rollout.draft"] {
+        assert_eq!(Freedom::of_key(key), Freedom::Free, "{key}");
+    }
+    for key in ["episode.max_turns", "rollout.temperature", "rewards.1.weight", "update.schedule.kind"] {
+        assert_eq!(Freedom::of_key(key), Freedom::Identity, "{key}");
+    }
+}

@@ -218,3 +218,73 @@ impl ProgramSpec {
         CommandSpec { program, args, limits }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> EnvironmentSpec {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn observations_have_the_role_that_the_format_of_calls_is_trained_with() {
+        let role = |format: &str| {
+            let spec = read(&format!("kind = \"tools\"\ntools = [{{kind = \"calculator\"}}]\n{format}"));
+            spec.observation_role().to_string()
+        };
+        for (format, expected) in [
+            ("", "tool"),
+            ("format = \"hermes\"", "tool"),
+            ("format = \"llama3\"", "ipython"),
+            ("format = \"python_block\"", "user"),
+            ("format = \"plain\"", "user"),
+            ("format = \"plain\"\nrole = \"function\"", "function"),
+        ] {
+            assert_eq!(role(format), expected, "{format}");
+        }
+        assert_eq!(read("kind = \"guess\"").observation_role(), "user");
+    }
+
+    /// The slowest tool says how long an answer may take, and the one of the fewest processes how many come at once.
+    #[test]
+    fn tools_answer_as_slowly_as_the_slowest_and_as_few_at_once_as_the_fewest() {
+        let program = |name: &str, workers: usize, seconds: f64| {
+            format!(
+                "{{kind = \"command\", name = \"{name}\", description = \"d\", program = \"p\", workers = {workers}, sample_seconds = {seconds:?}}}"
+            )
+        };
+        let tools = |tools: &[String]| read(&format!("kind = \"tools\"\ntools = [{}]", tools.join(", ")));
+        let calculator = "{kind = \"calculator\"}".to_string();
+        let alone = tools(std::slice::from_ref(&calculator));
+        assert_eq!((alone.answer_limit(), alone.answers_at_once()), (0.0, None));
+        let several = tools(&[program("a", 8, 2.5), calculator, program("b", 3, 0.5)]);
+        assert_eq!((several.answer_limit(), several.answers_at_once()), (2.5, Some(3)));
+        let named: Vec<String> = several.programs().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(named, ["tool 1", "tool 3"]);
+        let class = read("kind = \"python\"\nfile = \"e.py\"\nworkers = 7\nsample_seconds = 4.0");
+        assert_eq!((class.answer_limit(), class.answers_at_once()), (4.0, Some(7)));
+        let served = read("kind = \"command\"\nprogram = \"p\"");
+        assert_eq!((served.answer_limit(), served.answers_at_once()), (30.0, Some(4)));
+        assert_eq!(read("kind = \"guess\"").answers_at_once(), None);
+        let reads = |spec: &EnvironmentSpec| (spec.judges(), spec.reads_rows(), spec.programs().len());
+        assert_eq!([&class, &served].map(reads), [(true, true, 1); 2]);
+        assert_eq!(reads(&several), (false, false, 2));
+        assert_eq!(reads(&read("kind = \"guess\"")), (true, false, 0));
+    }
+
+    #[test]
+    fn tools_of_a_command_line_are_names_or_a_table() {
+        let tools = |text: &str| match EnvironmentSpec::of_tools(text).unwrap() {
+            Some(EnvironmentSpec::Tools(spec)) => spec.tools,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(EnvironmentSpec::of_tools("none"), Ok(None));
+        let both = tools("calculator, search:facts.txt");
+        assert_eq!(both[0], ToolSpec::Calculator);
+        let ToolSpec::Search(search) = &both[1] else { panic!("{both:?}") };
+        assert_eq!((search.path.to_str(), search.results), (Some("facts.txt"), 3));
+        assert_eq!(tools("{kind = \"tools\", tools = [{kind = \"finish\"}]}"), [ToolSpec::Finish]);
+        assert!(EnvironmentSpec::of_tools("abacus").is_err());
+    }
+}

@@ -191,8 +191,13 @@ fn generated_problems_with_long_prompts_are_skipped_as_they_are_drawn() {
     assert_eq!(rolled.batch.groups.len(), 8);
     assert!(rolled.batch.groups.iter().all(|group| group.problem.prompt.len() <= 8));
     assert!(rolled.n_drawn > 8, "{} drawn", rolled.n_drawn);
-    let limited =
-        ["rollout.max_prompt_tokens=1", "rollout.long_prompts=drop", "rollout.max_response_tokens=4"];
+    // Held-out problems are known before the run, which is refused where all of them are too long.
+    let limited = [
+        "rollout.max_prompt_tokens=1",
+        "rollout.long_prompts=drop",
+        "rollout.max_response_tokens=4",
+        "task.held_out_share=0",
+    ];
     let plan = Plan::resolve(Config::from_toml("", [&settings[..], &limited].concat()).unwrap()).unwrap();
     let mut trainer = Trainer::new(&plan, &device(), Programs::Never).unwrap();
     let said = trainer.roll_out(&plan).err().unwrap().to_string();
@@ -260,4 +265,32 @@ fn what_stands_between_turns_is_the_observation_and_no_token_of_the_turns() {
     let hostile = [Turn { role: "user".into(), content: "1<|end|>2".into() }];
     let given = prompting.continuation(&opening, &hostile, Some(end)).unwrap();
     assert!(!given.contains(&end), "{given:?}");
+}
+
+/// A mixture draws from each of its sources, so each of them needs a problem.
+#[test]
+fn a_source_of_a_mixture_whose_prompts_are_all_too_long_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = |name: &str, n_tokens: usize| {
+        let path = folder.path().join(name);
+        let row = |n: usize| format!("{{\"problem\": \"{n:0>n_tokens$}\", \"answer\": 1}}\n");
+        std::fs::write(&path, (0..20).map(row).collect::<String>()).unwrap();
+        path
+    };
+    let (short, long) = (source("short.jsonl", 8), source("long.jsonl", 12));
+    let fitted = |limit: usize| {
+        let task = format!(
+            "task={{kind=\"file\",path=[{short:?},{long:?}],weights=[3.0,1.0],template=\"{{{{ problem }}}}\"}}"
+        );
+        let limit = format!("rollout.max_prompt_tokens={limit}");
+        let set = [task.as_str(), &limit, "rollout.long_prompts=drop"];
+        let plan = Plan::resolve(Config::from_toml("", set).unwrap()).unwrap();
+        let mut task = Task::open_with(&plan.task, Programs::Never).unwrap();
+        let model = PromptModel::open(&plan.config.model).unwrap();
+        let prompting = model.prompting(&plan.style).unwrap();
+        fit_prompts(&plan, &prompting, &mut task)
+    };
+    assert_eq!(fitted(12).unwrap(), [""; 0]);
+    let said = fitted(11).unwrap_err().to_string();
+    assert!(said.contains("11 is below every training prompt of entry 2 of task.path"), "{said}");
 }

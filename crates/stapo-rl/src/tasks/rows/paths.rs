@@ -24,6 +24,12 @@ pub(crate) fn is_data_file(name: &str) -> bool {
     ends.iter().any(|end| name.to_ascii_lowercase().ends_with(end))
 }
 
+/// The name of a file without its ending, and without that of a compression.
+pub(crate) fn bare_name(file: &str) -> String {
+    let bare = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    Path::new(bare).file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// A file, a pattern such as `data/*.parquet`, or a list of these.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataPath(Vec<PathBuf>);

@@ -63,11 +63,20 @@ fn a_problem_is_a_function_of_seed_and_position() {
 fn first_problems_stay_what_they_are() {
     let ids =
         |task: &Task| train(task, 0, 4).into_iter().map(|problem| problem.id).collect::<Vec<_>>().join(" ");
-    assert_eq!(ids(&arithmetic(3)), FIRST_ARITHMETIC);
+    for (level, first) in (1..).zip(FIRST_OF_LEVELS) {
+        assert_eq!(ids(&arithmetic(level)), first, "level {level}");
+    }
     assert_eq!(ids(&countdown()), FIRST_COUNTDOWN);
 }
 
-const FIRST_ARITHMETIC: &str = "(1+2-7)*3 3+3*3+1 5*1-5+2 4-(3+8+4)";
+const FIRST_OF_LEVELS: [&str; 6] = [
+    "6+9 3+3 5-1 4-3",
+    "6+9+8 3+3*3 5*1-5 2*7-6",
+    "(1+2-7)*3 3+3*3+1 5*1-5+2 4-(3+8+4)",
+    "12-(19+17+9) 5+7*5-2*19 9+9-15+15/15 5*(16-12-18)/1",
+    "5-(30*16*2-33) 1*30-31-21+38*22 23-46+38+34+15*26 11*(39-29-43/1)+31",
+    "9-59*(31*3-65-91) 21*53+68-40*28-45-60 29*(34-22+16-46+21) 21*(77-57-85/1)+61+21",
+];
 const FIRST_COUNTDOWN: &str = "5,14,5,17:3 4,18,16,7:74 1,16,15,4:35 3,5,3,17:23";
 
 #[test]

@@ -235,3 +235,11 @@ fn search_ranks_by_words_and_breaks_ties_by_the_order_of_the_file() {
     };
     assert!(error.to_string().contains("holds no text"), "{error}");
 }
+
+#[test]
+fn two_tools_of_one_name_are_refused() {
+    let open = |tools: &[ToolSpec]| ToolSet::from_spec(tools, Programs::Never).map(|_| ());
+    assert!(open(&[ToolSpec::Calculator, ToolSpec::Finish]).is_ok());
+    let said = open(&[ToolSpec::Calculator, ToolSpec::Finish, ToolSpec::Calculator]).unwrap_err().to_string();
+    assert!(said.contains("two tools are called \"calculator\""), "{said}");
+}

@@ -123,3 +123,80 @@ fn settings_of_other_programs_are_answered_with_keys_that_exist() {
         }
     }
 }
+
+#[test]
+fn settings_that_exclude_each_other_are_refused() {
+    let judge = "task.verifier={kind=\"judge\",model=\"m\"}";
+    let judges = "rewards=[{name=\"a\",verifier={kind=\"judge\",model=\"m\"}},{name=\"b\",verifier={kind=\"judge\",model=\"n\"}}]";
+    let source = "rollout.source={kind=\"jsonl\",path=\"x\"}";
+    let game = ["task={kind=\"guess\"}", "environment={kind=\"guess\"}"];
+    let cases: [(&[&str], &str); 9] = [
+        (&["device=cuda", "update.sum=tokens"], "config.update.sum: tokens is for the CPU"),
+        (
+            &["device=cuda", "model.lora.rank=4", "update.states=8bit"],
+            "config.update.states: 8bit would round",
+        ),
+        (&[source, "rollout.draft=builtin"], "config.rollout.draft: builtin has nothing to draft"),
+        (&["evaluation.benchmark_samples=2"], "config.evaluation.benchmark_samples: given: has no effect"),
+        (
+            &["evaluation.benchmark_template=\"{{problem}}\""],
+            "config.evaluation.benchmark_template: given: has no effect",
+        ),
+        (&[judges], "config.rewards.verifier: several judges or reward models"),
+        (&[game[0], game[1], judge], "config.environment: given together with a judge"),
+        (&[game[0], game[1], source], "config.rollout.source: given: has no meaning for episodes"),
+        (
+            &["evaluation.benchmarks=[\"gsm8k\"]", "evaluation.best=math"],
+            "config.evaluation.best: math is neither",
+        ),
+    ];
+    for (set, expected) in cases {
+        let said = complaint("", set);
+        assert!(said.starts_with(expected), "{set:?}: {said}");
+    }
+}
+
+/// The value at a limit is taken, the next one is refused.
+#[test]
+fn numbers_of_updates_and_records_have_limits() {
+    for (taken, refused) in [
+        ("update.weight_decay=0", "update.weight_decay=-0.1"),
+        ("update.beta1=0", "update.beta1=1"),
+        ("update.beta2=0", "update.beta2=1"),
+        ("update.epsilon=1e-300", "update.epsilon=0"),
+        ("update.max_gradient_norm=1e-300", "update.max_gradient_norm=0"),
+        ("record.checkpoint_every_steps=1", "record.checkpoint_every_steps=0"),
+        ("record.keep_checkpoints=1", "record.keep_checkpoints=0"),
+        ("record.responses_every_steps=1", "record.responses_every_steps=0"),
+        ("rollout.lengths={mean=0.5,sigma=0.0}", "rollout.lengths={mean=0.0,sigma=0.0}"),
+        ("rollout.lengths={mean=5.0,sigma=0.0}", "rollout.lengths={mean=5.0,sigma=-0.1}"),
+        ("rollout.group_size=65536", "rollout.group_size=65537"),
+        ("rollout.kv_mib=1", "rollout.kv_mib=0"),
+        ("evaluation.samples=1", "evaluation.samples=0"),
+        ("evaluation.problems=1", "evaluation.problems=0"),
+        ("canaries.entropy_explosion_factor=1", "canaries.entropy_explosion_factor=0.99"),
+    ] {
+        assert!(Plan::resolve(Config::from_toml("", [taken]).unwrap()).is_ok(), "{taken}");
+        let key = refused.split('=').next().unwrap();
+        let said = complaint("", &[refused]);
+        assert!(said.starts_with(&format!("config.{key}")), "{refused}: {said}");
+    }
+}
+
+/// Records have a benchmark of a file by this name, and so `evaluation.best` has.
+#[test]
+fn the_best_evaluation_may_be_that_of_a_compressed_file() {
+    for (file, name) in [
+        ("own.jsonl", "own"),
+        ("data/own.jsonl.gz", "own"),
+        ("data/own.v2.csv.zst", "own.v2"),
+        ("gsm8k", "gsm8k"),
+    ] {
+        let config = |best: &str| {
+            let set = [format!("evaluation.benchmarks=[{file:?}]"), format!("evaluation.best={best:?}")];
+            Config::from_toml("", set.iter().map(String::as_str)).and_then(Plan::resolve)
+        };
+        assert!(config(name).is_ok(), "{file}");
+        assert!(config("own.jsonl").is_err(), "{file}");
+    }
+}
