@@ -190,8 +190,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str| std::fs::write(folder.path().join(name), name).unwrap();
         let weights = ["model-2.safetensors", "model-1.safetensors", "model.safetensors.index.json"];
-        let beside = MODEL_FILES.iter().map(|(file, _)| *file);
-        for name in weights.into_iter().chain(beside).chain(["README.md", "optimizer.pt"]) {
+        let next_to_them = MODEL_FILES.iter().map(|(file, _)| *file);
+        for name in weights.into_iter().chain(next_to_them).chain(["README.md", "optimizer.pt"]) {
             write(name);
         }
         let found = of_model(folder.path()).unwrap();
