@@ -73,7 +73,7 @@ FORMS = [
 def mutants(crate):
     """All mutants as (path, line number, mutated line)."""
     for path in sorted((ROOT / f"crates/stapo-{crate}/src").rglob("*.rs")):
-        if {"tests", "cuda", "testing"} & {part.removesuffix(".rs") for part in path.parts}:
+        if {"tests", "cuda", "nccl", "pinned", "testing"} & {part.removesuffix(".rs") for part in path.parts}:
             continue
         text = path.read_text()
         tests = re.search(r"#\[cfg\((all\()?test\b", text)
@@ -157,12 +157,12 @@ class Sample:
             path.write_text(text)
 
 
-def drop_uncompiled(samples):
+def drop_uncompiled(samples, packages):
     """Drops mutants whose line does not compile, until all do."""
     while True:
         for sample in samples:
             sample.write()
-        command = ["cargo", "check", "--workspace", "--lib", "--bins", "--message-format", "short"]
+        command = ["cargo", "check", *packages, "--lib", "--bins", "--message-format", "short"]
         checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if checked.returncode == 0:
             return
@@ -181,9 +181,9 @@ def drop_uncompiled(samples):
             raise SystemExit(checked.stderr)
 
 
-def test_programs():
-    """The test executables of the workspace, each with the folder that its tests run in."""
-    command = ["cargo", "test", "--workspace", "--lib", "--bins", "--tests", "--no-run", "--message-format", "json"]
+def test_programs(packages):
+    """The test executables of the packages, each with the folder that its tests run in."""
+    command = ["cargo", "test", *packages, "--lib", "--bins", "--tests", "--no-run", "--message-format", "json"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if built.returncode:
         raise SystemExit(built.stderr)
@@ -205,10 +205,10 @@ def run_test(test, environment, limit):
     return ended.returncode == 0, time.monotonic() - began
 
 
-def reached_by_tests(jobs):
+def reached_by_tests(jobs, packages):
     """The tests that reach each mutant, the quickest first, with their seconds."""
     tests = []
-    for program, folder in test_programs():
+    for program, folder in test_programs(packages):
         listed = subprocess.run([program, "--list", "--format", "terse"], cwd=folder, capture_output=True, text=True)
         names = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
         tests += [(program, folder, name) for name in names if not PASSED_OVER.search(name)]
@@ -249,6 +249,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begins no mutant after this time")
     parser.add_argument("--each", type=float, default=900.0, help="begins no test of a mutant after this time: it stays open")
+    parser.add_argument("--own", action="store_true", help="tries the tests of the sampled crates alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants that are tried at the same time")
     args = parser.parse_args()
     began, results = time.monotonic(), {}
@@ -257,9 +258,10 @@ def main():
         crate, n = sample.split(":")
         # Some lines do not compile, and some mutants are reached by no test that runs here.
         samples.append(Sample(crate, int(n) * 3 // 2, args.seed, 10_000 * idx))
+    packages = [f"--package=stapo-{sample.crate}" for sample in samples] if args.own else ["--workspace"]
     try:
-        drop_uncompiled(samples)
-        tests = reached_by_tests(args.jobs)
+        drop_uncompiled(samples, packages)
+        tests = reached_by_tests(args.jobs, packages)
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             for sample, asked in zip(samples, args.samples):
                 numbers = list(sample.lines)[: int(asked.split(":")[1])]

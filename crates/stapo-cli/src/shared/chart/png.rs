@@ -98,9 +98,7 @@ impl Sheet {
                     }
                 }
                 Mark::Area { points, ink, opacity } => {
-                    let mut builder = polygon(points);
-                    builder.close();
-                    self.fill(builder, *ink, *opacity);
+                    self.fill(polygon(points), *ink, *opacity);
                 }
                 Mark::Dot { at, radius, ink, opacity, .. } => {
                     let mut builder = PathBuilder::new();

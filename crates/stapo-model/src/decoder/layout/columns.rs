@@ -83,3 +83,50 @@ impl LayerColumns {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_that_share_memory_have_the_wider_of_every_column() {
+        let from = |at: usize| LayerColumns {
+            attention_normed: at,
+            raw_qkv: at + 1,
+            qkv: at + 2,
+            d_qkv: at + 3,
+            d_raw_qkv: at + 4,
+            normed_heads: at + 5,
+            query: at + 6,
+            attended: at + 7,
+            heads: at + 8,
+            keys: at + 9,
+            ffn_normed: at + 10,
+            ffn: at + 11,
+            activated: at + 12,
+            result: at + 13,
+            behind_d_qkv: at + 14,
+            behind_d_gate_up: at + 15,
+        };
+        let shared = |columns: LayerColumns| {
+            let LayerColumns { attention_normed, raw_qkv, qkv, normed_heads, attended, heads, .. } = columns;
+            let LayerColumns { ffn_normed, ffn, activated, result, .. } = columns;
+            [
+                attention_normed,
+                raw_qkv,
+                qkv,
+                normed_heads,
+                attended,
+                heads,
+                ffn_normed,
+                ffn,
+                activated,
+                result,
+            ]
+        };
+        let (narrow, wide) = (from(1), from(100));
+        assert_eq!(shared(narrow.widest(wide)), shared(wide));
+        assert_eq!(shared(wide.widest(narrow)), shared(wide));
+        assert_eq!(narrow.widest(wide).d_qkv, narrow.d_qkv, "gradients are those of the layer itself");
+    }
+}

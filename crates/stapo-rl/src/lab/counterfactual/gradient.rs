@@ -195,3 +195,40 @@ mod tests {
         assert_eq!(summary.answers_by_kept.unwrap().n_questions, 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: |kept|^2 = 5, |silenced|^2 = 25, their product 3.
+    #[test]
+    fn parts_are_compared_with_the_whole_and_with_the_rise_of_right_answers() {
+        let parts = GradientParts {
+            kept: vec![1.0, 2.0, 0.0],
+            silenced: vec![3.0, 0.0, 4.0],
+            n_tokens: 7,
+            n_silenced: 2,
+            scale: 0.5,
+        };
+        let found = effect(4, &parts, Some(&[1.0, 1.0, 1.0]), 6, 0.1);
+        let expected = GradientEffect {
+            step: 4,
+            n_tokens: 7,
+            n_silenced: 2,
+            silenced_share: 25.0 / 36.0,
+            cosine_with_kept: Some(3.0 / 125f64.sqrt()),
+            n_answers: 6,
+            answers_by_silenced: Some(0.1 * 0.5 * 7.0),
+            answers_by_kept: Some(0.1 * 0.5 * 3.0),
+            answers_cosine_silenced: Some(7.0 / 75f64.sqrt()),
+            answers_cosine_kept: Some(3.0 / 15f64.sqrt()),
+        };
+        assert_eq!(found, expected);
+        let none = GradientParts { kept: vec![0.0; 3], silenced: vec![0.0; 3], ..parts };
+        let nothing = effect(4, &none, None, 0, 0.1);
+        assert_eq!(
+            (nothing.silenced_share, nothing.cosine_with_kept, nothing.answers_by_kept),
+            (0.0, None, None)
+        );
+    }
+}

@@ -288,3 +288,26 @@ fn kind(value: &Value) -> &'static str {
         Value::Object(_) => "an object",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_field_that_is_no_text_is_refused_by_its_kind() {
+        let path = FieldPath::parse("problem").unwrap();
+        let said = |value: Value| text_at(&path, "problem", &json!({"problem": value})).unwrap_err().0;
+        for (value, kind) in
+            [(json!(true), "a truth value"), (json!([1]), "a list"), (json!({}), "an object")]
+        {
+            assert_eq!(
+                said(value),
+                format!("problem field \"problem\": expected text or a number, found {kind}")
+            );
+        }
+        assert_eq!(said(Value::Null), "problem field \"problem\": empty");
+        assert_eq!(said(json!("  ")), "problem field \"problem\": empty");
+        assert_eq!(text_at(&path, "problem", &json!({"problem": 12})).unwrap(), "12");
+    }
+}

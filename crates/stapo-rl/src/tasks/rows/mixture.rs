@@ -57,3 +57,18 @@ impl Mixture {
         unreachable!("the shares of a block have its length as their sum")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_remainders_are_rounded_up() {
+        let shares = |weights: &[f64]| Mixture::new(weights, weights.len()).unwrap().n_of_source;
+        assert_eq!(shares(&[1.2, 1.7, 997.1]), [1, 2, 997]);
+        assert_eq!(shares(&[1.0, 1.0, 1.0]), [334, 333, 333]);
+        assert_eq!(shares(&[3.0, 1.0]), [750, 250]);
+        let small = Mixture::new(&[0.4, 999.6], 2).unwrap_err().to_string();
+        assert!(small.contains("0.4 is less than a thousandth"), "{small}");
+    }
+}
