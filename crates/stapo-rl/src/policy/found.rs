@@ -152,6 +152,7 @@ impl FoundModel {
     }
 
     /// The model for sequences of that many tokens, or of its run's where those are longer.
+    #[must_use]
     pub fn for_sequences_of(self, longest: usize) -> Self {
         Self { longest: self.longest.max(Some(longest)), ..self }
     }
