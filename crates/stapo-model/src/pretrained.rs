@@ -328,12 +328,19 @@ mod tests {
     fn a_new_reward_model_pads_with_a_token_of_its_tokenizer() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/formats/qwen2-bpe.gguf");
         let mut model = Pretrained::open(&path).unwrap();
-        let pad = model.special_tokens().unwrap().get("pad_token").cloned();
-        let pad = pad.and_then(|text| model.tokenizer().unwrap().id_of(&text));
+        let (folder, tokenizer) = (tempfile::tempdir().unwrap(), model.tokenizer().unwrap());
         let stop = model.config.stops[0];
-        model.add_score().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("tokenizer.json", &tokenizer.to_json().unwrap());
+        model.origin = Origin::Folder(folder.path().to_owned());
+        let mut padding = |special_tokens: &str| {
+            write("tokenizer_config.json", special_tokens);
+            model.add_score().unwrap();
+            model.config.score.unwrap().padding
+        };
+        assert_eq!(padding(r##"{"pad_token": "#", "eos_token": "%"}"##), tokenizer.id_of("#"));
+        assert_eq!(padding(r#"{"eos_token": "%"}"#), Some(stop));
         let config = &model.config;
-        assert_eq!(config.score.unwrap().padding, Some(pad.unwrap_or(stop)));
         assert!(!config.tied_embeddings && config.tensors().last().unwrap().name == crate::config::SCORE);
         assert_eq!(config.architecture(), "Qwen2ForSequenceClassification");
         model.config.family = crate::config::Family::Granite;

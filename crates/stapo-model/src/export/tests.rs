@@ -232,7 +232,9 @@ fn every_file_of_a_tokenizer_is_taken_over_as_it_is() {
         fs::write(from.join(name), "x").unwrap();
     }
     let mut companions = Pretrained::open(&from).unwrap().companions().unwrap();
-    companions.iter_mut().for_each(|companion| companion.load().unwrap());
+    for companion in &mut companions {
+        companion.load().unwrap();
+    }
     fs::remove_dir_all(&from).unwrap();
     export(&to, &tiny(), &companions, &options(Precision::F32, u64::MAX), fill).unwrap();
     for name in texts.iter().chain(&objects) {

@@ -224,14 +224,14 @@ mod tests {
     #[test]
     fn a_benchmark_has_its_samples_unless_the_config_says_otherwise() {
         let folder = tempfile::tempdir().unwrap();
-        let rows: String = (0..5).map(|n| format!("{{\"problem\": \"{n}\", \"answer\": \"1\"}}\n")).collect();
-        std::fs::write(folder.path().join("mine.jsonl"), rows).unwrap();
+        let rows = (0..5).map(|n| json!({"problem": n.to_string(), "answer": "1"}).to_string());
+        std::fs::write(folder.path().join("mine.jsonl"), rows.collect::<Vec<_>>().join("\n")).unwrap();
         let data = format!("evaluation.benchmark_data={:?}", folder.path());
         let mine = folder.path().join("mine.jsonl").display().to_string();
         let asked = |benchmarks: &str, more: &[&str]| {
             let benchmarks = format!("evaluation.benchmarks={benchmarks}");
             let settings = [&[benchmarks.as_str(), &data, "task.held_out_share=0.0"], more].concat();
-            let config = Config::from_toml("", settings.into_iter()).unwrap();
+            let config = Config::from_toml("", settings).unwrap();
             let found = questions(&config).unwrap().into_iter();
             found.map(|asked| (asked.n_problems, asked.n_answers)).collect::<Vec<_>>()
         };

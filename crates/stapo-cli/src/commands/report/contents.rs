@@ -456,6 +456,7 @@ fn shell_quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_folder_is_one_word_of_a_command() {
@@ -464,5 +465,16 @@ mod tests {
         assert_eq!(shell_quoted("a;rm -rf $HOME"), "'a;rm -rf $HOME'");
         assert_eq!((shell_quoted("it's"), shell_quoted("")), ("'it'\\''s'".to_string(), "''".to_string()));
         assert_eq!((capital("held-out"), capital("")), ("Held-out".to_string(), String::new()));
+    }
+
+    #[test]
+    fn a_run_is_named_by_the_state_after_its_last_step() {
+        let mut run = crate::shared::study::tests::run("s/a", &[], Vec::new());
+        assert_eq!(last_hash(&run), "–");
+        let hash = |step: u64, sha256: &str| json!({"step": step, "sha256": sha256});
+        let steps = [hash(1, "aa"), hash(2, "bb")];
+        run.manifest =
+            Some(serde_json::from_value(json!({"schema": 1, "inputs": [], "steps": steps})).unwrap());
+        assert_eq!(last_hash(&run), "bb");
     }
 }

@@ -53,6 +53,7 @@ fn shown(share: Option<f64>) -> String {
 mod tests {
     use super::*;
     use crate::shared::study::StudyKind;
+    use crate::shared::study::table::Cell;
     use crate::shared::study::tests::{metrics, run, study};
     use serde_json::json;
 
@@ -71,7 +72,7 @@ mod tests {
         let plain = run("s/plain", &[], vec![metrics(1, &json!({}))]);
         let both = study(StudyKind::Runs, vec![("judged", vec![judged]), ("plain", vec![plain])]);
         let table = table(&both).unwrap();
-        let cells: Vec<String> = table.rows[0].cells.iter().map(|cell| cell.to_plain()).collect();
+        let cells: Vec<String> = table.rows[0].cells.iter().map(Cell::to_plain).collect();
         assert_eq!(cells, ["judged", "o/judge", "50.0", "75.0", "7.5 → 97.5", "98.5 → 80.5"]);
         assert_eq!(table.rows.len(), 1, "a run without a judge has no row");
         let alone = study(StudyKind::Run, vec![("plain", vec![run("s/plain", &[], Vec::new())])]);

@@ -209,7 +209,9 @@ mod tests {
     use std::fs;
 
     fn site(root: &Path, runs: &[&str]) -> Site {
-        runs.iter().for_each(|run| add_run(root, run));
+        for run in runs {
+            add_run(root, run);
+        }
         let site = Site::new(root, "here".into());
         site.refresh(Look::Everything);
         site

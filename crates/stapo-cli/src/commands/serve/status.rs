@@ -175,6 +175,7 @@ mod tests {
 
     #[test]
     fn a_status_says_why_a_run_ended() {
+        use StatusKind::{Died, Done, Stopped};
         let folder = tempfile::tempdir().unwrap();
         let end = |events: &[Event], step: u64| {
             let facts = Facts {
@@ -191,7 +192,6 @@ mod tests {
             (kind, text)
         };
         let stop = |reason: &str| event(&json!({"event": "stop", "reason": reason, "text": "SIGTERM\nmore"}));
-        use StatusKind::{Died, Done, Stopped};
         for (reason, kind, text) in [
             ("done", Done, "SIGTERM"),
             ("target_reached", Done, "target reached"),

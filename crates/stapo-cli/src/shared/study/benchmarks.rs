@@ -247,7 +247,7 @@ mod tests {
         };
         let mut run = crate::shared::study::tests::run("s/a", &[], Vec::new());
         run.evals =
-            vec![at(10, "b", "wrong"), at(5, "b", "right"), at(5, "c", "right"), at(10, "b", "right")];
+            vec![at(10, "b", "wrong"), at(10, "b", "right"), at(5, "c", "right"), at(5, "b", "wrong")];
         let kind = crate::shared::study::StudyKind::Run;
         let study = crate::shared::study::tests::study(kind, vec![("a", vec![run])]);
         let found = scores(&study).unwrap();
