@@ -170,36 +170,6 @@ pub fn gradient_summary(steps: &[GradientEffect]) -> std::result::Result<Gradien
 mod tests {
     use super::*;
 
-    #[test]
-    fn parts_of_a_gradient_have_the_angles_and_the_change_that_arithmetic_gives() {
-        let parts = GradientParts {
-            kept: vec![3.0, 0.0],
-            silenced: vec![0.0, 4.0],
-            n_tokens: 9,
-            n_silenced: 1,
-            scale: 0.5,
-        };
-        let found = effect(7, &parts, Some(&[1.0, -1.0]), 2, 0.1);
-        assert!((found.silenced_share - 16.0 / 25.0).abs() < 1e-12);
-        assert_eq!(found.cosine_with_kept, Some(0.0));
-        assert!((found.answers_by_kept.unwrap() - 0.15).abs() < 1e-12);
-        assert!(
-            (found.answers_by_silenced.unwrap() + 0.2).abs() < 1e-12,
-            "it would have made them less likely"
-        );
-        assert!((found.answers_cosine_silenced.unwrap() + 0.5f64.sqrt()).abs() < 1e-12);
-        let nothing = effect(7, &parts, None, 0, 0.1);
-        assert_eq!((nothing.answers_by_kept, nothing.answers_cosine_kept), (None, None));
-        let summary = gradient_summary(&[found, nothing]).unwrap();
-        assert_eq!((summary.n_steps, summary.n_silenced), (2, 2));
-        assert_eq!(summary.answers_by_kept.unwrap().n_questions, 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
     /// By hand: |kept|^2 = 5, |silenced|^2 = 25, their product 3.
     #[test]
     fn parts_are_compared_with_the_whole_and_with_the_rise_of_right_answers() {
@@ -230,5 +200,8 @@ mod tests {
             (nothing.silenced_share, nothing.cosine_with_kept, nothing.answers_by_kept),
             (0.0, None, None)
         );
+        let summary = gradient_summary(&[found, nothing]).unwrap();
+        assert_eq!((summary.n_steps, summary.n_silenced), (2, 4));
+        assert_eq!(summary.answers_by_kept.unwrap().n_questions, 1);
     }
 }
