@@ -246,18 +246,3 @@ fn ways_to_start_that_leave_the_base_as_it_is_are_read() {
     let whole = json!(["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"]);
     assert_eq!(with("target_modules", whole).unwrap().spec.targets, [LoraTarget::Query]);
 }
-
-#[test]
-fn a_part_of_a_joined_matrix_is_refused() {
-    let config = tiny_config(Family::Phi3);
-    let check = |targets: &[LoraTarget]| {
-        let spec = LoraSpec { targets: targets.to_vec(), ..spec() };
-        check_modules("x", &config, &spec).map_err(|error| error.to_string())
-    };
-    assert_eq!(check(&[LoraTarget::Output, LoraTarget::Down]), Ok(()));
-    for part in [LoraTarget::Query, LoraTarget::Key, LoraTarget::Value, LoraTarget::Gate, LoraTarget::Up] {
-        let refused = check(&[LoraTarget::Output, part]).unwrap_err();
-        assert!(refused.contains(&format!("{part} is a part of a joined matrix")), "{refused}");
-    }
-    assert!(check_modules("x", &tiny_config(Family::Qwen3), &spec()).is_ok());
-}
