@@ -80,6 +80,10 @@ fn a_text_beyond_the_limit_is_over_budget() {
     let text = "1".repeat(MAX_INPUT_BYTES + 1);
     assert_eq!(grade(&text, "1", Mode::Math).verdict, Verdict::OverBudget);
     assert_eq!(grade_answer(&text, "1", Mode::Math).verdict, Verdict::OverBudget);
+    assert_eq!(grade_answer("1", &text, Mode::Math).verdict, Verdict::OverBudget);
+    let longest = format!("{}1", " ".repeat(MAX_INPUT_BYTES - 1));
+    assert_eq!(grade_answer(&longest, "1", Mode::Math).verdict, Verdict::Right);
+    assert_eq!(grade_answer("1", &longest, Mode::Math).verdict, Verdict::Right);
 }
 
 #[test]

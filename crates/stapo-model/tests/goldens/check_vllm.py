@@ -53,6 +53,7 @@ def by_vllm(folder, tokens):
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
+        gpu_memory_utilization=0.1,
         max_model_len=64,
         enable_prefix_caching=False,
         disable_log_stats=True,

@@ -88,7 +88,7 @@ fn impossible_combinations_are_refused_with_the_reason() {
     let set = |name: &str, texts: &[&str]| {
         complaint(ObjectiveSpec::from_preset(name).unwrap().with_overrides(texts.iter().copied()))
     };
-    let cases: [(&str, &[&str], &str); 29] = [
+    let cases: [(&str, &[&str], &str); 30] = [
         ("cispo", &["ratio.kind=sequence"], "cispo weighs each token's own log-prob"),
         ("reinforce", &["ratio.kind=sequence"], "reinforce uses no ratio"),
         ("dr-grpo", &["denominator.kind=kept_tokens"], "divides by a constant length"),
@@ -139,6 +139,7 @@ fn impossible_combinations_are_refused_with_the_reason() {
         ("entropy20", &["masks.0.share=0"], "masks.0.share: 0, expected a share in (0, 1]"),
         ("clip-cov", &["masks.0.low=9"], "masks.0.high: 5 is not above low 9"),
         ("grpo", &["kl.beta=-1"], "kl.beta: -1, expected at least 0"),
+        ("kl-cov", &["surrogate.share=1.5"], "surrogate.share: 1.5, expected a number in [0, 1]"),
         ("sapo", &["surrogate.tau_positive=0"], "tau_positive: 0, expected a positive number"),
         ("stapo", &["advantage.ddof=2"], "advantage.ddof: 2, expected 0 or 1"),
         (
@@ -169,6 +170,31 @@ fn an_upper_clip_below_the_lower_one_is_a_warning() {
     for (name, spec) in all_specs() {
         assert!(spec.warnings().is_empty(), "{name}: {:?}", spec.warnings());
     }
+}
+
+#[test]
+fn the_deviation_is_that_of_a_sample_unless_a_key_says_otherwise() {
+    let ddof = |kind: &str, key: &str| {
+        let text = format!("preset = \"grpo\"\nadvantage = {{ kind = \"{kind}\"{key} }}");
+        match ObjectiveSpec::from_toml(&text).unwrap().advantage {
+            Advantage::GroupZScore { ddof, .. } | Advantage::GroupMeanBatchStd { ddof, .. } => ddof,
+            other => panic!("{other:?}"),
+        }
+    };
+    for kind in ["group_z_score", "group_mean_batch_std"] {
+        assert_eq!((ddof(kind, ""), ddof(kind, ", ddof = 0")), (1, 0), "{kind}");
+    }
+}
+
+#[test]
+fn the_schema_of_an_objective_offers_every_preset() {
+    let schema = serde_json::to_value(schemars::schema_for!(ObjectiveSpec)).unwrap();
+    let names = schema["properties"]["preset"]["enum"].as_array().unwrap();
+    for (name, _) in all_specs() {
+        assert!(names.iter().any(|offered| *offered == *name), "{name}");
+    }
+    assert!(names.iter().any(|offered| *offered == "grpo+spurious"));
+    assert!(schema.get("required").is_none(), "a preset gives every axis");
 }
 
 #[test]
