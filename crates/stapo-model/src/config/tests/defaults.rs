@@ -68,11 +68,11 @@ const DEFAULTS: [Defaults; 13] = [
     },
 ];
 
-/// A config of the keys that no class has a default for.
+/// A config of the sizes alone.
 fn bare(family: Family, more: &Value) -> Result<ModelConfig> {
     let mut keys = keys(&json!({
         "model_type": family.name(), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100, "num_local_experts": 0,
     }));
     keys.extend(super::keys(more));
     ModelConfig::from_hugging_face("config.json", &keys)
