@@ -495,17 +495,3 @@ fn singular(word: &str) -> String {
     };
     cut.to_owned()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_unit_that_cancels_leaves_no_trace() {
-        let of = |name: &str| Unit { powers: BTreeMap::from([(name.into(), 1)]), ..Unit::one() };
-        let (metre, second) = (of("m"), of("s"));
-        let left = metre.times(&second, 1).times(&metre, -1);
-        assert!(left.is_same_kind(&second) && !left.is_same_kind(&metre));
-        assert!(!metre.times(&metre, 1).is_same_kind(&metre));
-    }
-}
