@@ -343,6 +343,10 @@ fn generate_and_eval_play_episodes_with_tools() {
     let text = ok(&stapo(at, &generate));
     assert!(text.starts_with("--- prompt 1, sample 1: ") && text.contains("[="), "{text}");
     assert_eq!(text, ok(&stapo(at, &generate)), "the same seed gives the same conversations");
+    fs::write(at.join("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").unwrap();
+    let of_file =
+        ["generate", "--model", &model, "--input", "prompts.jsonl", "--tools", CALCULATOR, "--json"];
+    assert_eq!(parsed_lines(&ok(&stapo(at, &of_file))).len(), 2);
     // Products that the model cannot compute alone.
     let rows: Vec<String> = (0..6)
         .map(|n| (4321 + 17 * n, 8765 - 31 * n))

@@ -219,6 +219,8 @@ fn what_is_not_built_is_refused_by_name() {
     check_refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
     check_refused(&json!({"partial_rotary_factor": 1.5}), &["partial_rotary_factor", "1.5"]);
     check_refused(&json!({"rope_scaling": {"rope_type": "dynamic"}}), &["dynamic", "llama3"]);
+    let states = json!({"model_type": "qwen3_5_text", "architectures": null, "linear_key_head_dim": 0});
+    check_refused(&states, &["key dimension of linear attention", "0"]);
     check_refused(
         &json!({"layer_types": ["full_attention", "linear_attention"], "use_sliding_window": true}),
         &["layer_types", "linear_attention"],
@@ -246,6 +248,7 @@ fn a_sliding_window_is_read_where_it_is_in_use() {
 /// The configs that `transformers` wrote for the golden models of every family.
 #[test]
 fn every_family_is_written_as_it_is_read() {
+    use Family::{Gemma2, Gemma3, Olmo2, Olmo3, Phi3, SmolLm3};
     for family in Family::ALL {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
         let mut n_read = 0;
@@ -259,7 +262,6 @@ fn every_family_is_written_as_it_is_read() {
             let config = ModelConfig::from_hugging_face("config.json", &keys).unwrap();
             let written = config.to_hugging_face("float32").unwrap();
             // Where transformers has a token of its own vocabulary by default, the key says that there is none.
-            use Family::{Gemma2, Gemma3, Olmo2, Olmo3, Phi3, SmolLm3};
             let pads =
                 config.score.is_none() && matches!(family, SmolLm3 | Olmo2 | Olmo3 | Gemma2 | Gemma3 | Phi3);
             assert_eq!(written.get("pad_token_id") == Some(&Value::Null), pads, "{path:?}");

@@ -213,6 +213,11 @@ mod tests {
     /// What a listener answers to a message after its nonce.
     type Answer = fn(&[u8], [u8; NONCE]) -> Vec<u8>;
 
+    #[test]
+    fn no_two_nonces_are_the_same() {
+        assert_ne!(random().unwrap(), random().unwrap());
+    }
+
     /// The caller's own proof, an empty one and the answer of a listener with another secret prove nothing.
     #[test]
     fn a_listener_without_the_secret_is_refused_by_the_caller() {

@@ -191,6 +191,15 @@ mod tests {
     }
 
     #[test]
+    fn bars_say_how_often_a_token_is_there_and_its_share() {
+        let tokens = [token("", "a", ""), token("", "b", ""), token("", "a", "")];
+        let figure = bars("n", "t", "w", &tokens.each_ref()).unwrap();
+        let shown = format!("{figure:?}");
+        assert!(shown.contains("a\\n2 times, 66.7 %") && shown.contains("b\\n1 times, 33.3 %"), "{shown}");
+        assert!(bars("n", "t", "w", &[]).is_none());
+    }
+
+    #[test]
     fn tokens_have_the_category_that_their_text_and_place_give() {
         let cases = [
             ("th", "x", "n 3", Category::TyposAndSyntax),

@@ -258,5 +258,8 @@ mod tests {
         let steps = kaplan_meier(&[life(2.0, true), life(5.0, true), life(9.0, false)], LEVEL).unwrap();
         let at = |time| point(&steps, time).y.round();
         assert_eq!([0.0, 2.0, 4.0, 5.0, 9.0].map(at), [100.0, 67.0, 67.0, 33.0, 33.0]);
+        let interval = steps[0].interval.unwrap();
+        assert_eq!(point(&steps, 4.0).interval, Some((100.0 * interval.low, 100.0 * interval.high)));
+        assert_eq!(point(&steps, 0.0).interval, None);
     }
 }

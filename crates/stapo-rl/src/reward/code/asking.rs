@@ -109,6 +109,7 @@ mod tests {
             (json!({"tests": [{"args": [1], "expected": 2}], "entry_point": "f"}), Some(TestKind::Calls)),
             (json!({"tests": [{"input": [1], "expected": "2"}], "entry_point": "f"}), Some(TestKind::Calls)),
             (json!({"tests": [{"input": "1", "output": "2"}]}), Some(TestKind::Streams)),
+            (json!({"tests": [{"input": "1", "output": "2"}, {"args": [1]}]}), Some(TestKind::Streams)),
             (json!({"problem": "p", "answer": "1", "test": "first"}), None),
             (json!({"tests": []}), None),
         ];

@@ -60,3 +60,27 @@ fn value(node: &Yaml) -> Option<Value> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `1e-6` and `-5e-1` are texts in YAML 1.1, and `inf` and a name stay texts.
+    #[test]
+    fn numbers_that_yaml_reads_as_texts_are_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        let text =
+            "lr: 1e-6\nlow: -5e-1\nname: inf\nsteps: 3\nnone: null\nactor:\n  on: true\n  lens: [1, 2.5]\n";
+        std::fs::write(&path, text).unwrap();
+        let expected = [
+            ("lr", Value::Float(1e-6)),
+            ("low", Value::Float(-0.5)),
+            ("name", Value::String("inf".into())),
+            ("steps", Value::Integer(3)),
+            ("actor.on", Value::Boolean(true)),
+            ("actor.lens", Value::Array(vec![Value::Integer(1), Value::Float(2.5)])),
+        ];
+        assert_eq!(read(&path).unwrap(), expected.map(|(key, value)| (key.to_string(), value)));
+    }
+}
