@@ -219,7 +219,7 @@ fn what_is_not_built_is_refused_by_name() {
     check_refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
     check_refused(&json!({"partial_rotary_factor": 1.5}), &["partial_rotary_factor", "1.5"]);
     check_refused(&json!({"rope_scaling": {"rope_type": "dynamic"}}), &["dynamic", "llama3"]);
-    let states = json!({"model_type": "qwen3_5_text", "architectures": null, "linear_key_head_dim": 0});
+    let states = json!({"model_type": "qwen3_5_text", "architectures": null, "full_attention_interval": 2, "linear_key_head_dim": 0});
     check_refused(&states, &["key dimension of linear attention", "0"]);
     check_refused(
         &json!({"layer_types": ["full_attention", "linear_attention"], "use_sliding_window": true}),
