@@ -1,8 +1,9 @@
 //! The model's config from GGUF metadata.
 
 use super::Gguf;
-use crate::config::missing;
-use crate::config::{AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling};
+use crate::config::{
+    AttentionBiases, Family, FeedForward, Heads, LayerSpec, ModelConfig, Rope, RopeScaling, missing,
+};
 use crate::error::{Error, Result};
 use crate::weights::{Encoding, decode};
 use std::collections::BTreeSet;
