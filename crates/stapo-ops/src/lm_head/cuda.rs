@@ -101,8 +101,7 @@ pub(super) fn forward<T: Float>(
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
     let n_logits = chunk_rows(dims.tokens) * row_pitch(vocab);
     let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
-    let slopes = scores.slopes.as_ref();
-    let slopes = slopes.map(|slopes| (slopes.cuda(), Memory::scratch(cuda, n_logits, hidden.kind)));
+    let slopes = scores.slopes.as_ref().map(|slopes| slopes.cuda());
     for_chunks(cuda, (dims.tokens, dims.rule), hidden, weight, memory.slice(), |start, n, logits| {
         let launch = cuda.kernel(&LM_HEAD, "lm_head_score").arg(logits).arg(targets.part(start, n));
         let launch = numbers.iter().fold(launch, |launch, x| launch.arg(x.part(start, n)));
@@ -112,11 +111,10 @@ pub(super) fn forward<T: Float>(
             .arg(best.map(|best| best.ids.cuda().part(start * n_best, n * n_best)))
             .arg(best.map(|best| best.logp.cuda().f32(op).part(start * n_best, n * n_best)));
         launch.arg(vocab).arg((1.0 / dims.temperature) as f32).run([n, 1], ROW_THREADS, 0);
-        if let Some((slopes, d_logits)) = &slopes {
+        if let Some(slopes) = slopes {
             let [_, entropy, _, lse] = numbers.map(|x| x.part(start, n));
-            let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };
             let numbers = [Some(lse), Some(entropy), None, None];
-            backward_chunk(cuda, dims, weight, targets, &numbers, chunk, *slopes);
+            backward_chunk(cuda, dims, weight, targets, &numbers, Chunk { start, n, logits }, slopes);
         }
     });
     slopes.is_none().then_some(memory)
@@ -128,41 +126,36 @@ struct Chunk {
     start: usize,
     n: usize,
     logits: Slice,
-    /// Memory for the gradients of at least that many logits.
-    d_logits: Slice,
 }
 
-/// The gradients of the logits and of the hidden states, `d_hidden`, of a chunk. `numbers`: lse, entropy, d_logp and d_entropy
-/// of the chunk, where an absent d_logp is 1 and an absent d_entropy 0. Returns the gradients of the logits.
+/// Elements from one row of gradients of logits to the next: they overwrite the f32 logits.
+fn gradient_pitch(vocab: usize, kind: ElementType) -> usize {
+    row_pitch(vocab) * ElementType::F32.n_bytes() / kind.n_bytes()
+}
+
+/// The gradients of the logits, which overwrite these, and of the hidden states, `d_hidden`, of a chunk. `numbers`: lse, entropy,
+/// d_logp and d_entropy of the chunk, where an absent d_logp is 1 and an absent d_entropy 0. Returns the gradients of the logits.
 fn backward_chunk<T: Float>(
     cuda: &Arc<Cuda>,
     dims: Dims,
     weight: &Weight<T>,
     targets: Slice,
     numbers: &[Option<Slice>; 4],
-    Chunk { start, n, logits, d_logits }: Chunk,
+    Chunk { start, n, logits }: Chunk,
     d_hidden: Slice,
 ) -> Slice {
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
-    let d_logits = d_logits.part(0, n * row_pitch(vocab));
+    let weight = weight.view().cuda();
+    let pitch = gradient_pitch(vocab, weight.kind);
+    let d_logits = Slice::plain(logits.address, weight.kind, n * pitch);
     let name = format!("lm_head_gradient_{}", d_logits.name());
     let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(targets.part(start, n));
     let launch = numbers.iter().fold(launch, |launch, x| launch.arg(*x));
-    let launch = launch.arg(d_logits).arg(vocab).arg((1.0 / dims.temperature) as f32);
-    launch.run([vocab.div_ceil(8 * 256), n], 256, 0);
-    if !dims.rule.is_plain() {
-        let name = format!("lm_head_rule_slope_{}", d_logits.name());
-        let (softcap, factor) = (dims.rule.softcap.unwrap_or(0.0) as f32, (1.0 / dims.rule.divisor) as f32);
-        let launch = cuda.kernel(&LM_HEAD, &name).arg(logits).arg(d_logits).arg(softcap).arg(factor);
-        launch.arg(vocab).run([vocab.div_ceil(8 * 256), n], 256, 0);
-    }
+    let launch = launch.arg(vocab).arg((1.0 / dims.temperature) as f32);
+    let launch = launch.arg(dims.rule.softcap.unwrap_or(0.0) as f32).arg((1.0 / dims.rule.divisor) as f32);
+    launch.run([n, 1], ROW_THREADS, 0);
     let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
     let to = d_hidden.part(start * width, n * width);
-    let (weight, pitch) = (weight.view().cuda(), row_pitch(vocab));
-    if pitch == vocab {
-        matmul::cuda::backward_input(cuda, chunk, d_logits, weight, Write::Set, to);
-        return d_logits;
-    }
     let (k, stride) = (n_aligned(vocab, weight.kind), weight.len / vocab);
     let product = |write| {
         let whole = matmul::cuda::input_gradient(chunk, d_logits, weight, write, to);
@@ -203,7 +196,6 @@ pub(super) fn backward<T: Float>(
     let mut has_logits = last.is_some();
     let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * pitch, ElementType::F32));
     assert!(memory.slice().len == at_once * pitch, "{op}: logits of another forward");
-    let d_logits = Memory::scratch(cuda, at_once * pitch, hidden.kind);
     let mut d_weight = to.d_weight.as_ref().map(|(d_weight, write)| (d_weight.cuda().f32(op), *write));
     if let Some((d_weight, Write::Set)) = d_weight.filter(|_| dims.tokens == 0) {
         cuda.fill(d_weight, 0.0_f32);
@@ -217,7 +209,7 @@ pub(super) fn backward<T: Float>(
             logits(cuda, (start, n), dims.rule, hidden, weight, memory.slice())
         };
         let numbers = numbers.map(|x| Some(x.part(start, n)));
-        let chunk = Chunk { start, n, logits, d_logits: d_logits.slice() };
+        let chunk = Chunk { start, n, logits };
         let targets = grads.targets.ids.cuda();
         let d_logits = backward_chunk(cuda, dims, weight, targets, &numbers, chunk, to.d_hidden.cuda());
         if let Some((d_weight, write)) = &mut d_weight {
@@ -225,7 +217,8 @@ pub(super) fn backward<T: Float>(
             let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
             let rows = hidden.part(start * width, n * width);
             let product = || {
-                matmul::cuda::weight_gradient(chunk, rows, d_logits, write, *d_weight).with_stride(1, pitch)
+                let whole = matmul::cuda::weight_gradient(chunk, rows, d_logits, write, *d_weight);
+                whole.with_stride(1, gradient_pitch(vocab, hidden.kind))
             };
             let n = n_aligned(vocab, hidden.kind);
             cuda.product(&MatrixProduct { n, ..product() });

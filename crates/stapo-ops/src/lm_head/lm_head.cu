@@ -30,35 +30,48 @@ KERNEL lm_head_last_logits(const bf16* hidden, const bf16* weight, float* logits
     if (threadIdx.x % 32 == 0) logits[blockIdx.x * row_pitch(vocab) + column] = sum;
 }
 
-// d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature. Null pointers stand for a d_logp of 1 and a d_entropy
-// of 0.
+// d = (d_logp (1[v = target] - p) - d_entropy p (ln p + H)) / temperature, then times the slope of the rule that made products
+// logits: `factor` (1 - (z / softcap)^2). Null pointers stand for a d_logp of 1 and a d_entropy of 0. The gradient of a row, elements
+// of S one after another, overwrites the row from its beginning. Grid: rows. A block stores eight elements a thread only after all
+// its threads have loaded these and the next eight, so nothing is overwritten before it is read.
 template <class S>
-__device__ __forceinline__ void gradient(const float* logits, const u32* targets, const float* lse,
-                                         const float* entropy, const float* d_logp, const float* d_entropy, S* d_logits,
-                                         int vocab, float inv_temperature) {
-    size_t r = blockIdx.y;
-    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
-    if (at >= vocab) return;
+__device__ __forceinline__ void gradient(float* logits, const u32* targets, const float* lse, const float* entropy,
+                                         const float* d_logp, const float* d_entropy, int vocab, float inv_temperature,
+                                         float softcap, float factor) {
+    size_t r = blockIdx.x;
+    float* row = logits + r * row_pitch(vocab);
     float of_logp = d_logp ? d_logp[r] : 1.0f, of_entropy = d_entropy ? d_entropy[r] : 0.0f;
     float constant = -(fmaf(of_entropy, entropy[r], of_logp) * inv_temperature);
-    float slope = -(of_entropy * inv_temperature), shift = lse[r], z[8];
-    load8(logits + r * row_pitch(vocab), at, vocab, true, z);
-    int target = targets[r];
+    float slope = -(of_entropy * inv_temperature), shift = lse[r], next[8];
+    int target = targets[r], at = 8 * threadIdx.x, step = 8 * blockDim.x;
+    if (at < vocab) load8(row, at, vocab, true, next);
+    for (int first = 0; first < vocab; first += step, at += step) {
+        float z[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float ln_p = fmaf(z[i], inv_temperature, -shift);
-        float p = expf(ln_p);
-        z[i] = p * fmaf(slope, ln_p < FLOOR ? FLOOR : ln_p, constant);
-        if (at + i == target) z[i] += of_logp * inv_temperature;
+        for (int i = 0; i < 8; ++i) z[i] = next[i];
+        if (at + step < vocab) load8(row, at + step, vocab, true, next);
+        if (at < vocab) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                float ln_p = fmaf(z[i], inv_temperature, -shift);
+                float p = expf(ln_p);
+                float d = p * fmaf(slope, ln_p < FLOOR ? FLOOR : ln_p, constant);
+                if (at + i == target) d += of_logp * inv_temperature;
+                float t = softcap != 0.0f ? z[i] / softcap : 0.0f;
+                z[i] = widen(round_to<S>(d)) * (factor * (1.0f - t * t));
+            }
+        }
+        __syncthreads();
+        if (at < vocab) store8((S*)row, at, vocab, true, z);
     }
-    store8(d_logits + r * row_pitch(vocab), at, vocab, true, z);
 }
 
 #define GRADIENT(S)                                                                                                    \
-    KERNEL lm_head_gradient_##S(const float* logits, const u32* targets, const float* lse, const float* entropy,       \
-                                const float* d_logp, const float* d_entropy, S* d_logits, int vocab,                   \
-                                float inv_temperature) {                                                               \
-        gradient<S>(logits, targets, lse, entropy, d_logp, d_entropy, d_logits, vocab, inv_temperature);               \
+    KERNEL __launch_bounds__(1024)                                                                                     \
+    lm_head_gradient_##S(float* logits, const u32* targets, const float* lse, const float* entropy,                    \
+                         const float* d_logp, const float* d_entropy, int vocab, float inv_temperature, float softcap, \
+                         float factor) {                                                                               \
+        gradient<S>(logits, targets, lse, entropy, d_logp, d_entropy, vocab, inv_temperature, softcap, factor);        \
     }
 
 GRADIENT(float)
@@ -93,27 +106,4 @@ KERNEL lm_head_apply_rule(float* logits, float softcap, float factor, int vocab)
         if (softcap != 0.0f) x[i] = softcap * tanhf(x[i] / softcap);
     }
     store8(row, at, vocab, true, x);
-}
-
-// The gradient of logits becomes that of the products.
-template <class S> __device__ __forceinline__ void rule_slope(const float* logits, S* d_logits, float softcap, float factor, int vocab) {
-    int at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
-    if (at >= vocab) return;
-    size_t row = blockIdx.y * row_pitch(vocab);
-    float x[8], d[8];
-    load8(logits + row, at, vocab, true, x);
-    load8(d_logits + row, at, vocab, true, d);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float t = softcap != 0.0f ? x[i] / softcap : 0.0f;
-        d[i] *= factor * (1.0f - t * t);
-    }
-    store8(d_logits + row, at, vocab, true, d);
-}
-
-KERNEL lm_head_rule_slope_float(const float* logits, float* d_logits, float softcap, float factor, int vocab) {
-    rule_slope(logits, d_logits, softcap, factor, vocab);
-}
-KERNEL lm_head_rule_slope_bf16(const float* logits, bf16* d_logits, float softcap, float factor, int vocab) {
-    rule_slope(logits, d_logits, softcap, factor, vocab);
 }

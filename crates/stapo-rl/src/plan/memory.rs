@@ -300,9 +300,9 @@ impl Needs<'_> {
             draft.map(|(_, model)| MemoryPart { name: "draft's work", bytes: self.draft_bytes(model) }),
         );
         if self.device != DeviceName::Cpu {
-            // Rows of logits and of their gradient, 6 bytes per entry.
+            // Rows of logits in f32, which their gradient overwrites.
             let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
-            let logits = (6 * rows * self.model.vocabulary) as u64;
+            let logits = (4 * rows * self.model.vocabulary) as u64;
             parts.push(MemoryPart { name: "logits", bytes: logits });
             let chunks = |spec: DeltaNetSpec| spec.heads.backward_bytes(self.microbatch_tokens()) as u64;
             let chunks = self.model.layers.iter().filter_map(LayerSpec::delta_net).map(chunks).max();
@@ -338,8 +338,7 @@ impl Needs<'_> {
         let n_bytes = self.device.compute_bytes();
         let is_gpu = self.device != DeviceName::Cpu;
         let kv_bytes = if writes { kv_bytes_of_judge(spec, model, n_bytes, is_gpu) } else { 0 };
-        // Rows of logits, 6 bytes per entry.
-        let logits = if is_gpu { 6 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
+        let logits = if is_gpu { 4 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
         self.arena(model, None, (rows, rows).into(), Purpose::Inference)
             + logits as u64
             + kv_bytes
@@ -350,7 +349,7 @@ impl Needs<'_> {
     fn draft_bytes(&self, model: &ModelConfig) -> u64 {
         let rows = MODEL_DRAFT_ROWS;
         let kv_bytes = draft_kv_bytes(self.plan, model, self.device.compute_bytes());
-        let logits = if self.device == DeviceName::Cpu { 0 } else { 6 * rows * model.vocabulary };
+        let logits = if self.device == DeviceName::Cpu { 0 } else { 4 * rows * model.vocabulary };
         self.arena(model, None, (rows, rows).into(), Purpose::Inference)
             + logits as u64
             + kv_bytes
