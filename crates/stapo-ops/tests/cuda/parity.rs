@@ -374,7 +374,9 @@ pub(super) fn scores(
 
 #[test]
 fn lm_head_on_cuda_agrees_with_the_cpu() {
-    for (tokens, width, vocab) in [(1, 8, 5), (33, 40, 257), (300, 64, 3001), (7, 128, 520), (9, 2048, 512)] {
+    for (tokens, width, vocab) in
+        [(1, 8, 5), (33, 40, 257), (300, 64, 3001), (7, 128, 520), (9, 2048, 512), (24, 64, 20_011)]
+    {
         check(&format!("lm_head {tokens} {width} {vocab}"), |device| {
             scores(device, (tokens, width, vocab), 0.9, lm_head::LogitRule::default())
         });
