@@ -238,8 +238,7 @@ pub(super) fn with_renamed_argument(answer: &Answer, wanted: &str) -> Option<Ans
     let argument = |name: &str| {
         let (function, rest) = name.split_once('(')?;
         let argument = rest.strip_suffix(')')?;
-        let is_letter = argument.len() == 1 && argument.bytes().all(|b| b.is_ascii_lowercase());
-        is_letter.then(|| (function.to_owned(), argument.to_owned()))
+        matches!(argument.as_bytes(), [b'a'..=b'z']).then(|| (function.to_owned(), argument.to_owned()))
     };
     let ((function, old), (wanted_function, new)) = (argument(name)?, argument(wanted)?);
     let Answer::Scalar(value) = &**value else { return None };
