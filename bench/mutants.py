@@ -168,17 +168,25 @@ def drop_uncompiled(samples, packages):
             return
         errors = set(re.findall(r"^(\S+\.rs):(\d+):\d+: error", checked.stderr, re.M))
         errors = {(os.path.normpath(path), line) for path, line in errors}
-        n_bad = 0
-        for sample in samples:
-            places = sample.lines.items()
-            # An expression of several lines is named by one near the change.
-            lines = {k: [(str(p.relative_to(ROOT)), str(n + 1 + more)) for more in (-2, -1, 0, 1)] for k, (p, n, _, _) in places}
-            bad = [k for k, near in lines.items() if errors.intersection(near)]
-            n_bad += len(bad)
-            for number in bad:
-                del sample.lines[number]
-        if not n_bad:
+        # An expression of several lines is named by one near the change.
+        for reach in (1, 3, 8):
+            n_bad = sum(drop_near(sample, errors, reach) for sample in samples)
+            if n_bad:
+                break
+        else:
             raise SystemExit(checked.stderr)
+
+
+def drop_near(sample, errors, reach):
+    """Drops the mutants of a sample that have an error at most so many lines away, and counts them."""
+    bad = []
+    for number, (path, line, _, _) in sample.lines.items():
+        near = {(str(path.relative_to(ROOT)), str(line + 1 + more)) for more in range(-1 - reach, reach + 1)}
+        if errors & near:
+            bad.append(number)
+    for number in bad:
+        del sample.lines[number]
+    return len(bad)
 
 
 def test_programs(packages):

@@ -141,7 +141,6 @@ pub fn evaluate<E: From<ObjectiveError>>(
     let mut tallies = Vec::with_capacity(minibatch.len());
     let mut effects = Vec::new();
     for (idx, (response, (columns, _))) in signals.iter().zip(minibatch).enumerate() {
-        effects.clear();
         effects.resize(response.logp.len(), TokenEffect::default());
         tallies.push(spec.evaluate(&calibration, idx, response, &mut effects)?);
         if let Some((census, observed)) = census.as_mut().zip(columns.observed(&effects)) {
@@ -186,6 +185,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn each_response_is_handed_on_with_an_effect_per_token() {
+        let spec = ObjectiveSpec::from_preset("stapo").unwrap();
+        let (long, short) = ([-1.0, -2.0], [-1.0]);
+        let columns = |logp| ResponseColumns {
+            logp,
+            behavior_logp: logp,
+            entropy: &[0.5, 0.5][..logp.len()],
+            reference_logp: Some(logp),
+            behavior_entropy: None,
+            sampler_logp: None,
+            collision: None,
+            teacher_logp: Some(logp),
+        };
+        let scored = columns(&long).scored(3, &[1.0]);
+        assert_eq!((scored.group, scored.rewards, scored.n_tokens), (3, &[1.0][..], 2));
+        let advantages = [1.0, -1.0].map(Advantages::Response);
+        let minibatch = [(columns(&long), advantages[0].view()), (columns(&short), advantages[1].view())];
+        let mut taken = Vec::new();
+        let take = |idx: usize, effects: &[TokenEffect]| {
+            taken.push((idx, effects.iter().map(|effect| effect.d_logp).collect::<Vec<_>>()));
+            Ok::<(), ObjectiveError>(())
+        };
+        evaluate(&spec, &minibatch, UpdateKey::default(), take).unwrap();
+        assert_eq!(taken, [(0, vec![-1.0, -1.0]), (1, vec![1.0])]);
+        let stop = |idx: usize, _: &[TokenEffect]| {
+            assert_eq!(idx, 0, "an error ends the evaluation");
+            Err(ObjectiveError::Advantage { response_idx: idx, value: 7.0 })
+        };
+        assert!(evaluate(&spec, &minibatch, UpdateKey::default(), stop).is_err());
+    }
+
     /// The census needs the collisions of all responses.
     #[test]
     fn quadrants_are_counted_where_every_response_has_collisions() {
@@ -202,14 +233,15 @@ mod tests {
             teacher_logp: None,
         };
         let advantage = Advantages::Response(1.0);
-        let has_quadrants = |has_collisions: [bool; 2]| {
+        let n_by_quadrant = |has_collisions: [bool; 2]| {
             let minibatch =
                 has_collisions.map(|has| (columns(has.then_some(&collision[..])), advantage.view()));
             let take = |_: usize, _: &[TokenEffect]| Ok::<(), ObjectiveError>(());
             let (_, totals) = evaluate(&spec, &minibatch, UpdateKey::default(), take).unwrap();
-            totals.quadrants.is_some()
+            totals.quadrants.map(|quadrants| quadrants.map(|quadrant| quadrant.n_tokens))
         };
-        assert!(has_quadrants([true, true]));
-        assert!(!has_quadrants([true, false]));
+        // The candidate's entropy is not strictly below the quantile of candidates, which is its entropy.
+        assert_eq!(n_by_quadrant([true, true]), Some([2, 0, 2, 0]));
+        assert_eq!(n_by_quadrant([true, false]), None);
     }
 }

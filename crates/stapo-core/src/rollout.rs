@@ -243,6 +243,28 @@ mod tests {
     }
 
     #[test]
+    fn a_conversation_ends_with_the_prompt() {
+        let turn = |role: &str, content: &str| Turn { role: role.into(), content: content.into() };
+        let problem = Problem {
+            id: String::new(),
+            earlier_turns: vec![turn("system", "Be brief.")],
+            prompt: "1+1?".into(),
+            reference: String::new(),
+        };
+        assert_eq!(problem.messages(), [turn("system", "Be brief."), turn("user", "1+1?")]);
+    }
+
+    #[test]
+    fn judge_and_rule_agree_where_both_or_neither_find_a_response_right() {
+        let agrees = |verdict, rule| JudgeOpinion { verdict, ..JudgeOpinion::of_rule(rule) }.agrees();
+        assert_eq!(agrees(None, Verdict::Right), None);
+        assert_eq!(agrees(Some(Verdict::Right), Verdict::Right), Some(true));
+        assert_eq!(agrees(Some(Verdict::Wrong), Verdict::NoAnswer), Some(true));
+        assert_eq!(agrees(Some(Verdict::Wrong), Verdict::Right), Some(false));
+        assert_eq!(agrees(Some(Verdict::Right), Verdict::Wrong), Some(false));
+    }
+
+    #[test]
     fn a_rollout_is_its_prompt_and_its_turns() {
         let (tokens, is_sampled) = Rollout::one_turn(&[1, 2], &[3, 4, 5]);
         assert_eq!(

@@ -283,6 +283,56 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_nothing_reads_is_compared_with_those_beside_it() {
+        let error = read::<Config>(
+            "config",
+            parse("sources = [{ kind = \"file\", share = 0.5, shre = 0.1 }]").unwrap(),
+        );
+        let text = error.unwrap_err().to_string();
+        assert!(text.starts_with("config.sources.0.shre: "), "{text}");
+        assert!(text.ends_with("did you mean `share`?"), "{text}");
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        inner: Inner,
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        rate: f64,
+    }
+
+    #[test]
+    fn an_unknown_key_is_looked_for_in_the_other_tables() {
+        let refused = |text: &str| read::<Outer>("", parse(text).unwrap()).unwrap_err();
+        let error = refused("rate = 1.0\n[inner]\nrate = 2.0");
+        assert!(error.to_string().ends_with("did you mean `inner.rate`?"), "{error}");
+        assert_eq!(error.key().as_deref(), Some("rate"));
+        let error = refused("[inner]\nrate = 2.0\nrats = 1.0");
+        assert!(error.to_string().ends_with("did you mean `rate`?"), "{error}");
+        assert_eq!(error.key().as_deref(), Some("inner.rats"));
+        let error = refused("[inner]");
+        assert_eq!(error.key().as_deref(), Some("inner"), "{error}");
+        assert_eq!(parse("= 1").unwrap_err().key(), None);
+    }
+
+    #[test]
+    fn an_override_replaces_the_key_that_it_excludes() {
+        let set = |text: &str, set: &str| {
+            let mut table = parse(text).unwrap();
+            set_all(&mut table, [Override::parse(set).unwrap()]).unwrap();
+            table
+        };
+        assert_eq!(set("warmup_share = 0.1", "warmup_steps=5"), parse("warmup_steps = 5").unwrap());
+        assert_eq!(set("warmup_steps = 5", "warmup_share=0.1"), parse("warmup_share = 0.1").unwrap());
+        let rate = set("warmup_steps = 5", "rate=1");
+        assert_eq!(rate, parse("warmup_steps = 5\nrate = 1").unwrap());
+    }
+
+    #[test]
     fn keys_that_exclude_each_other_replace_each_other() {
         let both = |below: &str, above: &str| overlay(parse(below).unwrap(), parse(above).unwrap());
         assert_eq!(both("warmup_steps = 5", "warmup_share = 0.1"), parse("warmup_share = 0.1").unwrap());

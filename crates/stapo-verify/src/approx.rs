@@ -127,13 +127,10 @@ fn raise(base: &Complex, power: &Expr, point: &SamplePoint, budget: &mut Budget)
     let bits = point.bits;
     let ratio = if power.any(|node| matches!(node, Expr::Var(_))) { None } else { ratio_of(power, budget)? };
     if let Some(ratio) = ratio.as_ref().and_then(small_power) {
-        if ratio.d == 1 && ratio.n.unsigned_abs() <= 1 << 20 {
+        if ratio.d <= 2 && ratio.n.unsigned_abs() <= 1 << 20 {
             budget.spend(200)?;
-            return base.powi(ratio.n, bits);
-        }
-        if ratio.d == 2 && ratio.n.unsigned_abs() <= 1 << 20 {
-            budget.spend(200)?;
-            return base.sqrt(bits)?.powi(ratio.n, bits);
+            let root = if ratio.d == 1 { base.clone() } else { base.sqrt(bits)? };
+            return root.powi(ratio.n, bits);
         }
         let is_odd_root = ratio.d % 2 != 0 && base.is_real() && base.re.sign() == Some(Ordering::Less);
         if is_odd_root {

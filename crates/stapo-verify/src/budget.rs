@@ -64,7 +64,7 @@ impl Budget {
 
     /// Spends the cost of one multiplication or division of numbers with these lengths.
     pub(crate) fn spend_product(&mut self, bits_a: usize, bits_b: usize) -> Bounded<()> {
-        if bits_a.max(bits_b) > MAX_BITS || bits_a + bits_b > 2 * MAX_BITS {
+        if bits_a.max(bits_b) > MAX_BITS {
             return Err(Stop::OverBudget("a number grows past 20,000 digits"));
         }
         let words_a = bits_a as u64 / 64 + 1;

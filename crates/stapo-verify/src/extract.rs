@@ -237,13 +237,8 @@ pub(crate) fn answer_line(text: &str) -> Option<&str> {
 
 /// Where the text after the last mark of an answer line begins.
 fn last_line_mark(text: &str) -> Option<usize> {
-    let mut n_marks = 0;
-    let mut found = None;
-    ends_of(text, "answer").find(|end| {
-        n_marks += 1;
-        found = behind_colon(text, *end).or_else(|| is_heading(text, *end).then_some(*end));
-        found.is_some() || n_marks == MAX_MARKS
-    });
+    let behind = |end: usize| behind_colon(text, end).or_else(|| is_heading(text, end).then_some(end));
+    let found = ends_of(text, "answer").take(MAX_MARKS).find_map(behind);
     let hashes = last_of(text, "####").map(|at| at + "####".len());
     found.max(hashes)
 }

@@ -7,6 +7,7 @@ mod cases;
 mod extract;
 mod gold;
 mod hostile;
+mod limits;
 mod modes;
 mod properties;
 mod readings;

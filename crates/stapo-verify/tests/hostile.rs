@@ -84,6 +84,9 @@ fn a_text_beyond_the_limit_is_over_budget() {
     let longest = format!("{}1", " ".repeat(MAX_INPUT_BYTES - 1));
     assert_eq!(grade_answer(&longest, "1", Mode::Math).verdict, Verdict::Right);
     assert_eq!(grade_answer("1", &longest, Mode::Math).verdict, Verdict::Right);
+    assert_eq!(grade(&longest, "1", Mode::Exact).verdict, Verdict::Right);
+    assert_eq!(grade("1", longest.as_str(), Mode::Exact).verdict, Verdict::Right);
+    assert_eq!(grade("1", text.as_str(), Mode::Exact).verdict, Verdict::OverBudget);
 }
 
 #[test]

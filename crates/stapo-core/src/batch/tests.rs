@@ -103,3 +103,10 @@ fn minibatches_are_whole_groups_and_never_empty() {
         assert_eq!(sizes, expected, "{size}");
     }
 }
+
+#[test]
+fn a_prompt_of_a_group_counts_once_against_the_budget() {
+    let sequences = groups(&[(2, &[3]), (10, &[5, 5])]);
+    assert_eq!(shared(&sequences, 25, 1000), [(vec![0, 1, 2], 25)]);
+    assert_eq!(shared(&sequences, 24, 1000), [(vec![0], 5), (vec![1, 2], 20)]);
+}

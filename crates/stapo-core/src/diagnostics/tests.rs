@@ -120,6 +120,8 @@ fn quadrants_follow_the_table_of_the_paper() {
     assert_eq!(at(0.001, 1.0), Quadrant::ImprobableHighEntropy);
     assert_eq!(at(0.001, 0.2), Quadrant::ImprobableLowEntropy);
     assert_eq!(Quadrant::ALL.map(Quadrant::spurious_risk), [Risk::Low, Risk::Low, Risk::Medium, Risk::High]);
+    let norms = Quadrant::ALL.map(Quadrant::published_gradient_norm);
+    assert_eq!(norms, [1.230, 1.296, 1.289, 1.436], "table of arXiv 2602.15620");
     let moves = Quadrant::ALL.map(Quadrant::entropy_move);
     assert_eq!(moves, [EntropyMove::Down, EntropyMove::Down, EntropyMove::Up, EntropyMove::Up]);
 }

@@ -56,7 +56,6 @@ impl ObjectiveSpec {
                 at_least("entropy_bonus.target", target, 0.0)?;
                 at_least("entropy_bonus.step", step, 0.0)?;
                 finite("entropy_bonus.min", min)?;
-                ordered_as("entropy_bonus.max", max, "min", min)?;
                 ordered_as("entropy_bonus.initial", initial, "min", min)?;
                 ordered_as("entropy_bonus.max", max, "initial", initial)
             }

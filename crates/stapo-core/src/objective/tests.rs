@@ -2,12 +2,14 @@ mod advantages;
 mod calibration;
 mod control;
 mod deferral;
+mod effects;
 mod finite_differences;
 mod goldens;
 mod invariance;
 mod limits;
 mod naive;
 mod spec;
+mod values;
 
 use super::*;
 use crate::random::Key;

@@ -240,6 +240,18 @@ fn kto_learns_from_single_responses_and_other_losses_refuse_them() {
     assert_eq!(PreferenceLoss::baseline(&[-1.0, 0.5]), 0.0, "at least 0");
 }
 
+/// The square of 1e200 is no number, while its derivative is.
+#[test]
+fn a_loss_that_overflows_is_refused() {
+    let (chosen, rejected) = (drawn(1, 1), drawn(2, 1));
+    let far = JudgedResponse { logp: &[-1e200], ..chosen.view() };
+    let pair = Comparison { chosen: Some(far), rejected: Some(rejected.view()) };
+    let ipo = PreferenceSpec { loss: PreferenceLoss::Ipo { beta: 0.2 }, masks: vec![] };
+    let calibration = ipo.calibrate(&[pair], 0.0, 0).unwrap();
+    let said = ipo.evaluate(&calibration, 3, &pair).unwrap_err().to_string();
+    assert!(said.contains("log-probs whose preference loss is finite"), "{said}");
+}
+
 #[test]
 fn impossible_values_and_masks_are_refused_by_their_key() {
     let refused = |loss: PreferenceLoss, masks: Vec<Mask>| {

@@ -1,4 +1,4 @@
-use super::category::{TokenCategory::*, category_in_response, words};
+use super::category::{TokenCategory, TokenCategory::*, category_in_response, words};
 use super::{ProgramEnd, ProgramRun};
 
 #[test]
@@ -88,4 +88,25 @@ fn long_texts_are_cut_at_a_character_with_a_marker() {
     let kept = format!("a{}", "é".repeat(ProgramRun::MAX_TEXT_BYTES / 2 - 1));
     assert_eq!(cut.printed, format!("{kept} ... (2002 more bytes)"));
     assert_eq!(cut.failing_test.as_deref(), Some(cut.printed.as_str()));
+}
+
+#[test]
+fn ends_and_categories_have_names_of_their_own() {
+    let ends = [
+        ProgramEnd::Passed,
+        ProgramEnd::FailedTest,
+        ProgramEnd::Crashed,
+        ProgramEnd::TimeOut,
+        ProgramEnd::Memory,
+        ProgramEnd::Output,
+        ProgramEnd::Processes,
+        ProgramEnd::FileSize,
+        ProgramEnd::NoProgram,
+    ];
+    let labels = ends.map(ProgramEnd::label);
+    assert_eq!((labels[0], labels[3], labels[8]), ("passed", "timed out", "no program"));
+    assert!(labels.iter().all(|label| labels.iter().filter(|other| *other == label).count() == 1));
+    for category in TokenCategory::ALL {
+        assert_eq!(serde_json::to_value(category).unwrap(), category.name());
+    }
 }

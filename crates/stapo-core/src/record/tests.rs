@@ -195,7 +195,10 @@ fn metrics_of_training_and_pretraining_name_their_step() {
         "schema": SCHEMA, "step": 7, "loss": 1.5, "entropy_mean": 0.9, "n_tokens": 100, "n_scored": 80,
         "learning_rate": 1e-3, "gradient_norm": 0.5, "tokens_per_second": 1000.0
     });
-    assert_eq!(parse::<PretrainMetrics>(&pretraining.to_string()).unwrap().step(), 7);
+    let read: PretrainMetrics = parse(&pretraining.to_string()).unwrap();
+    assert_eq!((read.step(), read.state_sha256()), (7, None));
+    let hashed = PretrainMetrics { state_sha256: Some("a1".into()), ..read };
+    assert_eq!(hashed.state_sha256(), Some("a1"));
     let training = json!({
         "schema": SCHEMA, "step": 9, "reward_mean": -0.2, "accuracy": 0.4, "response_tokens_mean": 30.5,
         "truncated_share": 0.0, "entropy_mean": 0.3,
@@ -205,5 +208,43 @@ fn metrics_of_training_and_pretraining_name_their_step() {
         "silenced_gradient_share": 0.01, "quadrants": [], "exactness_max_abs": 0.0,
         "tokens_per_second": {"rollout": 1000.0, "update": 500.0}
     });
-    assert_eq!(parse::<Metrics>(&training.to_string()).unwrap().step(), 9);
+    let read: Metrics = parse(&training.to_string()).unwrap();
+    assert_eq!((read.step(), read.state_sha256()), (9, None));
+    let hashed = Metrics { state_sha256: Some("b2".into()), ..read };
+    assert_eq!(hashed.state_sha256(), Some("b2"));
+}
+
+fn input(name: &str, sha256: &str) -> FileHash {
+    FileHash { name: name.into(), n_bytes: 5, sha256: sha256.into() }
+}
+
+#[test]
+fn changed_inputs_are_named_with_both_hashes() {
+    let before = [input("data", "aa"), input("weights", "bb"), input("weights", "cc"), input("old", "dd")];
+    let after = [input("new", "ee"), input("weights", "bb"), input("data", "ff"), input("weights", "cc")];
+    let shown: Vec<String> = changed_inputs(&before, &after).iter().map(Change::to_string).collect();
+    assert_eq!(shown, ["data: was aa, is ff", "old: was dd, is absent", "new: was absent, is ee"]);
+    let swapped = [input("weights", "cc"), input("weights", "bb")];
+    let changes = changed_inputs(&before[1..3], &swapped);
+    assert_eq!((changes.len(), changes[0].before.as_str(), changes[0].after.as_str()), (1, "bb cc", "cc bb"));
+    assert_eq!(changes[0].file(), None, "an input is no file of the folder");
+    let change = Change::of_file("metrics.jsonl", "aa", "bb");
+    assert_eq!((change.name.as_str(), change.file()), ("file metrics.jsonl", Some("metrics.jsonl")));
+}
+
+#[test]
+fn a_manifest_is_written_with_its_keys_in_order() {
+    let text = r#"{"steps":[],"schema":1,"inputs":[{"sha256":"aa","name":"data","n_bytes":5}],"later":2}"#;
+    let manifest: Manifest = parse(text).unwrap();
+    let expected =
+        r#"{"inputs":[{"n_bytes":5,"name":"data","sha256":"aa"}],"later":2,"schema":1,"steps":[]}"#;
+    assert_eq!(manifest.to_line(), format!("{expected}\n"));
+}
+
+#[test]
+fn phases_that_took_no_time_are_left_out() {
+    let phases = |environment| PhaseSeconds { environment, ..PhaseSeconds::default() };
+    let has_it =
+        |environment| serde_json::to_value(phases(environment)).unwrap().get("environment").is_some();
+    assert_eq!((has_it(0.0), has_it(0.5)), (false, true));
 }

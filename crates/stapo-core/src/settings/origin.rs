@@ -70,6 +70,8 @@ mod tests {
         assert_eq!(at("rollout.group_size", &[]), "a.toml:3:3");
         assert_eq!(at("rollout.source.kind", &[]), "a.toml:4:12");
         assert_eq!(at("rewards.1.right", &[]), "a.toml:8:1");
+        let listed = RawConfig::new("a = 1\nbenchmarks = [10, 20]", []).unwrap();
+        assert_eq!(listed.origin("benchmarks.1", "a.toml"), "a.toml:2:19");
         assert_eq!(at("rollout.temperature", &[]), "a.toml");
         assert_eq!(at("steps", &["step=1", "steps=4", "steps = 5"]), "--set steps = 5");
         assert_eq!(at("rewards.0.name", &["rewards=[]"]), "--set rewards=[]");

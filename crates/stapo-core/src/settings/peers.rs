@@ -30,7 +30,7 @@ pub fn peer_settings() -> Vec<PeerSetting> {
     for (program, page, text) in PAGES {
         for line in text.lines().filter(|line| line.starts_with("| `")) {
             let cells: Vec<&'static str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
-            let [theirs, ours, rest @ ..] = &cells[..] else { continue };
+            let [theirs, ours, ..] = &cells[..] else { continue };
             let (default, others) = default_of(theirs);
             let names = full_names(&quoted(&others));
             let own_names = full_names(&quoted(ours));
@@ -40,7 +40,7 @@ pub fn peer_settings() -> Vec<PeerSetting> {
                 let one_each = names.len() == own_names.len() && names.len() > 1 && !is_product && !is_flag;
                 let ours = if one_each { format!("`{}`", own_names[idx]) } else { (*ours).to_string() };
                 let name = name.split([' ', '=']).next().unwrap_or_default().to_string();
-                let note = rest.first().map_or("", |note| note.trim_end_matches(['|', ' ']));
+                let note = cells.get(2).map_or("", |note| note.trim_end_matches(['|', ' ']));
                 let default = default.filter(|_| idx == 0);
                 settings.push(PeerSetting { program, page, name, ours, note, default });
             }

@@ -56,15 +56,15 @@ fn between(low: f64, high: f64, fraction: f64) -> f64 {
     if fraction < 0.5 { low + (high - low) * fraction } else { high - (high - low) * (1.0 - fraction) }
 }
 
-/// The share of the largest value that a spread must exceed: smaller differences are rounding.
+/// The share of the highest value that a spread must exceed: smaller differences are rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// True if values differ by more than rounding: by more than 1e-9 of the largest absolute value.
+/// True if values differ by more than rounding: by more than 1e-9 of the highest.
 pub fn has_spread(values: impl Iterator<Item = f64>) -> bool {
     let start = (f64::INFINITY, f64::NEG_INFINITY);
     let (lowest, highest) = values.fold(start, |(low, high), x| (low.min(x), high.max(x)));
     // The difference of two finite values can overflow to infinity, which is a spread.
-    highest - lowest > ROUNDING * lowest.abs().max(highest.abs())
+    highest - lowest > ROUNDING * highest.abs()
 }
 
 /// Area under the piecewise linear curve through (x, y), x not decreasing. One point has area 0.

@@ -10,36 +10,20 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 /// digits.
 const MANY_FREEDOM: f64 = 500.0;
 
+/// Rounds of the fractions and of the series: enough for all digits of f64, of chi-squared up to thousands of degrees of
+/// freedom and of Student's t from a tenth of one on.
+const BETA_ROUNDS: u32 = 128;
+const CHI_SQUARED_ROUNDS: u32 = 1000;
+const SERIES_TERMS: u32 = 10_000;
+
 /// P(Z <= x).
 pub fn normal_cdf(x: f64) -> f64 {
     0.5 * libm::erfc(-x * FRAC_1_SQRT_2)
 }
 
-/// x with P(Z <= x) = p: a rational first guess (Abramowitz, Stegun 26.2.23), then Halley steps on the distribution
-/// function. p = 0 and 1 give the infinities.
+/// x with P(Z <= x) = p; 0 and 1 give the infinities.
 pub fn normal_quantile(p: f64) -> f64 {
-    if !(0.0..=1.0).contains(&p) {
-        return f64::NAN;
-    }
-    if p > 0.5 {
-        return -normal_quantile(1.0 - p);
-    }
-    if p == 0.0 {
-        return f64::NEG_INFINITY;
-    }
-    let r = (-2.0 * p.ln()).sqrt();
-    let mut x = (2.515517 + r * (0.802853 + r * 0.010328))
-        / (1.0 + r * (1.432788 + r * (0.189269 + r * 0.001308)))
-        - r;
-    for _ in 0..3 {
-        // Near the middle the distance from 1/2 keeps the digits that the distance from p would lose.
-        let miss = if p > 0.25 { 0.5 * libm::erf(x * FRAC_1_SQRT_2) - (p - 0.5) } else { normal_cdf(x) - p };
-        // The inverse of the density overflows where p is subnormal, so `miss` is multiplied by its root twice.
-        let half = (0.25 * x * x).exp();
-        let step = miss * half * half * (2.0 * PI).sqrt();
-        x -= step / (1.0 + 0.5 * x * step);
-    }
-    x
+    t_quantile(p, f64::INFINITY)
 }
 
 /// NaN unless above 0.
@@ -58,39 +42,28 @@ pub fn chi_squared_upper(x: f64, freedom: f64) -> f64 {
     if y < a + 1.0 {
         let mut term = 1.0 / a;
         let mut sum = term;
-        let mut n = a;
-        while term > 1e-17 * sum {
-            n += 1.0;
-            term *= y / n;
+        for n in 1..SERIES_TERMS {
+            term *= y / (a + f64::from(n));
             sum += term;
         }
         return 1.0 - scale * sum;
     }
-    // The modified Lentz method; no denominator is 0, since y >= a + 1.
-    let mut b = y + 1.0 - a;
-    let mut c = 1e300;
-    let mut d = 1.0 / b;
-    let mut value = d;
-    for round in 1..10_000_u32 {
+    // From the innermost denominator outwards; none is 0, since y >= a + 1.
+    let mut fraction = f64::MAX;
+    for round in (1..CHI_SQUARED_ROUNDS).rev() {
         let n = f64::from(round);
-        let numerator = -n * (n - a);
-        b += 2.0;
-        d = 1.0 / (numerator * d + b);
-        c = b + numerator / c;
-        value *= d * c;
-        if d * c == 1.0 {
-            break;
-        }
+        fraction = y - a + (2.0 * n - 1.0) - n * (n - a) / fraction;
     }
-    scale * value
+    scale / fraction
 }
 
 /// P(|T| >= |t|) for Student's t with `freedom` degrees of freedom: the two-sided p value.
 pub fn t_two_sided(t: f64, freedom: f64) -> f64 {
-    2.0 * t_upper(t.abs(), freedom)
+    2.0 * beyond_and_within(t.abs(), positive(freedom)).0
 }
 
-/// t with P(T <= t) = p, by Newton steps kept inside a shrinking bracket, so that the search always ends.
+/// t with P(T <= t) = p; 0 and 1 give the infinities. Below a hundredth of a degree of freedom, quantiles beyond 1e154 are
+/// cut.
 pub fn t_quantile(p: f64, freedom: f64) -> f64 {
     let freedom = positive(freedom);
     if !(0.0..=1.0).contains(&p) || freedom.is_nan() {
@@ -107,121 +80,51 @@ fn upper_quantile(upper: f64, central: f64, freedom: f64) -> f64 {
     if upper == 0.0 {
         return f64::INFINITY;
     }
-    if central == 0.0 {
-        return 0.0;
-    }
-    if freedom.is_infinite() {
-        return -normal_quantile(upper);
-    }
-    // Positive while t is too small. In the tail the logarithm is used: a power law is a straight line in ln t.
-    let miss = |t: f64| {
-        if upper > 0.25 {
-            (central - t_central(t, freedom)) / upper
-        } else {
-            (t_upper(t, freedom) / upper).ln()
-        }
+    let is_below = |t: f64| {
+        let (beyond, within) = beyond_and_within(t, freedom);
+        if upper < 0.25 { beyond > upper } else { within < central }
     };
-    let (mut low, mut high) = (0.0, 1.0);
-    while miss(high) > 0.0 {
-        low = high;
-        high *= 2.0;
-        if high > 1e150 {
-            return f64::INFINITY;
-        }
-    }
-    let mut t = if low == 0.0 { 0.5 } else { (low * high).sqrt() };
-    for _ in 0..200 {
-        let m = miss(t);
-        if m > 0.0 {
-            low = t;
-        } else {
-            high = t;
-        }
-        // Both forms of `miss` have the derivative -density / reference in t.
-        let reference = if upper > 0.25 { upper } else { t_upper(t, freedom) };
-        let slope = t * t_density(t, freedom) / reference;
-        let mut next = t * (m / slope).clamp(-1.0, 1.0).exp();
-        if !(next > low && next < high) {
-            next = 0.5 * (low + high);
-        }
-        if (next - t).abs() <= 1e-16 * t || next == low || next == high {
-            return next;
-        }
-        t = next;
-    }
-    t
+    // The bits of floats that are not negative are in the order of the floats: each is set unless t would be too large.
+    (0..63).rev().fold(0.0, |t: f64, bit| {
+        let candidate = f64::from_bits(t.to_bits() | 1 << bit);
+        if is_below(candidate) { candidate } else { t }
+    })
 }
 
-/// P(T > t) for t >= 0: half the regularised incomplete beta function at x = freedom / (freedom + t^2)
-/// with parameters freedom / 2 and 1/2 (Abramowitz, Stegun 26.7.1).
-fn t_upper(t: f64, freedom: f64) -> f64 {
-    let freedom = positive(freedom);
+/// P(T > t) and P(0 < T < t) for t >= 0: halves of the regularised incomplete beta functions at freedom / (freedom + t^2)
+/// and t^2 / (freedom + t^2) with parameters freedom / 2 and 1/2 (Abramowitz, Stegun 26.7.1), of which the smaller is
+/// computed.
+fn beyond_and_within(t: f64, freedom: f64) -> (f64, f64) {
     if freedom >= MANY_FREEDOM {
-        return normal_cdf(-normal_deviate(t, freedom));
+        let z = normal_deviate(t, freedom);
+        return (normal_cdf(-z), 0.5 * libm::erf(z * FRAC_1_SQRT_2));
     }
-    if beta_fraction_is_fast(t, freedom) {
-        tail_by_fraction(t, freedom)
+    let a = 0.5 * freedom;
+    let (x, y) = (1.0 / (1.0 + t * t / freedom), 1.0 / (1.0 + freedom / (t * t)));
+    let power = (-a * libm::log1p(t * t / freedom) - ln_beta_half(a)).exp() * y.sqrt();
+    if t > 1.0 {
+        let beyond = 0.5 * power * beta_continued_fraction(a, 0.5, x) / a;
+        (beyond, 0.5 - beyond)
     } else {
-        0.5 - central_by_fraction(t, freedom)
-    }
-}
-
-/// P(0 < T < t) for t >= 0.
-fn t_central(t: f64, freedom: f64) -> f64 {
-    if freedom >= MANY_FREEDOM {
-        return 0.5 * libm::erf(normal_deviate(t, freedom) * FRAC_1_SQRT_2);
-    }
-    if beta_fraction_is_fast(t, freedom) {
-        0.5 - tail_by_fraction(t, freedom)
-    } else {
-        central_by_fraction(t, freedom)
+        // The division by the parameter 1/2 and the half for one side cancel.
+        let within = power * beta_continued_fraction(0.5, a, y);
+        (0.5 - within, within)
     }
 }
 
 /// The z with P(Z > z) = P(T > t), t >= 0, by an expansion in 1 / freedom (Hill 1970, algorithm 395): relative error of
 /// the tail 1e-14 at 500 degrees of freedom and t = 8, falling with the sixth power.
 fn normal_deviate(t: f64, freedom: f64) -> f64 {
-    // Where t^2 would overflow the tail is 0 anyway.
-    if freedom.is_infinite() || t > 1e150 {
+    if freedom.is_infinite() {
         return t;
     }
+    // The powers below must not overflow; the tail is 0 long before.
+    let t = t.clamp(0.0, 1e50);
     let a = freedom - 0.5;
     let b = 48.0 * a * a;
     let y = a * libm::log1p(t * t / freedom);
     let correction = (((-0.4 * y - 3.3) * y - 24.0) * y - 85.5) / (0.8 * y * y + 100.0 + b);
     y.sqrt() * (1.0 + (correction + y + 3.0) / b)
-}
-
-/// Whether x = freedom / (freedom + t^2) lies below (a + 1) / (a + b + 2) with a = freedom / 2, b = 1/2.
-fn beta_fraction_is_fast(t: f64, freedom: f64) -> bool {
-    let a = 0.5 * freedom;
-    t * t * (a + 1.0) > 1.5 * freedom
-}
-
-fn tail_by_fraction(t: f64, freedom: f64) -> f64 {
-    let a = 0.5 * freedom;
-    let x = freedom / (freedom + t * t);
-    0.5 * beta_power(t, freedom) * beta_continued_fraction(a, 0.5, x) / a
-}
-
-fn central_by_fraction(t: f64, freedom: f64) -> f64 {
-    let a = 0.5 * freedom;
-    let y = 1.0 / (1.0 + freedom / (t * t));
-    // The division by the parameter 1/2 and the half for one side cancel.
-    beta_power(t, freedom) * beta_continued_fraction(0.5, a, y)
-}
-
-/// x^a (1 - x)^(1/2) / B(a, 1/2) with a = freedom / 2 and x = freedom / (freedom + t^2).
-fn beta_power(t: f64, freedom: f64) -> f64 {
-    let a = 0.5 * freedom;
-    let ln_x = -libm::log1p(t * t / freedom);
-    (a * ln_x - ln_beta_half(a)).exp() * (1.0 / (1.0 + freedom / (t * t))).sqrt()
-}
-
-/// Density of Student's t.
-fn t_density(t: f64, freedom: f64) -> f64 {
-    let a = 0.5 * freedom;
-    (-(a + 0.5) * libm::log1p(t * t / freedom) - ln_beta_half(a)).exp() / freedom.sqrt()
 }
 
 /// ln B(a, 1/2) = ln Gamma(1/2) - (ln Gamma(a + 1/2) - ln Gamma(a)); for large a by the asymptotic series of the
@@ -237,28 +140,14 @@ fn ln_beta_half(a: f64) -> f64 {
     half_ln_pi - (0.5 * a.ln() + series)
 }
 
-/// Continued fraction of the incomplete beta (Abramowitz, Stegun 26.5.8) by the modified Lentz method
-/// (Thompson, Barnett 1986). Quick where x < (a + 1) / (a + b + 2).
+/// Continued fraction of the incomplete beta (Abramowitz, Stegun 26.5.8), from the innermost denominator outwards.
 fn beta_continued_fraction(a: f64, b: f64, x: f64) -> f64 {
-    const TINY: f64 = 1e-300;
-    let guard = |v: f64| if v.abs() < TINY { TINY } else { v };
-    let mut c = 1.0;
-    let mut d = 1.0 / guard(1.0 - (a + b) * x / (a + 1.0));
-    let mut value = d;
-    for round in 1..1000_u32 {
+    let mut fraction = 1.0;
+    for round in (1..BETA_ROUNDS).rev() {
         let m = f64::from(round);
         let even = m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m));
         let odd = -(a + m) * (a + b + m) * x / ((a + 2.0 * m) * (a + 2.0 * m + 1.0));
-        let mut change = 1.0;
-        for term in [even, odd] {
-            d = 1.0 / guard(1.0 + term * d);
-            c = guard(1.0 + term / c);
-            change *= d * c;
-        }
-        value *= change;
-        if (change - 1.0).abs() < 1e-15 {
-            break;
-        }
+        fraction = 1.0 + even / (1.0 + odd / fraction);
     }
-    value
+    1.0 / (1.0 - (a + b) * x / ((a + 1.0) * fraction))
 }

@@ -33,8 +33,7 @@ impl QuestionVotes {
         if let Some(odd) = answers.iter().find(|a| a.n_correct > a.n_votes) {
             return Err(StatsError::Count { n_samples: odd.n_votes, n_correct: odd.n_correct });
         }
-        let mut votes = Self { answers, n_silent };
-        votes.answers.retain(|a| a.n_votes > 0);
+        let votes = Self { answers, n_silent };
         if votes.n_samples() == 0 {
             return Err(StatsError::Count { n_samples: 0, n_correct: 0 });
         }
@@ -131,7 +130,7 @@ fn exact_majority(votes: &QuestionVotes, k: usize) -> f64 {
 /// Sum over t of P(the answers other than `winner` and the silent ones draw `rest` in all, none more than m, t of them
 /// exactly m) / (t + 1).
 fn tied_chance(rows: &[Vec<f64>], silent: &[f64], winner: usize, m: usize, rest: usize) -> f64 {
-    let width = (rest / m).min(rows.len() - 1) + 1;
+    let width = rows.len().min(rest / m + 1);
     // Laid out as chances[drawn * width + t].
     let mut chances = vec![0.0; (rest + 1) * width];
     for (drawn, &chance) in silent.iter().enumerate().take(rest + 1) {

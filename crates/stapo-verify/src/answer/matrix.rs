@@ -238,7 +238,10 @@ fn matrix(tokens: &[Token], depths: &[u32], budget: &mut Budget) -> Bounded<Rows
         );
     }
     let width = rows.first().map_or(0, Vec::len);
-    if width == 0 || rows.iter().any(|row| row.len() != width) || width * rows.len() > MAX_ELEMENTS {
+    if width * rows.len() > MAX_ELEMENTS {
+        return Err(Stop::OverBudget("a matrix of more than 256 elements"));
+    }
+    if width == 0 || rows.iter().any(|row| row.len() != width) {
         return unreadable("a matrix with uneven rows");
     }
     Ok(rows)

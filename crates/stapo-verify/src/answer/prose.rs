@@ -8,11 +8,6 @@ const VARIABLES: &str = "abcdhkmnpqrstuvwxyz";
 
 /// Whether the tokens are words and nothing else.
 pub(super) fn is_prose(tokens: &[Token]) -> bool {
-    if let [Token { tok: Tok::Word(first), .. }, _] = tokens
-        && matches!(first.to_lowercase().as_str(), "choice" | "option")
-    {
-        return false;
-    }
     let is_variables = |word: &str| word.len() <= 3 && word.chars().all(|c| VARIABLES.contains(c));
     let n_words =
         tokens.iter().filter(|t| matches!(&t.tok, Tok::Word(w) if t.is_text || !is_variables(w))).count();

@@ -93,7 +93,6 @@ fn solved(left: &Expr, rel: Rel, right: &Expr, budget: &mut Budget) -> Bounded<O
         _ => {}
     }
     let mut names = [lefts, rights].concat();
-    names.sort_unstable();
     names.dedup();
     let [name] = names.as_slice() else { return Ok(None) };
     let difference = Expr::Add(vec![left.clone(), right.clone().negated()]);

@@ -238,8 +238,7 @@ pub(super) fn with_renamed_argument(answer: &Answer, wanted: &str) -> Option<Ans
     let argument = |name: &str| {
         let (function, rest) = name.split_once('(')?;
         let argument = rest.strip_suffix(')')?;
-        let is_letter = argument.len() == 1 && argument.bytes().all(|b| b.is_ascii_lowercase());
-        is_letter.then(|| (function.to_owned(), argument.to_owned()))
+        matches!(argument.as_bytes(), [b'a'..=b'z']).then(|| (function.to_owned(), argument.to_owned()))
     };
     let ((function, old), (wanted_function, new)) = (argument(name)?, argument(wanted)?);
     let Answer::Scalar(value) = &**value else { return None };
@@ -263,10 +262,11 @@ pub(super) fn with_curve_parameter(items: &[Answer], wanted: &[Answer]) -> Optio
             let Answer::Scalar(value) = item else { return None };
             names.extend(value.expr.variables().iter().map(|name| (*name).to_owned()));
         }
-        let first = names.first()?.clone();
+        let (first, others) = names.split_first()?;
         let is_parameter =
             ["t", "s", "u", "r", "k", "lambda", "mu", "\\lambda", "\\mu", "λ", "μ"].contains(&first.as_str());
-        (is_parameter && names.len() > 1 && names.iter().all(|name| *name == first)).then_some(first)
+        let is_alone = !others.is_empty() && others.iter().all(|name| name == first);
+        (is_parameter && is_alone).then(|| first.clone())
     };
     let (old, new) = (parameter(items)?, parameter(wanted)?);
     let renamed = |item: &Answer| match item {

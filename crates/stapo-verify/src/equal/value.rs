@@ -98,7 +98,7 @@ fn near_forms(a: &Poly, b: &Poly) -> Option<bool> {
     if let (Some(a), Some(b)) = (a.as_ratio(), b.as_ratio()) {
         return Some(agree_to_six_decimals(&a, &b));
     }
-    if a.terms.len() != b.terms.len() || !a.terms.keys().eq(b.terms.keys()) {
+    if a.terms.keys().ne(b.terms.keys()) {
         return None;
     }
     Some(a.terms.values().zip(b.terms.values()).all(|(a, b)| agree_to_six_decimals(a, b)))

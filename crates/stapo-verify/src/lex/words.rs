@@ -109,10 +109,6 @@ const UPRIGHT_D: &str = "\\mathrm{d}";
 /// a differential in `dx`, in `d\theta`, and alone with a letter in a part of a fraction, as in `\frac{d x}{d t}`.
 fn join_differentials(tokens: &mut Vec<Token>) {
     let is_d = |token: &Token| matches!(&token.tok, Tok::Letter(name) if name == "d" || name == UPRIGHT_D);
-    if !tokens.iter().any(|token| is_d(token) || matches!(&token.tok, Tok::Word(run) if run.starts_with('d')))
-    {
-        return;
-    }
     let mut is_joined = vec![false; tokens.len()];
     for i in 0..tokens.len() {
         if is_joined[i] {

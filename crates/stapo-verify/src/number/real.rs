@@ -254,7 +254,7 @@ impl Real {
         let length = self.mant.bit_len();
         if length > bits {
             let cut = length - bits;
-            let is_lossless = self.mant.trailing_zeros().is_some_and(|zeros| zeros >= cut);
+            let is_lossless = self.mant.trailing_zeros() >= Some(cut);
             self.mant >>= cut;
             self.exp += cut as i64;
             if !is_lossless {

@@ -24,6 +24,7 @@ fn tokens_that_do_not_wait_have_their_final_effects_before_the_minibatch_was_see
                 let mut after = before.clone();
                 spec.evaluate(&provisional, idx, response, &mut before).unwrap();
                 spec.evaluate(&calibration, idx, response, &mut after).unwrap();
+                assert!(before.iter().all(|effect| !(effect.is_candidate && effect.kept)), "{name}");
                 let waits = deferral.waits(&after);
                 let waited = before.iter().zip(&after).filter(|(_, after)| waits(after));
                 n_waited[kind] += waited.filter(|(_, after)| after.d_logp != 0.0).count();

@@ -6,6 +6,28 @@ use crate::record::{
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
+#[test]
+fn units_and_directions_have_names() {
+    use Unit::*;
+    let units = [Plain, Share, Reward, Nats, Tokens, TokensPerSecond, Responses, Updates, Seconds, Bytes];
+    let names = units.map(Unit::name);
+    assert_eq!(
+        names,
+        ["", "share", "reward", "nats", "tokens", "tokens/s", "responses", "updates", "s", "bytes"]
+    );
+    assert_eq!([Share, Reward, Nats, Updates].map(|unit| unit.shown().0), ["%", "", "nats", ""]);
+    assert_eq!(Bytes.shown(), ("GiB", 1.0 / 1_073_741_824.0));
+    assert_eq!([Better::Higher, Better::Lower, Better::Neither].map(Better::name), ["higher", "lower", ""]);
+}
+
+#[test]
+fn a_metric_is_found_by_its_key() {
+    for metric in ALL {
+        assert_eq!(Metric::by_key(metric.key).map(|found| found.label), Some(metric.label), "{}", metric.key);
+    }
+    assert!(Metric::by_key("no_such_number").is_none());
+}
+
 /// A step that has every number. A new field of [`Metrics`] must be named here, and so meets the test below.
 fn full() -> Metrics {
     let score = BenchmarkScore {

@@ -82,3 +82,10 @@ fn the_smallest_p_value_is_two_over_all_signs() {
     let p = test(&vec![1.0; 5000]).p_value;
     assert!(p > 0.0 && p < 1e-300, "{p}");
 }
+
+/// Without the common divisor, counting would take more than [`EXACT_COST`] additions.
+#[test]
+fn differences_with_a_common_divisor_are_counted_in_units_of_it() {
+    assert_eq!(exact_on_lattice(&[400_000_000, 400_000_000, 400_000_000]), Some(0.25));
+    assert_eq!(exact_on_lattice(&[400_000_000, 400_000_001, 400_000_000]), None);
+}
