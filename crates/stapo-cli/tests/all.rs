@@ -50,6 +50,7 @@ mod served_runs;
 mod stopping;
 mod survival;
 mod sweep;
+mod terminal;
 mod tools;
 mod train;
 mod transcript;

@@ -2,6 +2,7 @@
 
 use crate::common::{complaint, json, ok, stapo, without_receipt};
 use crate::pinned::{compare, numbered};
+use crate::terminal::on_terminal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -76,13 +77,20 @@ fn wrong_questions_are_refused_by_name() {
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "a refused evaluation makes no folder");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_second_verifier_judges_beside_the_rule() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let args = ["eval", "--limit", "6", "--samples", "2", "--max-tokens", "80", "--out"];
     // Under another mode of the grader, the text of the box counts.
-    let table = ok(&stapo(at, &[&args[..], &["modes", "--verifier", "boxed-exact"]].concat()));
+    let asked = [&args[..], &["modes", "--verifier", "boxed-exact"]].concat();
+    let (status, table) = on_terminal(at, &asked, "");
+    assert!(status.success(), "{table}");
+    assert!(
+        table.contains(" 0/12 samples  0s, ") && table.contains(" right, ") && table.contains(" tokens"),
+        "{table}"
+    );
     assert!(table.contains("rule and boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
     std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
@@ -239,7 +247,9 @@ fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_d
     // The runs that are there set the pace: two steps take no minute.
     let short = [&small[..], &["--minutes", "1", "--out", "short"]].concat();
     let output = stapo(at, &short);
-    assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("left"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && !said.contains("left"), "{said}");
+    assert!(said.contains("a/seed-3 done\n") && said.contains("b/seed-3 done\n"), "{said}");
     assert!(at.join("short/b/seed-3/manifest.sha256").is_file());
     let said = ok(&stapo(at, &["experiment", "long.toml", "--power", "--set", "evaluation.problems=256"]));
     // Three seeds detect 3.33 deviations, and 256 answers deviate by 3.125 points in each of two arms.
@@ -247,15 +257,22 @@ fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_d
     assert!(ok(&stapo(at, &["experiment", "long.toml", "--power", "--seeds", "0"])).contains("one seed"));
 }
 
+#[cfg(unix)]
 #[test]
 fn an_arm_that_fails_does_not_lose_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let text = "name = \"half\"\nseeds = [0]\n[[arms]]\nname = \"good\"\n[[arms]]\nname = \"bad\"\nset = [\"model={kind=\\\"path\\\",path=\\\"gone\\\"}\"]\n";
     std::fs::write(at.join("half.toml"), text).unwrap();
-    let output = stapo(at, &[&["experiment", "half.toml"], &TINY[..]].concat());
-    assert_eq!(output.status.code(), Some(1));
-    let table = String::from_utf8_lossy(&output.stdout);
+    let (status, table) = on_terminal(at, &[&["experiment", "half.toml"], &TINY[..]].concat(), "");
+    assert_eq!(status.code(), Some(1));
+    // A bar for all runs, and a line for the one in progress.
+    assert!(table.contains(" 0/2 runs  0s so far  ") && table.contains(" 1/2 runs "), "{table}");
+    assert!(
+        table.contains("good/seed-0 step 1  accuracy ") && table.contains("error: bad/seed-0 failed: "),
+        "{table}"
+    );
+    assert!(!table.contains("good/seed-0 done"), "{table}");
     assert!(table.contains("good") && table.contains("failed: bad/seed-0 error: model gone"), "{table}");
     let listed = ok(&stapo(at, &["experiment"]));
     assert!(listed.contains("falsify") && listed.contains("ablation-mask"), "{listed}");

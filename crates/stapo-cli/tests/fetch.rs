@@ -1,6 +1,7 @@
 //! `stapo fetch` against a local server that speaks the hub's protocol and can be told to misbehave.
 
 use crate::common::ok;
+use crate::terminal::shown;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::run::disk::hex;
@@ -156,6 +157,10 @@ fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
 }
 
 fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {
+    command(folder, address, token, args).output().unwrap()
+}
+
+fn command(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(folder).args(args);
     command.env("HF_ENDPOINT", address).env("HF_HOME", folder.join("hf"));
@@ -163,7 +168,8 @@ fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(name);
     }
-    command.envs(token.map(|token| ("HF_TOKEN", token))).output().unwrap()
+    command.envs(token.map(|token| ("HF_TOKEN", token)));
+    command
 }
 
 fn complaint(output: &Output) -> String {
@@ -205,6 +211,7 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
 
 /// A process that was killed in the middle of a transfer leaves a partial file; the next process requests only the
 /// rest.
+#[cfg(unix)]
 #[test]
 fn half_a_file_on_disk_is_completed() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,17 +231,21 @@ fn half_a_file_on_disk_is_completed() {
         std::fs::write(&partial, bytes).unwrap();
         server.requests.lock().unwrap().clear();
         let args = ["model", "o/m", "--file", "model.safetensors"];
-        let shown = ok(&fetch(folder.path(), &server.address, None, &args));
+        let printed = ok(&fetch(folder.path(), &server.address, None, &args));
         let requests = server.requests.lock().unwrap().clone();
         let got: Vec<&String> =
             requests.iter().filter(|line| line.starts_with("GET ") && line.contains("/resolve/")).collect();
         assert_eq!(got.len(), usize::from(expected.is_some()), "{got:?}");
         assert!(expected.is_none_or(|end| got[0].ends_with(end)), "{got:?}");
-        assert_eq!(std::fs::read(shown.trim()).unwrap(), content);
+        assert_eq!(std::fs::read(printed.trim()).unwrap(), content);
         assert!(!partial.exists());
-        std::fs::remove_file(shown.trim()).unwrap();
+        std::fs::remove_file(printed.trim()).unwrap();
         std::fs::remove_file(partial.with_extension("")).unwrap();
     }
+    // On a terminal the bytes are counted.
+    let (status, text) = shown(command(folder.path(), &server.address, None, &["fetch", "model", "o/m"]), "");
+    assert!(status.success(), "{text}");
+    assert!(text.contains("model.safetensors ") && text.contains(" KiB/1.14 MiB "), "{text}");
 }
 
 #[test]

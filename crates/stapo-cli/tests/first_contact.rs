@@ -1,6 +1,7 @@
 //! What a newcomer types first: `stapo`, `stapo tutorial`, `stapo explain`.
 
 use crate::common::{complaint, listing, ok, root, stapo};
+use crate::terminal::on_terminal;
 use serde_json::Value;
 use std::process::Command;
 
@@ -56,12 +57,15 @@ fn explain_names_what_is_nearest_to_an_unknown_word() {
     assert!(text.contains("group_size"), "{text}");
 }
 
+#[cfg(unix)]
 #[test]
 fn the_tutorial_runs_every_step_in_a_new_folder() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::create_dir(at.join("stapo-tutorial")).unwrap();
-    let text = ok(&stapo(at, &["tutorial", "--yes", "--steps", "2"]));
+    // Six times Enter.
+    let (status, text) = on_terminal(at, &["tutorial", "--steps", "2"], "\n\n\n\n\n\n");
+    assert!(status.success(), "{text}");
     for file in ["run/manifest.sha256", "report.html", "tokens.html"] {
         assert!(at.join("stapo-tutorial-2").join(file).exists(), "{file}:\n{text}");
     }
@@ -72,7 +76,33 @@ fn the_tutorial_runs_every_step_in_a_new_folder() {
         assert!(files.contains(&name), "docs/reference/files.md does not name {name}");
     }
     assert!(text.contains("Step 6 of 6") && text.contains("stapo init"), "{text}");
+    assert_eq!(text.matches("Enter runs it, q ends: ").count(), 6, "{text}");
+    // The bar of the run with the curves and the phase below it, and its lines, filled up to the width of the terminal.
+    for part in [
+        "0/2 steps  0 s ",
+        "1/2 steps  ",
+        " left ",
+        "rollout ",
+        "last     reward ",
+        "accuracy ",
+        "done: 2 steps in ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(
+        text.contains("run stapo-tutorial-2/run ") && text.contains("before training: held-out "),
+        "{text}"
+    );
+    // What `generate` says of its pace.
+    assert!(text.contains("\n1 responses, ") && text.contains(" tokens/s\n"), "{text}");
     assert_eq!(listing(&at.join("stapo-tutorial")), [""; 0], "a folder that exists stays as it was");
+    // `q` and the end of the input, Ctrl-D, run nothing.
+    for typed in ["q\n", " Q \n", "\u{4}"] {
+        let (status, text) = on_terminal(at, &["tutorial", "--out", "none"], typed);
+        assert!(status.success() && text.contains("Ended. The folder none keeps what is there.\n"), "{text}");
+        assert_eq!(listing(&at.join("none")), [""; 0]);
+        std::fs::remove_dir(at.join("none")).unwrap();
+    }
     let text = complaint(at, &["tutorial", "--yes", "--out", "stapo-tutorial"]);
     assert!(text.contains("--out stapo-tutorial: exists\nhint: "), "{text}");
 }
