@@ -18,6 +18,8 @@ pub struct Server {
     _output: BufReader<ChildStdout>,
     address: String,
     token: String,
+    /// What it printed at its start.
+    said: String,
 }
 
 impl Server {
@@ -29,13 +31,16 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut line = String::new();
+        let mut said = String::new();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
+        for _ in 0..3 {
+            output.read_line(&mut said).unwrap();
+        }
+        let line = said.lines().next().unwrap();
         let whole = line.split("http://").nth(1).unwrap_or_else(|| panic!("no address: {line}")).trim();
         let (address, token) = whole.split_once('/').unwrap();
         let token = token.trim_start_matches("?token=").to_string();
-        Server { child, _output: output, address: address.to_string(), token }
+        Server { child, _output: output, address: address.to_string(), token, said }
     }
 
     /// The status, the head and the body of an answer to a page that has the token.
@@ -208,6 +213,12 @@ fn foreign_names_pages_methods_and_giants_are_refused() {
         "{head}"
     );
     assert!(!body.contains("<script>") && !body.contains(" style="), "inline code would be blocked: {body}");
+    assert!(
+        server.said.starts_with("1 runs of ") && server.said.contains("\nno token: every user"),
+        "{}",
+        server.said
+    );
+    assert!(server.said.ends_with("\nCtrl-C ends the server; runs continue without it\n"), "{}", server.said);
     let send = |request: &str| server.send(request).0;
     assert_eq!(send("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), 403);
     assert_eq!(send("GET / HTTP/1.1\r\n\r\n"), 403);
@@ -230,9 +241,17 @@ fn foreign_names_pages_methods_and_giants_are_refused() {
 fn other_users_and_other_machines_need_the_token() {
     let folder = tempfile::tempdir().unwrap();
     invented(&folder.path().join("a"), 3);
-    for listen in ["127.0.0.1", "0.0.0.0"] {
+    for (listen, warning) in [
+        ("127.0.0.1", "this address holds a token, without which other users of this machine read nothing"),
+        ("0.0.0.0", "whoever has it can read the runs, over a connection without encryption"),
+    ] {
         let server = Server::start(folder.path(), &["--listen", listen]);
         assert_eq!(server.token.len(), 32);
+        assert!(
+            server.said.contains(warning) && server.said.contains(": http://127.0.0.1:"),
+            "{}",
+            server.said
+        );
         for target in ["/", "/api/runs", "/stream", "/?token=wrong"] {
             let (status, _, body) = server.ask_bare(target, "");
             assert!(status == 401 && !body.contains("long"), "{target}: {status} {body}");
