@@ -45,6 +45,7 @@ mod receipt;
 mod reward_models;
 mod scripts;
 mod serve;
+mod serve_access;
 mod serve_compare;
 mod served_runs;
 mod stopping;

@@ -59,6 +59,11 @@ fn weights_are_read_and_checked_without_the_moments() {
         flip(&checkpoint(&copy, 2).join(name));
         let said = complaint(at, &["generate", "--model", &format!("{name}@2"), "--prompt", "1+1="]);
         assert!(said.contains(problem), "{problem} in {said}");
+        // The run itself is its newest good checkpoint.
+        let said = stapo(at, &["generate", "--model", name, "--prompt", "1+1="]);
+        let told = String::from_utf8_lossy(&said.stderr).into_owned();
+        ok(&said);
+        assert!(told.starts_with("warning: ") && told.contains("; taking the checkpoint before"), "{told}");
     }
 }
 

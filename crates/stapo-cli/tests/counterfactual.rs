@@ -29,6 +29,49 @@ const RUN: [&str; 21] = [
     "--json",
 ];
 
+/// Compares the table with one line for each kind of token.
+fn assert_table(table: &str, summaries: &[Value]) {
+    let rows: Vec<&str> = table.lines().skip(2).collect();
+    assert_eq!(rows.len(), summaries.len(), "{table}");
+    for (row, summary) in rows.iter().zip(summaries) {
+        let numbers: Vec<&str> = row[25..].split_whitespace().collect();
+        let percent = |key: &str| format!("{:.1}", 100.0 * summary[key].as_f64().unwrap());
+        let counts = ["n_tokens", "n_problems"].map(|key| summary[key].to_string());
+        assert_eq!(numbers[..2], counts, "{table}");
+        assert_eq!(numbers[2..4], ["right_sampled", "right_preferred"].map(percent), "{table}");
+        let points = |value: &Value| format!("{:+.1}", 100.0 * value.as_f64().unwrap());
+        let paired = &summary["paired"];
+        if paired.is_null() {
+            assert!(row.ends_with("  needs two problems"), "{table}");
+            continue;
+        }
+        let [low, high] = ["low", "high"].map(|end| points(&paired["interval"][end]));
+        let p = paired["p_permutation"].as_f64().unwrap();
+        let difference = format!("{} ({low} to {high}), p = {p:.3}", points(&paired["difference"]));
+        assert!(row.ends_with(&format!("  {difference}")), "{difference}: {table}");
+    }
+}
+
+/// Compares what is shown of the gradients with their summary.
+fn assert_gradients(table: &str, summary: &Value) {
+    let counts = ["n_silenced", "n_tokens", "n_steps"].map(|key| summary[key].to_string());
+    let [n_silenced, n_tokens, n_steps] = counts;
+    assert!(
+        table.starts_with(&format!(
+            "{n_silenced} silenced of {n_tokens} tokens in the first mini-batches of {n_steps} steps; "
+        )),
+        "{table}"
+    );
+    let share = summary["silenced_share"]["value"].as_f64().unwrap();
+    let interval = &summary["silenced_share"]["interval"];
+    let [low, high] = ["low", "high"].map(|end| interval[end].as_f64().unwrap());
+    let row = format!(
+        "{:<50} {share:+.3e} ({low:+.3e} to {high:+.3e})",
+        "share of the squared gradient norm, silenced"
+    );
+    assert!(table.lines().any(|line| line == row), "{row}: {table}");
+}
+
 #[test]
 fn tokens_of_a_replayed_step_are_continued_both_ways() {
     let folder = tempfile::tempdir().unwrap();
@@ -63,25 +106,7 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["b.jsonl"]).collect();
     let table = ok(&stapo(at, &words));
     assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
-    let rows: Vec<&str> = table.lines().skip(2).collect();
-    assert_eq!(rows.len(), summaries.len(), "{table}");
-    for (row, summary) in rows.iter().zip(&summaries) {
-        let numbers: Vec<&str> = row[25..].split_whitespace().collect();
-        let percent = |key: &str| format!("{:.1}", 100.0 * summary[key].as_f64().unwrap());
-        let counts = ["n_tokens", "n_problems"].map(|key| summary[key].to_string());
-        assert_eq!(numbers[..2], counts, "{table}");
-        assert_eq!(numbers[2..4], ["right_sampled", "right_preferred"].map(percent), "{table}");
-        let points = |value: &Value| format!("{:+.1}", 100.0 * value.as_f64().unwrap());
-        let paired = &summary["paired"];
-        if paired.is_null() {
-            assert!(row.ends_with("  needs two problems"), "{table}");
-            continue;
-        }
-        let [low, high] = ["low", "high"].map(|end| points(&paired["interval"][end]));
-        let p = paired["p_permutation"].as_f64().unwrap();
-        let difference = format!("{} ({low} to {high}), p = {p:.3}", points(&paired["difference"]));
-        assert!(row.ends_with(&format!("  {difference}")), "{difference}: {table}");
-    }
+    assert_table(&table, &summaries);
     assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
     assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
     // The gradient side of the same steps.
@@ -101,21 +126,7 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["d.jsonl"]).collect();
     let table = ok(&stapo(at, &words));
     assert_eq!(fs::read(at.join("c.jsonl")).unwrap(), fs::read(at.join("d.jsonl")).unwrap());
-    let counts = ["n_silenced", "n_tokens", "n_steps"].map(|key| summary[key].to_string());
-    let [n_silenced, n_tokens, n_steps] = counts;
-    assert!(
-        table.starts_with(&format!(
-            "{n_silenced} silenced of {n_tokens} tokens in the first mini-batches of {n_steps} steps; "
-        )),
-        "{table}"
-    );
-    let interval = &summary["silenced_share"]["interval"];
-    let [low, high] = ["low", "high"].map(|end| interval[end].as_f64().unwrap());
-    let row = format!(
-        "{:<50} {share:+.3e} ({low:+.3e} to {high:+.3e})",
-        "share of the squared gradient norm, silenced"
-    );
-    assert!(table.lines().any(|line| line == row), "{row}: {table}");
+    assert_gradients(&table, summary);
     // A record that the replay does not reproduce.
     let file = at.join("run/tokens/step-000003.jsonl");
     let text = fs::read_to_string(&file).unwrap();

@@ -137,6 +137,11 @@ fn problems_show_the_very_text_and_refused_lengths() {
             && said.contains("+1+="),
         "{said}"
     );
+    let solved = ok(&stapo(at, &words("problems --no-model -n 1 --solutions")));
+    let line = ok(&stapo(at, &words("problems --no-model -n 1 --solutions --json")));
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let solution = line["solution"].as_str().unwrap();
+    assert!(!solution.is_empty() && solved.ends_with(&format!("\n    {solution}\n")), "{solved}");
     let output = stapo(at, &words("problems c.toml -n 1 --set rollout.max_prompt_tokens=10"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(ok(&output).contains("--- p") && told.contains("10 of 20 prompts are longer than 10"), "{told}");
@@ -272,6 +277,21 @@ fn generate_stops_at_a_text_and_passes_arguments_to_the_template() {
     let middle = &whole[3..6];
     let (cut, finish) = text(&["--stop", "xyz", "--stop", middle]);
     assert_eq!((cut, finish.as_str()), (whole[..whole.find(middle).unwrap() + 3].to_string(), "stop"));
+    // Several responses have a line each above their texts.
+    let both = ["generate", "--model", "model", "--prompt", "3+4*2=", "--greedy", "-n", "2"];
+    let said = ok(&stapo(at, &both));
+    let n_tokens = whole.chars().count() + 1;
+    let of = |sample: usize| format!("--- prompt 1, sample {sample}: {n_tokens} tokens, stop\n{whole}\n");
+    assert_eq!(said, of(1) + &of(2));
+    let listed = [&both[..6], &["--json", "--alternatives", "2", "--max-tokens", "3"]].concat();
+    let line: Value = serde_json::from_str(&ok(&stapo(at, &listed))).unwrap();
+    let likeliest = line["alternatives"].as_array().unwrap();
+    for (own, logp) in likeliest.iter().zip(line["logp"].as_array().unwrap()) {
+        assert_eq!((own.as_array().unwrap().len(), &own[0]["logp"]), (2, logp), "{line}");
+    }
+    fs::write(at.join("empty.jsonl"), "\n").unwrap();
+    let said = complaint(at, &["generate", "--model", "model", "--input", "empty.jsonl"]);
+    assert!(said.contains("input empty.jsonl: no prompt to continue"), "{said}");
     let prompt_tokens = |more: &[&str]| {
         let line = ["generate", "--model", "model", "--chat", "3+4", "--json", "--max-tokens", "1"];
         let out: Value = serde_json::from_str(&ok(&stapo(at, &[&line[..], more].concat()))).unwrap();

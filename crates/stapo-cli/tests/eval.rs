@@ -56,13 +56,19 @@ fn an_evaluation_killed_and_resumed_gives_the_same_table() {
         assert!(line.chars().count() <= 80, "{line}");
     }
     assert_eq!(said.matches("no detectable difference").count(), 2, "{said}");
+    assert!(said.contains("\n\nT=0.7 p=0.9\n"), "a blank line above the first decoding: {said}");
 }
 
 #[test]
 fn wrong_questions_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["eval", "--chat", "--benchmarks", "arithmetic", "--limit", "1"],
+            "but the model has no chat template",
+        ),
+        (&["eval", "--max-turns", "3"], "--max-turns: has no effect without tools"),
         (&["eval", "--benchmarks", "aime26"], "one of all, aime24"),
         (&["eval", "--benchmarks", "all"], "aime24.jsonl"),
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
@@ -91,6 +97,7 @@ fn a_second_verifier_judges_beside_the_rule() {
         table.contains(" 0/12 samples  0s, ") && table.contains(" right, ") && table.contains(" tokens"),
         "{table}"
     );
+    assert!(table.contains("\nsamples and verdicts: modes\nreceipt "), "{table}");
     assert!(table.contains("rule and boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
     std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
@@ -107,6 +114,17 @@ fn a_second_verifier_judges_beside_the_rule() {
     // The program is an input of the evaluation, and its folder is sealed with it.
     assert!(std::fs::read_to_string(at.join("yes/eval.json")).unwrap().contains("second verifier"));
     ok(&stapo(at, &["verify", "yes", "--replay", "--steps", "1"]));
+    // Another program and another sample are named, and the others are the same.
+    let program = std::fs::read_to_string(at.join("yes.sh")).unwrap();
+    std::fs::write(at.join("yes.sh"), format!("{program}# changed\n")).unwrap();
+    let changed = samples.replacen("\"tokens\":[", "\"tokens\":[1,", 1);
+    std::fs::write(at.join("yes/samples.jsonl"), changed).unwrap();
+    let output = stapo(at, &["verify", "yes", "--replay", "--steps", "1", "--allow-command"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("second verifier") && said.contains(": DIFFERENT, recorded "), "{said}");
+    assert!(said.contains(", sample 0: DIFFERENT\n"), "{said}");
+    assert!(said.contains("replay: 1 samples the same, 1 different"), "{said}");
     assert!(complaint(at, &["eval", "--verifier", "{kind = \"oracle\"}"]).contains("verifier"));
 }
 
@@ -166,6 +184,9 @@ fn two_runs_are_compared_by_their_responses() {
     let same: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "a", "--json"]))).unwrap();
     assert_eq!(same["length"]["difference"], 0.0);
     assert!(same["n_grams"][1]["divergence"]["value"].as_f64().unwrap().abs() < 1e-9, "{same}");
+    crate::common::copy_folder(&at.join("b"), &at.join("none"));
+    std::fs::write(at.join("none/metrics.jsonl"), "").unwrap();
+    assert!(complaint(at, &["compare", "a", "none"]).contains("a and none share no step"));
     // The first batch of both is of the same policy, the third is not.
     let apart: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "b", "--json"]))).unwrap();
     assert!(apart["n_grams"][1]["divergence"]["value"].as_f64().unwrap() > 0.01, "{apart}");
@@ -255,6 +276,13 @@ fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_d
     // Three seeds detect 3.33 deviations, and 256 answers deviate by 3.125 points in each of two arms.
     assert!(said.contains("3 seeds, 256 problems") && said.contains("14.7"), "{said}");
     assert!(ok(&stapo(at, &["experiment", "long.toml", "--power", "--seeds", "0"])).contains("one seed"));
+    // Data that is not here is taken to have as many problems as are asked for.
+    let gone = "task={kind=\"jsonl\",path=\"gone.jsonl\"}";
+    let output =
+        stapo(at, &["experiment", "long.toml", "--power", "--set", gone, "--set", "evaluation.problems=77"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("note: ") && said.contains("all of evaluation.problems are taken"), "{said}");
+    assert!(ok(&output).contains("3 seeds, 77 problems"));
 }
 
 #[cfg(unix)]
@@ -276,4 +304,12 @@ fn an_arm_that_fails_does_not_lose_the_others() {
     assert!(table.contains("good") && table.contains("failed: bad/seed-0 error: model gone"), "{table}");
     let listed = ok(&stapo(at, &["experiment"]));
     assert!(listed.contains("falsify") && listed.contains("ablation-mask"), "{listed}");
+    // A quiet experiment draws no bars, and says what failed.
+    let quiet = ["experiment", "half.toml", "--quiet", "--only", "bad", "--out", "none"];
+    let (_, said) = on_terminal(at, &[&quiet[..], &TINY].concat(), "");
+    assert!(!said.contains(" so far ") && said.contains(" bad/seed-0 failed: "), "{said}");
+    let said = complaint(at, &["report", "none"]);
+    assert!(said.contains("experiment none: no run has a result\ngood, seed 0: "), "{said}");
+    let run = "experiments/half/good/seed-0";
+    assert!(complaint(at, &["report", run, run]).contains("named twice\nhint: "));
 }

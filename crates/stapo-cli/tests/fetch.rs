@@ -29,6 +29,10 @@ struct Served {
     n_more: usize,
     /// Announces this size instead of the content's.
     announced: Option<u64>,
+    /// Answers a request for a part with the whole file.
+    ignores_ranges: bool,
+    /// The commit of the list of files instead of the right one.
+    commit: Option<&'static str>,
 }
 
 struct Server {
@@ -70,11 +74,10 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     let mut words = request.split(' ');
     let method = words.next().unwrap_or("");
     let path = words.next().unwrap_or("");
-    let start = range.unwrap_or(0);
-    log.lock()
-        .unwrap()
-        .push(format!("{method} {path}{}", range.map_or(String::new(), |from| format!(" from {from}"))));
+    let part = range.map_or(String::new(), |from| format!(" from {from}"));
+    log.lock().unwrap().push(format!("{method} {path}{part}"));
     let mut served = state.lock().unwrap();
+    let start = range.filter(|_| !served.ignores_ranges).unwrap_or(0);
     if served.needs_token && !has_token {
         return reply(stream, "401 Unauthorized", &[], b"");
     }
@@ -94,7 +97,8 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         if files.is_empty() {
             return reply(stream, "404 Not Found", &[], b"");
         }
-        let text = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+        let (commit, files) = (served.commit.unwrap_or(COMMIT), files.join(","));
+        let text = format!("{{\"sha\":\"{commit}\",\"siblings\":[{files}]}}");
         return reply(stream, "200 OK", &[], text.as_bytes());
     }
     let path = path.trim_start_matches("/datasets").trim_start_matches('/');
@@ -242,6 +246,14 @@ fn half_a_file_on_disk_is_completed() {
         std::fs::remove_file(printed.trim()).unwrap();
         std::fs::remove_file(partial.with_extension("")).unwrap();
     }
+    // A server that sends the whole file again.
+    let whole = serve(Served { files: a_model(), ignores_ranges: true, ..Served::default() });
+    std::fs::write(&partial, &content[..700_000]).unwrap();
+    let printed =
+        ok(&fetch(folder.path(), &whole.address, None, &["model", "o/m", "--file", "model.safetensors"]));
+    assert_eq!(std::fs::read(printed.trim()).unwrap(), content);
+    std::fs::remove_file(printed.trim()).unwrap();
+    std::fs::remove_file(partial.with_extension("")).unwrap();
     // On a terminal the bytes are counted.
     let (status, text) = shown(command(folder.path(), &server.address, None, &["fetch", "model", "o/m"]), "");
     assert!(status.success(), "{text}");
@@ -280,6 +292,11 @@ fn tokens_absence_and_silence_are_clear() {
     assert!(said.contains("o/other: not found"), "{said}");
     let said = complaint(&fetch(at, "http://127.0.0.1:9", None, &["dataset", "o/d"]));
     assert!(said.contains("cannot be reached") && said.contains("HF_ENDPOINT"), "{said}");
+    let said = complaint(&fetch(at, "ftp://127.0.0.1", None, &["model", "o/m"]));
+    assert!(said.contains("HF_ENDPOINT \"ftp://127.0.0.1\": expected an address"), "{said}");
+    let args = ["model", "o/m", "--file", "gone.json"];
+    let said = complaint(&fetch(at, &server.address, Some("secret"), &args));
+    assert!(said.contains("o/m gone.json: not in the repository\nhint: it holds config.json, "), "{said}");
     let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "../../etc"]));
     assert!(said.contains("expected OWNER/NAME"), "{said}");
     let names = ["../../../evil.safetensors", "/evil.safetensors", "a\\\\evil.safetensors", ""];
@@ -317,6 +334,9 @@ fn a_model_is_fetched_on_request_and_found_by_its_name_from_then_on() {
     };
     assert!(complaint(&info(&[])).contains("hint: stapo fetch model o/base gets it"));
     assert!(server.requests.lock().unwrap().is_empty(), "nothing is fetched without being asked for");
+    std::fs::write(at.join("rows.jsonl"), "{\"problem\": \"1+1\", \"answer\": 2}\n".repeat(1)).unwrap();
+    let init = ["init", "--model", "o/base", "--data", "rows.jsonl", "--fetch"];
+    assert!(complaint(&stapo(at, &server.address, None, &init)).contains("too few to hold some out"));
     let said = ok(&info(&["--fetch"]));
     assert!(said.contains(&format!("o/base@{COMMIT}")), "{said}");
     let n = server.requests.lock().unwrap().len();
@@ -387,6 +407,13 @@ fn sizes_are_bounded_by_what_was_announced_and_by_a_limit() {
     let n_bytes: u64 =
         std::fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
     assert!(n_bytes <= 8, "{n_bytes} bytes were written");
+    let many = vec![("o/m", "a", Vec::new()); 100_001];
+    let server = serve(Served { files: many, ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("the hub's list of files: 100001 files, at most 100000"), "{said}");
+    let server = serve(Served { files: a_model(), commit: Some("../../../evil"), ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("names the commit \"../../../evil\", expected 40 hexadecimal digits"), "{said}");
     let server = serve(Served { files: a_model(), announced: Some(1 << 60), ..Served::default() });
     let said = complaint(&fetch(folder.path(), &server.address, None, &args));
     assert!(said.contains("the hub names 1048576.0 TiB, at most 1.0 TiB"), "{said}");

@@ -32,6 +32,11 @@ fn explain_prints_keys_metrics_presets_and_words() {
     let kinds: Vec<&str> =
         found.as_array().unwrap().iter().map(|entry| entry["kind"].as_str().unwrap()).collect();
     assert!(kinds.contains(&"metric") && kinds.contains(&"word"), "{kinds:?}");
+    for kind in ["train", "sft", "experiment"] {
+        let schema: Value =
+            serde_json::from_str(&ok(&stapo(at, &["config", "--schema", "--kind", kind]))).unwrap();
+        assert!(schema["properties"].is_object(), "{kind}: {schema}");
+    }
 }
 
 #[test]
@@ -103,6 +108,14 @@ fn the_tutorial_runs_every_step_in_a_new_folder() {
         assert_eq!(listing(&at.join("none")), [""; 0]);
         std::fs::remove_dir(at.join("none")).unwrap();
     }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.current_dir(at).args(["tutorial", "--yes", "--out", "failed"]).env("STAPO_THREADS", "none");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && text.contains("error: tutorial: step 1 failed\nhint: "),
+        "{text}"
+    );
     let text = complaint(at, &["tutorial", "--yes", "--out", "stapo-tutorial"]);
     assert!(text.contains("--out stapo-tutorial: exists\nhint: "), "{text}");
 }

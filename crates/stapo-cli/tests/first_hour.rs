@@ -79,6 +79,8 @@ fn one_name_for_a_model_in_every_command() {
         assert!(said.starts_with(&format!("{out}: step 1, ")), "{said}");
         assert_eq!(first, scores(at, out));
     }
+    let said = complaint(at, &["model", "convert", "a", "converted"]);
+    assert!(said.contains("model a: is a run's checkpoint\nhint: stapo export a --out converted"), "{said}");
     // A model that was exported into the run's folder does not stand in for the run.
     ok(&stapo(at, &["export", "a@1", "--out", "a/model"]));
     assert_eq!(newest, scores(at, "a"));

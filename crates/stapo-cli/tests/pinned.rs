@@ -386,6 +386,8 @@ fn configs_that_init_writes_have_their_lines() {
         line(n, &format!("\"test_list\": [\"assert {n}\"], \"split\": \"{split}\""))
     };
     std::fs::write(at.join("tests.jsonl"), (0..40).map(tests).collect::<String>()).unwrap();
+    let other_names = std::fs::read_to_string(at.join("tests.jsonl")).unwrap().replace("train", "first");
+    std::fs::write(at.join("splits.jsonl"), other_names.replace("\"test\"}", "\"second\"}")).unwrap();
     std::fs::write(at.join("trl.yaml"), crate::init_from::TRL).unwrap();
     std::fs::write(at.join("verl.yaml"), crate::init_from::VERL).unwrap();
     std::fs::write(at.join("few.yaml"), "num_generations: 4\nbf16: true\n").unwrap();
@@ -394,6 +396,7 @@ fn configs_that_init_writes_have_their_lines() {
         ("own", &["--model", "model", "--data", "rows.jsonl", "--answer-field", "final"][..]),
         ("letters", &["--model", "builtin", "--data", "my letters.jsonl"]),
         ("tests", &["--model", "builtin", "--data", "tests.jsonl"]),
+        ("splits", &["--model", "builtin", "--data", "splits.jsonl"]),
         ("trl", &["--from", "trl.yaml"]),
         ("verl", &["--from", "verl.yaml", "--device", "cpu", "--data", "rows.jsonl"]),
         ("few", &["--from", "few.yaml", "--model", "o/m"]),

@@ -40,6 +40,11 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
     assert_eq!((&named["machine"]["name"], &named["fits"]), (&"h200".into(), &true.into()));
     assert!(assumed(&named, "Qwen3-1.7B-Base, whose files are not here"), "{named:#}");
     assert!(!assumed(&named, "--mean-"), "{named:#}");
+    let reused = plan(at, &[PAPER, "--machine", "h200", "--set", "update.reuse={max=2}"]);
+    assert!(
+        assumed(&reused, "is used 2 times (update.reuse)") && !assumed(&named, "update.reuse"),
+        "{reused:#}"
+    );
     let used = &named["memory_bytes_used_by"];
     let part = |name: &str| number(&named["memory_bytes"][name]);
     let always = part("weights") + part("optimizer") + part("libraries");

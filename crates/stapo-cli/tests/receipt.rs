@@ -228,6 +228,11 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     assert!(said.contains(&format!("receipt {}", &receipt[..12])), "{said}");
     let verify = ["verify", "experiments/falsify"];
     ok(&stapo(at, &verify));
+    let replayed = ok(&stapo(at, &[&verify[..], &["--replay", "--steps", "1"]].concat()));
+    for run in ["with-s2t/seed-0:\n", "without-s2t/seed-0:\n"] {
+        assert!(replayed.contains(run), "{replayed}");
+    }
+    assert_eq!(replayed.matches("\nstep 1: the same, ").count(), 2, "{replayed}");
     let path = experiment.join("with-s2t/seed-0/metrics.jsonl");
     let metrics = fs::read_to_string(&path).unwrap();
     fs::write(&path, metrics.replacen('1', "2", 1)).unwrap();
@@ -239,6 +244,12 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     ok(&stapo(at, &verify));
     fs::remove_dir_all(experiment.join("without-s2t/seed-0")).unwrap();
     assert!(differs(at, &verify).contains("without-s2t/seed-0/manifest.json: MISSING"));
+    // Twenty differences are shown.
+    for n in 0..25 {
+        fs::write(experiment.join(format!("extra-{n}.txt")), "").unwrap();
+    }
+    let said = differs(at, &verify);
+    assert!(said.contains("\nand 6 more\n"), "{said}");
 }
 
 #[test]

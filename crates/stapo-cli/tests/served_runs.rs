@@ -161,5 +161,19 @@ fn the_browser_is_given_a_token_that_opens_the_page_once() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_ne!(given, printed);
+    // Without a program that opens pages, the address is enough.
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .args(["serve", "--port", "0", "--open"])
+        .arg(folder.path())
+        .env("PATH", folder.path().join("none"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.starts_with("warning: --open: xdg-open could not be started"), "{said}");
     assert_eq!(found, ["303", "401", "303", "303"]);
 }

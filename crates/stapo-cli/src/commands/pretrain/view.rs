@@ -188,4 +188,12 @@ mod tests {
             "{held_out}"
         );
     }
+
+    #[test]
+    fn a_supervised_run_stops_by_the_signal_that_was_raised() {
+        let mut view = PretrainView::new(false, 25, Stop::default());
+        assert!(!view.wants_stop());
+        view.stop.raise(15);
+        assert_eq!((view.wants_stop(), view.stop_reason().as_str()), (true, "SIGTERM"));
+    }
 }

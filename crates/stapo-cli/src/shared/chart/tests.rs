@@ -53,30 +53,24 @@ fn numbers_keep_three_digits_that_count() {
 }
 
 #[test]
-fn scales_and_numbers_change_their_form_at_their_limits() {
+fn a_legend_breaks_where_a_name_does_not_fit_and_not_before_the_first() {
+    let height = |names: &[&str]| {
+        let entries: Vec<_> = names.iter().map(|name| (LegendKey::Patch(Ink::Text, 1.0), *name)).collect();
+        draw_legend(&mut Vec::new(), &entries)
+    };
+    let long = "a long name ".repeat(20);
+    assert_eq!((height(&[]), height(&["a", "b"]), height(&[&long])), (4.0, 24.0, 24.0));
+    assert_eq!(height(&["a", &long, "b"]), 24.0 + 2.0 * LEGEND_LINE);
+}
+
+#[test]
+fn numbers_and_labels_change_their_form_at_their_limits() {
     let shown = [0.001, 9e-4, 999_999.0, 1e6, -1e-7, f64::INFINITY, 1200.0].map(number);
     assert_eq!(shown, ["0.001", "9e-4", "999999", "1e6", "-1e-7", "inf", "1200"]);
-    let linear = |low, high| Scale::Linear { low, high };
-    assert_eq!(Scale::exactly(5.0, 5.0), linear(4.5, 5.5));
-    assert_eq!(
-        (Scale::whole(5.0, 5.0), Scale::exactly(1.0, 2.0)),
-        (Scale::Whole { low: 4.5, high: 5.5 }, linear(1.0, 2.0))
-    );
-    // The axis begins at 0 if the lowest value is less than 0.6 of the highest.
-    assert_eq!([[6.0, 10.0], [5.9, 10.0]].map(Scale::around), [linear(6.0, 10.0), linear(0.0, 10.0)]);
-    assert_eq!([[-10.0, -6.0], [-10.0, -5.9]].map(Scale::around), [linear(-10.0, -6.0), linear(-10.0, 0.0)]);
-    assert_eq!([-1.0, 5.0, 11.0].map(|value| linear(0.0, 10.0).fraction(value)), [0.0, 0.5, 1.0]);
-    let (log, zero) = (Scale::Log { low: 1.0, high: 100.0 }, Scale::LogOrZero { low: 1.0, high: 100.0 });
-    let near = |a: f64, b: f64| (a - b).abs() < 1e-12;
-    assert!(
-        near(log.fraction(10.0), 0.5) && near(zero.fraction(10.0), 0.56) && near(zero.fraction(1.0), 0.12)
-    );
-    assert_eq!((log.fraction(0.1), log.fraction(1000.0), zero.fraction(-1.0)), (0.0, 1.0, 0.0));
     assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e5 }, 5), ["100000", "10000", "1000", "100", "10", "1"]);
     assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e6 }, 5), ["1e6", "10000", "100", "1"]);
     assert_eq!(labels(&Scale::around([0.0, 2e6]), 5), ["0", "500000", "1e6", "1.5e6", "2e6"]);
     assert_eq!(labels(&Scale::whole(0.0, 3.0), 6), ["0", "1", "2", "3"]);
-    assert_eq!(Scale::log_around([1.0, 1.0]), Some(Scale::Log { low: 1.0, high: 10.0 }));
 }
 
 fn curves() -> Curves {
