@@ -50,6 +50,7 @@ fn weights_are_read_and_checked_without_the_moments() {
     ok(&resumed);
     let told = String::from_utf8_lossy(&resumed.stderr);
     assert!(told.contains("step-000002: moments.safetensors is damaged"), "{told}");
+    assert!(told.contains("; going back to the checkpoint before"), "{told}");
     for (name, problem) in [
         ("weights.safetensors", "weights.safetensors is damaged"),
         ("moments.digests", "its weights and optimizer state have the hash"),

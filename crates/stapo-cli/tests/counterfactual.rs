@@ -3,6 +3,7 @@
 use crate::common::{complaint, ok, parsed_lines, stapo};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 /// A run whose mask silences many tokens, with a checkpoint between its steps and some steps to replay.
 const RUN: [&str; 21] = [
@@ -70,6 +71,22 @@ fn assert_gradients(table: &str, summary: &Value) {
         "share of the squared gradient norm, silenced"
     );
     assert!(table.lines().any(|line| line == row), "{row}: {table}");
+    assert!(table.ends_with("in nats per response by one plain step of the learning rate\n"), "{table}");
+}
+
+/// What is said of a step before its tokens are continued.
+fn told_of(at: &Path, step: u64) -> String {
+    let recorded = fs::read_to_string(at.join(format!("run/tokens/step-{step:06}.jsonl"))).unwrap();
+    format!("step {step}: {} silenced tokens\n", recorded.lines().count())
+}
+
+/// What is said of steps after their gradients were looked at.
+fn assert_told(told: &str, steps: &[Value]) {
+    for step in steps {
+        let (number, n) = (&step["step"], &step["n_silenced"]);
+        let said = format!("step {number}: {n} silenced tokens in the first mini-batch\n");
+        assert!(told.contains(&said), "{said}: {told}");
+    }
 }
 
 #[test]
@@ -104,7 +121,10 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     );
     // The same seed gives the same continuations, and without --json their rates in a table.
     let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["b.jsonl"]).collect();
-    let table = ok(&stapo(at, &words));
+    let output = stapo(at, &words);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(told, told_of(at, 3) + &told_of(at, 4));
+    let table = ok(&output);
     assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
     assert_table(&table, &summaries);
     assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
@@ -124,7 +144,14 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
         assert!(own["n_answers"].as_u64().unwrap() <= 8, "{own}");
     }
     let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["d.jsonl"]).collect();
-    let table = ok(&stapo(at, &words));
+    let output = stapo(at, &words);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_told(&told, &steps);
+    let table = ok(&output);
+    // A step that does not follow a checkpoint is the same if it is looked at alone.
+    let last = ["counterfactual", "run", "--from", "4", "--gradient", "--problems", "8", "--out", "e.jsonl"];
+    ok(&stapo(at, &last));
+    assert_eq!(parsed_lines(&fs::read_to_string(at.join("e.jsonl")).unwrap()), steps[1..]);
     assert_eq!(fs::read(at.join("c.jsonl")).unwrap(), fs::read(at.join("d.jsonl")).unwrap());
     assert_gradients(&table, summary);
     // A record that the replay does not reproduce.

@@ -213,9 +213,14 @@ fn sft_holds_rows_out_keeps_the_best_checkpoint_and_names_the_next_commands() {
     let output = stapo(at, &words(&line));
     ok(&output);
     let said = String::from_utf8_lossy(&output.stderr);
-    for expected in
-        ["data: ", "packed without padding", "held-out loss", "next:\n  stapo generate --model run/model"]
-    {
+    for expected in [
+        "data: ",
+        "packed without padding",
+        "held-out loss",
+        "next:\n  stapo generate --model run/model",
+        "\nmodel run/model: ",
+        " bytes of weights, sha256 ",
+    ] {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     let metrics = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap();
@@ -340,6 +345,10 @@ fn a_template_that_asks_for_the_day_gets_it_from_the_arguments() {
     let scored: Value = serde_json::from_str(&ok(&stapo(at, &[&score[..], &date].concat()))).unwrap();
     fs::write(at.join("plain.jsonl"), "{\"prompt\": \"3+4+18=\", \"response\": \"7\"}\n").unwrap();
     let plain = ok(&stapo(at, &["score", "--model", "model", "--input", "plain.jsonl"]));
+    fs::write(at.join("unknown.jsonl"), "{\"tokens\": [1, 99999], \"prompt_tokens\": 1}\n").unwrap();
+    let said = complaint(at, &["score", "--model", "model", "--input", "unknown.jsonl"]);
+    assert!(said.contains("unknown.jsonl:1: token 99999 is outside the vocabulary of "), "{said}");
+    assert!(said.contains("input unknown.jsonl: no record to score"), "{said}");
     assert_eq!(scored, serde_json::from_str::<Value>(&plain).unwrap());
     let generated: Value = serde_json::from_str(&ok(&stapo(at, &[&generate[..], &date].concat()))).unwrap();
     assert_eq!(generated["prompt_tokens"], "3+4+18=".len());

@@ -97,6 +97,10 @@ fn a_second_verifier_judges_beside_the_rule() {
         table.contains(" 0/12 samples  0s, ") && table.contains(" right, ") && table.contains(" tokens"),
         "{table}"
     );
+    assert!(
+        table.contains("\nbenchmark        k  avg@k               pass@k              maj@k\n"),
+        "{table}"
+    );
     assert!(table.contains("\nsamples and verdicts: modes\nreceipt "), "{table}");
     assert!(table.contains("rule and boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
@@ -181,6 +185,14 @@ fn two_runs_are_compared_by_their_responses() {
         said.contains("distinct answers of a group") && said.contains("improbable, low entropy"),
         "{said}"
     );
+    for title in [
+        "\nmean over steps                      A         B  B - A",
+        "\nn-grams    divergence, nats",
+        "\nshare of tokens, %       A: first",
+    ] {
+        assert!(said.contains(title), "{title}: {said}");
+    }
+    assert!(said.starts_with("A a, receipt ") && said.contains("\nB b, receipt "), "{said}");
     let same: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "a", "--json"]))).unwrap();
     assert_eq!(same["length"]["difference"], 0.0);
     assert!(same["n_grams"][1]["divergence"]["value"].as_f64().unwrap().abs() < 1e-9, "{same}");

@@ -334,7 +334,7 @@ fn a_model_is_fetched_on_request_and_found_by_its_name_from_then_on() {
     };
     assert!(complaint(&info(&[])).contains("hint: stapo fetch model o/base gets it"));
     assert!(server.requests.lock().unwrap().is_empty(), "nothing is fetched without being asked for");
-    std::fs::write(at.join("rows.jsonl"), "{\"problem\": \"1+1\", \"answer\": 2}\n".repeat(1)).unwrap();
+    std::fs::write(at.join("rows.jsonl"), "{\"problem\": \"1+1\", \"answer\": 2}\n").unwrap();
     let init = ["init", "--model", "o/base", "--data", "rows.jsonl", "--fetch"];
     assert!(complaint(&stapo(at, &server.address, None, &init)).contains("too few to hold some out"));
     let said = ok(&info(&["--fetch"]));

@@ -98,6 +98,8 @@ fn the_tutorial_runs_every_step_in_a_new_folder() {
         text.contains("run stapo-tutorial-2/run ") && text.contains("before training: held-out "),
         "{text}"
     );
+    assert!(text.contains("\nAll files go into the folder stapo-tutorial-2.\n"), "{text}");
+    assert!(text.contains("steps accuracy held-out  status\n"), "{text}");
     // What `generate` says of its pace.
     assert!(text.contains("\n1 responses, ") && text.contains(" tokens/s\n"), "{text}");
     assert_eq!(listing(&at.join("stapo-tutorial")), [""; 0], "a folder that exists stays as it was");

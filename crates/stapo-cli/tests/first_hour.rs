@@ -322,7 +322,12 @@ fn what_a_newcomer_tries_is_answered() {
     let version: serde_json::Value = serde_json::from_str(&ok(&stapo(at, &["version", "--json"]))).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     assert!(version["target"].as_str().unwrap().contains('-') && version["profile"].is_string());
-    assert!(ok(&stapo(at, &["version"])).starts_with("stapo    "));
+    let shown = ok(&stapo(at, &["version"]));
+    let build = format!("\nbuild    {}, ", version["profile"].as_str().unwrap());
+    assert!(
+        shown.starts_with("stapo    ") && shown.contains(&build) && shown.contains("\ngpu      "),
+        "{shown}"
+    );
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = ok(&stapo(at, &["completions", shell]));
         assert!(script.contains("without-checkpoints") && script.contains("resume"), "{shell}");

@@ -25,7 +25,13 @@ fn notes_stand_beside_the_runs_and_never_inside() {
         json!({"runs": {"a": {"note": "the first try", "tags": ["kept"]}, "b": {"is_archived": true}}});
     assert_eq!(json(&at.join("runs/notes.json")), expected);
     ok(&stapo(at, &["verify", "runs/a"]));
-    let listed = ok(&stapo(at, &["runs"]));
+    let output = stapo(at, &["runs"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(told, "note: 1 archived runs are left out; --all lists them\n");
+    std::fs::create_dir(at.join("none")).unwrap();
+    let none = stapo(at, &["runs", "none"]);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("note: no runs in none; stapo train makes one"));
+    let listed = ok(&output);
     assert!(listed.contains("done #kept; the first try") && !listed.contains("\nb "), "{listed}");
     assert!(ok(&stapo(at, &["runs", "--all"])).contains("\nb "));
     let server = Server::start(&at.join("runs"), &[]);
