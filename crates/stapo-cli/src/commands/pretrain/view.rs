@@ -151,7 +151,9 @@ mod tests {
                 "schema": 1, "step": step, "loss": 0.5, "entropy_mean": 0.25, "n_tokens": 1000, "n_scored": 900,
                 "learning_rate": 1e-4, "gradient_norm": 1.5, "tokens_per_second": 880.4,
             });
-            more.iter().for_each(|(key, value)| metrics[*key] = value.clone());
+            for (key, value) in more {
+                metrics[*key] = value.clone();
+            }
             serde_json::from_value(metrics).unwrap()
         };
         let view = PretrainView::new(false, 25, Stop::default());
