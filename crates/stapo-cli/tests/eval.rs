@@ -307,7 +307,12 @@ fn an_arm_that_fails_does_not_lose_the_others() {
     let (status, table) = on_terminal(at, &[&["experiment", "half.toml"], &TINY[..]].concat(), "");
     assert_eq!(status.code(), Some(1));
     // A bar for all runs, and a line for the one in progress.
-    assert!(table.contains(" 0/2 runs  0s so far  ") && table.contains(" 1/2 runs "), "{table}");
+    assert!(
+        table.contains(" 0/2 runs  0s so far  ")
+            && table.contains(" 1/2 runs ")
+            && table.contains(" 2/2 runs "),
+        "{table}"
+    );
     assert!(
         table.contains("good/seed-0 step 1  accuracy ") && table.contains("error: bad/seed-0 failed: "),
         "{table}"

@@ -244,6 +244,8 @@ fn a_masked_token_is_in_no_count_quantile_or_loss() {
         said.contains("<stdin>:1: group a: logp[2] is 3"),
         "the token is named as the line counts: {said}"
     );
+    let said = complaint(&["-"], &text(&masked).replacen('\n', " {}\n", 1));
+    assert!(said.contains("<stdin>:1: ") && said.contains("more than one JSON object"), "{said}");
     masked[0]["logp"][2] = json!(-1.0);
     let entropy = masked[0]["entropy"].take();
     masked[0]["entropy"] = json!([0.1]);
