@@ -32,6 +32,8 @@ fn explain_prints_keys_metrics_presets_and_words() {
     let kinds: Vec<&str> =
         found.as_array().unwrap().iter().map(|entry| entry["kind"].as_str().unwrap()).collect();
     assert!(kinds.contains(&"metric") && kinds.contains(&"word"), "{kinds:?}");
+    let metric = found.as_array().unwrap().iter().find(|entry| entry["kind"] == "metric").unwrap();
+    assert_eq!((&metric["unit"], &metric["TensorBoard"]), (&"nats".into(), &"`silencing/tau_h`".into()));
     for kind in ["train", "sft", "experiment"] {
         let schema: Value =
             serde_json::from_str(&ok(&stapo(at, &["config", "--schema", "--kind", kind]))).unwrap();
