@@ -50,6 +50,7 @@ fn weights_are_read_and_checked_without_the_moments() {
     ok(&resumed);
     let told = String::from_utf8_lossy(&resumed.stderr);
     assert!(told.contains("step-000002: moments.safetensors is damaged"), "{told}");
+    assert!(told.contains("; going back to the checkpoint before"), "{told}");
     for (name, problem) in [
         ("weights.safetensors", "weights.safetensors is damaged"),
         ("moments.digests", "its weights and optimizer state have the hash"),
@@ -59,6 +60,11 @@ fn weights_are_read_and_checked_without_the_moments() {
         flip(&checkpoint(&copy, 2).join(name));
         let said = complaint(at, &["generate", "--model", &format!("{name}@2"), "--prompt", "1+1="]);
         assert!(said.contains(problem), "{problem} in {said}");
+        // The run itself is its newest good checkpoint.
+        let said = stapo(at, &["generate", "--model", name, "--prompt", "1+1="]);
+        let told = String::from_utf8_lossy(&said.stderr).into_owned();
+        ok(&said);
+        assert!(told.starts_with("warning: ") && told.contains("; taking the checkpoint before"), "{told}");
     }
 }
 

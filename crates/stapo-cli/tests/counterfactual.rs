@@ -3,6 +3,7 @@
 use crate::common::{complaint, ok, parsed_lines, stapo};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 /// A run whose mask silences many tokens, with a checkpoint between its steps and some steps to replay.
 const RUN: [&str; 21] = [
@@ -28,6 +29,65 @@ const RUN: [&str; 21] = [
     "objective={preset=\"stapo\", masks=[{kind=\"spurious\", tau_p=0.2}]}",
     "--json",
 ];
+
+/// Compares the table with one line for each kind of token.
+fn assert_table(table: &str, summaries: &[Value]) {
+    let rows: Vec<&str> = table.lines().skip(2).collect();
+    assert_eq!(rows.len(), summaries.len(), "{table}");
+    for (row, summary) in rows.iter().zip(summaries) {
+        let numbers: Vec<&str> = row[25..].split_whitespace().collect();
+        let percent = |key: &str| format!("{:.1}", 100.0 * summary[key].as_f64().unwrap());
+        let counts = ["n_tokens", "n_problems"].map(|key| summary[key].to_string());
+        assert_eq!(numbers[..2], counts, "{table}");
+        assert_eq!(numbers[2..4], ["right_sampled", "right_preferred"].map(percent), "{table}");
+        let points = |value: &Value| format!("{:+.1}", 100.0 * value.as_f64().unwrap());
+        let paired = &summary["paired"];
+        if paired.is_null() {
+            assert!(row.ends_with("  needs two problems"), "{table}");
+            continue;
+        }
+        let [low, high] = ["low", "high"].map(|end| points(&paired["interval"][end]));
+        let p = paired["p_permutation"].as_f64().unwrap();
+        let difference = format!("{} ({low} to {high}), p = {p:.3}", points(&paired["difference"]));
+        assert!(row.ends_with(&format!("  {difference}")), "{difference}: {table}");
+    }
+}
+
+/// Compares what is shown of the gradients with their summary.
+fn assert_gradients(table: &str, summary: &Value) {
+    let counts = ["n_silenced", "n_tokens", "n_steps"].map(|key| summary[key].to_string());
+    let [n_silenced, n_tokens, n_steps] = counts;
+    assert!(
+        table.starts_with(&format!(
+            "{n_silenced} silenced of {n_tokens} tokens in the first mini-batches of {n_steps} steps; "
+        )),
+        "{table}"
+    );
+    let share = summary["silenced_share"]["value"].as_f64().unwrap();
+    let interval = &summary["silenced_share"]["interval"];
+    let [low, high] = ["low", "high"].map(|end| interval[end].as_f64().unwrap());
+    let row = format!(
+        "{:<50} {share:+.3e} ({low:+.3e} to {high:+.3e})",
+        "share of the squared gradient norm, silenced"
+    );
+    assert!(table.lines().any(|line| line == row), "{row}: {table}");
+    assert!(table.ends_with("in nats per response by one plain step of the learning rate\n"), "{table}");
+}
+
+/// What is said of a step before its tokens are continued.
+fn told_of(at: &Path, step: u64) -> String {
+    let recorded = fs::read_to_string(at.join(format!("run/tokens/step-{step:06}.jsonl"))).unwrap();
+    format!("step {step}: {} silenced tokens\n", recorded.lines().count())
+}
+
+/// What is said of steps after their gradients were looked at.
+fn assert_told(told: &str, steps: &[Value]) {
+    for step in steps {
+        let (number, n) = (&step["step"], &step["n_silenced"]);
+        let said = format!("step {number}: {n} silenced tokens in the first mini-batch\n");
+        assert!(told.contains(&said), "{said}: {told}");
+    }
+}
 
 #[test]
 fn tokens_of_a_replayed_step_are_continued_both_ways() {
@@ -59,9 +119,14 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
         (&silenced["kind"], &silenced["n_tokens"]),
         (&"silenced".into(), &of("silenced").len().into())
     );
-    // The same seed gives the same continuations.
-    ok(&stapo(at, &[&call[..], &["b.jsonl"]].concat()));
+    // The same seed gives the same continuations, and without --json their rates in a table.
+    let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["b.jsonl"]).collect();
+    let output = stapo(at, &words);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(told, told_of(at, 3) + &told_of(at, 4));
+    let table = ok(&output);
     assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
+    assert_table(&table, &summaries);
     assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
     assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
     // The gradient side of the same steps.
@@ -78,10 +143,17 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
         assert!(own["n_silenced"].as_u64() <= of_step.as_u64(), "{own}");
         assert!(own["n_answers"].as_u64().unwrap() <= 8, "{own}");
     }
-    ok(&stapo(at, &[&call[..], &["d.jsonl"]].concat()));
+    let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["d.jsonl"]).collect();
+    let output = stapo(at, &words);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_told(&told, &steps);
+    let table = ok(&output);
+    // A step that does not follow a checkpoint is the same if it is looked at alone.
+    let last = ["counterfactual", "run", "--from", "4", "--gradient", "--problems", "8", "--out", "e.jsonl"];
+    ok(&stapo(at, &last));
+    assert_eq!(parsed_lines(&fs::read_to_string(at.join("e.jsonl")).unwrap()), steps[1..]);
     assert_eq!(fs::read(at.join("c.jsonl")).unwrap(), fs::read(at.join("d.jsonl")).unwrap());
-    let table = ok(&stapo(at, &["counterfactual", "run", "--from", "4", "--gradient", "--problems", "8"]));
-    assert!(table.contains("share of the squared gradient norm, silenced"), "{table}");
+    assert_gradients(&table, summary);
     // A record that the replay does not reproduce.
     let file = at.join("run/tokens/step-000003.jsonl");
     let text = fs::read_to_string(&file).unwrap();

@@ -137,6 +137,11 @@ fn problems_show_the_very_text_and_refused_lengths() {
             && said.contains("+1+="),
         "{said}"
     );
+    let solved = ok(&stapo(at, &words("problems --no-model -n 1 --solutions")));
+    let line = ok(&stapo(at, &words("problems --no-model -n 1 --solutions --json")));
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let solution = line["solution"].as_str().unwrap();
+    assert!(!solution.is_empty() && solved.ends_with(&format!("\n    {solution}\n")), "{solved}");
     let output = stapo(at, &words("problems c.toml -n 1 --set rollout.max_prompt_tokens=10"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(ok(&output).contains("--- p") && told.contains("10 of 20 prompts are longer than 10"), "{told}");
@@ -208,9 +213,14 @@ fn sft_holds_rows_out_keeps_the_best_checkpoint_and_names_the_next_commands() {
     let output = stapo(at, &words(&line));
     ok(&output);
     let said = String::from_utf8_lossy(&output.stderr);
-    for expected in
-        ["data: ", "packed without padding", "held-out loss", "next:\n  stapo generate --model run/model"]
-    {
+    for expected in [
+        "data: ",
+        "packed without padding",
+        "held-out loss",
+        "next:\n  stapo generate --model run/model",
+        "\nmodel run/model: ",
+        " bytes of weights, sha256 ",
+    ] {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     let metrics = fs::read_to_string(at.join("run/metrics.jsonl")).unwrap();
@@ -272,6 +282,21 @@ fn generate_stops_at_a_text_and_passes_arguments_to_the_template() {
     let middle = &whole[3..6];
     let (cut, finish) = text(&["--stop", "xyz", "--stop", middle]);
     assert_eq!((cut, finish.as_str()), (whole[..whole.find(middle).unwrap() + 3].to_string(), "stop"));
+    // Several responses have a line each above their texts.
+    let both = ["generate", "--model", "model", "--prompt", "3+4*2=", "--greedy", "-n", "2"];
+    let said = ok(&stapo(at, &both));
+    let n_tokens = whole.chars().count() + 1;
+    let of = |sample: usize| format!("--- prompt 1, sample {sample}: {n_tokens} tokens, stop\n{whole}\n");
+    assert_eq!(said, of(1) + &of(2));
+    let listed = [&both[..6], &["--json", "--alternatives", "2", "--max-tokens", "3"]].concat();
+    let line: Value = serde_json::from_str(&ok(&stapo(at, &listed))).unwrap();
+    let likeliest = line["alternatives"].as_array().unwrap();
+    for (own, logp) in likeliest.iter().zip(line["logp"].as_array().unwrap()) {
+        assert_eq!((own.as_array().unwrap().len(), &own[0]["logp"]), (2, logp), "{line}");
+    }
+    fs::write(at.join("empty.jsonl"), "\n").unwrap();
+    let said = complaint(at, &["generate", "--model", "model", "--input", "empty.jsonl"]);
+    assert!(said.contains("input empty.jsonl: no prompt to continue"), "{said}");
     let prompt_tokens = |more: &[&str]| {
         let line = ["generate", "--model", "model", "--chat", "3+4", "--json", "--max-tokens", "1"];
         let out: Value = serde_json::from_str(&ok(&stapo(at, &[&line[..], more].concat()))).unwrap();
@@ -320,6 +345,10 @@ fn a_template_that_asks_for_the_day_gets_it_from_the_arguments() {
     let scored: Value = serde_json::from_str(&ok(&stapo(at, &[&score[..], &date].concat()))).unwrap();
     fs::write(at.join("plain.jsonl"), "{\"prompt\": \"3+4+18=\", \"response\": \"7\"}\n").unwrap();
     let plain = ok(&stapo(at, &["score", "--model", "model", "--input", "plain.jsonl"]));
+    fs::write(at.join("unknown.jsonl"), "{\"tokens\": [1, 99999], \"prompt_tokens\": 1}\n").unwrap();
+    let said = complaint(at, &["score", "--model", "model", "--input", "unknown.jsonl"]);
+    assert!(said.contains("unknown.jsonl:1: token 99999 is outside the vocabulary of "), "{said}");
+    assert!(said.contains("input unknown.jsonl: no record to score"), "{said}");
     assert_eq!(scored, serde_json::from_str::<Value>(&plain).unwrap());
     let generated: Value = serde_json::from_str(&ok(&stapo(at, &[&generate[..], &date].concat()))).unwrap();
     assert_eq!(generated["prompt_tokens"], "3+4+18=".len());

@@ -343,10 +343,12 @@ fn generate_and_eval_play_episodes_with_tools() {
     let text = ok(&stapo(at, &generate));
     assert!(text.starts_with("--- prompt 1, sample 1: ") && text.contains("[="), "{text}");
     assert_eq!(text, ok(&stapo(at, &generate)), "the same seed gives the same conversations");
-    fs::write(at.join("prompts.jsonl"), "{\"prompt\": \"1+1=\"}\n{\"prompt\": \"2+2=\"}\n").unwrap();
+    fs::write(at.join("prompts.jsonl"), "{\"prompt\": \"1+1=\", \"id\": \"a\"}\n{\"prompt\": \"2+2=\"}\n")
+        .unwrap();
     let of_file =
         ["generate", "--model", &model, "--input", "prompts.jsonl", "--tools", CALCULATOR, "--json"];
-    assert_eq!(parsed_lines(&ok(&stapo(at, &of_file))).len(), 2);
+    let answered = parsed_lines(&ok(&stapo(at, &of_file)));
+    assert_eq!(answered.iter().map(|line| line["id"].as_str()).collect::<Vec<_>>(), [Some("a"), None]);
     // Products that the model cannot compute alone.
     let rows: Vec<String> = (0..6)
         .map(|n| (4321 + 17 * n, 8765 - 31 * n))
@@ -357,13 +359,17 @@ fn generate_and_eval_play_episodes_with_tools() {
         let args =
             ["eval", "--model", &model, "--benchmarks", "products.jsonl", "--template", "{{ problem }}="];
         let more = ["--samples", "4", "--max-tokens", "128", "--tools", tools, "--out", out, "--json"];
+        let more = [&more[..], if tools == "none" { &[] } else { &["--max-turns", "3"] }].concat();
         let table: Value = serde_json::from_str(&ok(&stapo(at, &[&args[..], &more].concat()))).unwrap();
         table[0]["avg"]["value"].as_f64().unwrap()
     };
     assert_eq!(eval("none", "without"), 0.0);
     assert!(eval(CALCULATOR, "with") > 0.1);
     let samples = parsed_lines(&fs::read_to_string(at.join("with/samples.jsonl")).unwrap());
-    assert!(samples.iter().any(|sample| sample["episode"]["turns"].as_array().unwrap().len() > 1));
+    let n_turns = samples.iter().map(|sample| sample["episode"]["turns"].as_array().unwrap().len());
+    assert!((2..=3).contains(&n_turns.max().unwrap()));
+    let plan = crate::common::json(&at.join("with/eval.json"));
+    assert_eq!(plan["episode"]["max_turns"], 3, "{plan}");
     ok(&stapo(at, &["verify", "with", "--replay"]));
     let said =
         crate::common::complaint(at, &["generate", "--model", &model, "--prompt", "1", "--tools", "abacus"]);

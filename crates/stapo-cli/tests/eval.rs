@@ -2,6 +2,7 @@
 
 use crate::common::{complaint, json, ok, stapo, without_receipt};
 use crate::pinned::{compare, numbered};
+use crate::terminal::on_terminal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -55,13 +56,19 @@ fn an_evaluation_killed_and_resumed_gives_the_same_table() {
         assert!(line.chars().count() <= 80, "{line}");
     }
     assert_eq!(said.matches("no detectable difference").count(), 2, "{said}");
+    assert!(said.contains("\n\nT=0.7 p=0.9\n"), "a blank line above the first decoding: {said}");
 }
 
 #[test]
 fn wrong_questions_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["eval", "--chat", "--benchmarks", "arithmetic", "--limit", "1"],
+            "but the model has no chat template",
+        ),
+        (&["eval", "--max-turns", "3"], "--max-turns: has no effect without tools"),
         (&["eval", "--benchmarks", "aime26"], "one of all, aime24"),
         (&["eval", "--benchmarks", "all"], "aime24.jsonl"),
         (&["eval", "--decoding", "hot"], "expected paper, greedy"),
@@ -76,13 +83,25 @@ fn wrong_questions_are_refused_by_name() {
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0, "a refused evaluation makes no folder");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_second_verifier_judges_beside_the_rule() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let args = ["eval", "--limit", "6", "--samples", "2", "--max-tokens", "80", "--out"];
     // Under another mode of the grader, the text of the box counts.
-    let table = ok(&stapo(at, &[&args[..], &["modes", "--verifier", "boxed-exact"]].concat()));
+    let asked = [&args[..], &["modes", "--verifier", "boxed-exact"]].concat();
+    let (status, table) = on_terminal(at, &asked, "");
+    assert!(status.success(), "{table}");
+    assert!(
+        table.contains(" 0/12 samples  0s, ") && table.contains(" right, ") && table.contains(" tokens"),
+        "{table}"
+    );
+    assert!(
+        table.contains("\nbenchmark        k  avg@k               pass@k              maj@k\n"),
+        "{table}"
+    );
+    assert!(table.contains("\nsamples and verdicts: modes\nreceipt "), "{table}");
     assert!(table.contains("rule and boxed-exact") && table.contains("0 samples are disputed"), "{table}");
     // A program that calls everything right disagrees on what the rule calls wrong.
     std::fs::write(at.join("yes.sh"), "while read -r line; do echo '{\"verdict\": \"right\"}'; done\n")
@@ -99,6 +118,17 @@ fn a_second_verifier_judges_beside_the_rule() {
     // The program is an input of the evaluation, and its folder is sealed with it.
     assert!(std::fs::read_to_string(at.join("yes/eval.json")).unwrap().contains("second verifier"));
     ok(&stapo(at, &["verify", "yes", "--replay", "--steps", "1"]));
+    // Another program and another sample are named, and the others are the same.
+    let program = std::fs::read_to_string(at.join("yes.sh")).unwrap();
+    std::fs::write(at.join("yes.sh"), format!("{program}# changed\n")).unwrap();
+    let changed = samples.replacen("\"tokens\":[", "\"tokens\":[1,", 1);
+    std::fs::write(at.join("yes/samples.jsonl"), changed).unwrap();
+    let output = stapo(at, &["verify", "yes", "--replay", "--steps", "1", "--allow-command"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("second verifier") && said.contains(": DIFFERENT, recorded "), "{said}");
+    assert!(said.contains(", sample 0: DIFFERENT\n"), "{said}");
+    assert!(said.contains("replay: 1 samples the same, 1 different"), "{said}");
     assert!(complaint(at, &["eval", "--verifier", "{kind = \"oracle\"}"]).contains("verifier"));
 }
 
@@ -155,9 +185,20 @@ fn two_runs_are_compared_by_their_responses() {
         said.contains("distinct answers of a group") && said.contains("improbable, low entropy"),
         "{said}"
     );
+    for title in [
+        "\nmean over steps                      A         B  B - A",
+        "\nn-grams    divergence, nats",
+        "\nshare of tokens, %       A: first",
+    ] {
+        assert!(said.contains(title), "{title}: {said}");
+    }
+    assert!(said.starts_with("A a, receipt ") && said.contains("\nB b, receipt "), "{said}");
     let same: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "a", "--json"]))).unwrap();
     assert_eq!(same["length"]["difference"], 0.0);
     assert!(same["n_grams"][1]["divergence"]["value"].as_f64().unwrap().abs() < 1e-9, "{same}");
+    crate::common::copy_folder(&at.join("b"), &at.join("none"));
+    std::fs::write(at.join("none/metrics.jsonl"), "").unwrap();
+    assert!(complaint(at, &["compare", "a", "none"]).contains("a and none share no step"));
     // The first batch of both is of the same policy, the third is not.
     let apart: Value = serde_json::from_str(&ok(&stapo(at, &["compare", "a", "b", "--json"]))).unwrap();
     assert!(apart["n_grams"][1]["divergence"]["value"].as_f64().unwrap() > 0.01, "{apart}");
@@ -239,24 +280,53 @@ fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_d
     // The runs that are there set the pace: two steps take no minute.
     let short = [&small[..], &["--minutes", "1", "--out", "short"]].concat();
     let output = stapo(at, &short);
-    assert!(output.status.success() && !String::from_utf8_lossy(&output.stderr).contains("left"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && !said.contains("left"), "{said}");
+    assert!(said.contains("a/seed-3 done\n") && said.contains("b/seed-3 done\n"), "{said}");
     assert!(at.join("short/b/seed-3/manifest.sha256").is_file());
     let said = ok(&stapo(at, &["experiment", "long.toml", "--power", "--set", "evaluation.problems=256"]));
     // Three seeds detect 3.33 deviations, and 256 answers deviate by 3.125 points in each of two arms.
     assert!(said.contains("3 seeds, 256 problems") && said.contains("14.7"), "{said}");
     assert!(ok(&stapo(at, &["experiment", "long.toml", "--power", "--seeds", "0"])).contains("one seed"));
+    // Data that is not here is taken to have as many problems as are asked for.
+    let gone = "task={kind=\"jsonl\",path=\"gone.jsonl\"}";
+    let output =
+        stapo(at, &["experiment", "long.toml", "--power", "--set", gone, "--set", "evaluation.problems=77"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("note: ") && said.contains("all of evaluation.problems are taken"), "{said}");
+    assert!(ok(&output).contains("3 seeds, 77 problems"));
 }
 
+#[cfg(unix)]
 #[test]
 fn an_arm_that_fails_does_not_lose_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let text = "name = \"half\"\nseeds = [0]\n[[arms]]\nname = \"good\"\n[[arms]]\nname = \"bad\"\nset = [\"model={kind=\\\"path\\\",path=\\\"gone\\\"}\"]\n";
     std::fs::write(at.join("half.toml"), text).unwrap();
-    let output = stapo(at, &[&["experiment", "half.toml"], &TINY[..]].concat());
-    assert_eq!(output.status.code(), Some(1));
-    let table = String::from_utf8_lossy(&output.stdout);
+    let (status, table) = on_terminal(at, &[&["experiment", "half.toml"], &TINY[..]].concat(), "");
+    assert_eq!(status.code(), Some(1));
+    // A bar for all runs, and a line for the one in progress.
+    assert!(
+        table.contains(" 0/2 runs  0s so far  ")
+            && table.contains(" 1/2 runs ")
+            && table.contains(" 2/2 runs "),
+        "{table}"
+    );
+    assert!(
+        table.contains("good/seed-0 step 1  accuracy ") && table.contains("error: bad/seed-0 failed: "),
+        "{table}"
+    );
+    assert!(!table.contains("good/seed-0 done"), "{table}");
     assert!(table.contains("good") && table.contains("failed: bad/seed-0 error: model gone"), "{table}");
     let listed = ok(&stapo(at, &["experiment"]));
     assert!(listed.contains("falsify") && listed.contains("ablation-mask"), "{listed}");
+    // A quiet experiment draws no bars, and says what failed.
+    let quiet = ["experiment", "half.toml", "--quiet", "--only", "bad", "--out", "none"];
+    let (_, said) = on_terminal(at, &[&quiet[..], &TINY].concat(), "");
+    assert!(!said.contains(" so far ") && said.contains(" bad/seed-0 failed: "), "{said}");
+    let said = complaint(at, &["report", "none"]);
+    assert!(said.contains("experiment none: no run has a result\ngood, seed 0: "), "{said}");
+    let run = "experiments/half/good/seed-0";
+    assert!(complaint(at, &["report", run, run]).contains("named twice\nhint: "));
 }

@@ -1,6 +1,6 @@
 //! `stapo export`: the names, types and shapes that other programs read, by default and with each flag.
 
-use crate::common::{json, ok, root, stapo};
+use crate::common::{complaint, json, ok, root, stapo};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -79,6 +79,10 @@ fn an_export_is_bf16_or_f32_whole_or_an_adapter_as_its_flags_say() {
         assert_eq!(tensors(&whole.with_file_name("adapter_model.safetensors")), expected_adapter);
         assert_eq!(json(&whole.with_file_name("adapter_config.json"))["r"], 2);
     }
+    let said = complaint(at, &["export", base, "--out", "run"]);
+    assert!(said.contains("run: exists and is not empty\nhint: "), "{said}");
+    let said = complaint(at, &["export", base, "--out", "none", "--merge"]);
+    assert!(said.contains("has no adapter\nhint: leave --merge out") && !at.join("none").exists(), "{said}");
     let merged = ["--adapter", "trained", "--merge"];
     assert_eq!(tensors(&export(&[&[base, "--out", "merged"], &merged[..]].concat())), expected("BF16"));
     // The checkpoint has the adapters and both moments of each, in f32.

@@ -1,6 +1,7 @@
 //! `stapo fetch` against a local server that speaks the hub's protocol and can be told to misbehave.
 
 use crate::common::ok;
+use crate::terminal::shown;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::run::disk::hex;
@@ -28,6 +29,10 @@ struct Served {
     n_more: usize,
     /// Announces this size instead of the content's.
     announced: Option<u64>,
+    /// Answers a request for a part with the whole file.
+    ignores_ranges: bool,
+    /// The commit of the list of files instead of the right one.
+    commit: Option<&'static str>,
 }
 
 struct Server {
@@ -69,11 +74,10 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     let mut words = request.split(' ');
     let method = words.next().unwrap_or("");
     let path = words.next().unwrap_or("");
-    let start = range.unwrap_or(0);
-    log.lock()
-        .unwrap()
-        .push(format!("{method} {path}{}", range.map_or(String::new(), |from| format!(" from {from}"))));
+    let part = range.map_or(String::new(), |from| format!(" from {from}"));
+    log.lock().unwrap().push(format!("{method} {path}{part}"));
     let mut served = state.lock().unwrap();
+    let start = range.filter(|_| !served.ignores_ranges).unwrap_or(0);
     if served.needs_token && !has_token {
         return reply(stream, "401 Unauthorized", &[], b"");
     }
@@ -93,7 +97,8 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
         if files.is_empty() {
             return reply(stream, "404 Not Found", &[], b"");
         }
-        let text = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+        let (commit, files) = (served.commit.unwrap_or(COMMIT), files.join(","));
+        let text = format!("{{\"sha\":\"{commit}\",\"siblings\":[{files}]}}");
         return reply(stream, "200 OK", &[], text.as_bytes());
     }
     let path = path.trim_start_matches("/datasets").trim_start_matches('/');
@@ -156,6 +161,10 @@ fn fetch(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
 }
 
 fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Output {
+    command(folder, address, token, args).output().unwrap()
+}
+
+fn command(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
     command.current_dir(folder).args(args);
     command.env("HF_ENDPOINT", address).env("HF_HOME", folder.join("hf"));
@@ -163,7 +172,8 @@ fn stapo(folder: &Path, address: &str, token: Option<&str>, args: &[&str]) -> Ou
     for name in ["HF_TOKEN", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
         command.env_remove(name);
     }
-    command.envs(token.map(|token| ("HF_TOKEN", token))).output().unwrap()
+    command.envs(token.map(|token| ("HF_TOKEN", token)));
+    command
 }
 
 fn complaint(output: &Output) -> String {
@@ -205,6 +215,7 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
 
 /// A process that was killed in the middle of a transfer leaves a partial file; the next process requests only the
 /// rest.
+#[cfg(unix)]
 #[test]
 fn half_a_file_on_disk_is_completed() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,17 +235,29 @@ fn half_a_file_on_disk_is_completed() {
         std::fs::write(&partial, bytes).unwrap();
         server.requests.lock().unwrap().clear();
         let args = ["model", "o/m", "--file", "model.safetensors"];
-        let shown = ok(&fetch(folder.path(), &server.address, None, &args));
+        let printed = ok(&fetch(folder.path(), &server.address, None, &args));
         let requests = server.requests.lock().unwrap().clone();
         let got: Vec<&String> =
             requests.iter().filter(|line| line.starts_with("GET ") && line.contains("/resolve/")).collect();
         assert_eq!(got.len(), usize::from(expected.is_some()), "{got:?}");
         assert!(expected.is_none_or(|end| got[0].ends_with(end)), "{got:?}");
-        assert_eq!(std::fs::read(shown.trim()).unwrap(), content);
+        assert_eq!(std::fs::read(printed.trim()).unwrap(), content);
         assert!(!partial.exists());
-        std::fs::remove_file(shown.trim()).unwrap();
+        std::fs::remove_file(printed.trim()).unwrap();
         std::fs::remove_file(partial.with_extension("")).unwrap();
     }
+    // A server that sends the whole file again.
+    let whole = serve(Served { files: a_model(), ignores_ranges: true, ..Served::default() });
+    std::fs::write(&partial, &content[..700_000]).unwrap();
+    let printed =
+        ok(&fetch(folder.path(), &whole.address, None, &["model", "o/m", "--file", "model.safetensors"]));
+    assert_eq!(std::fs::read(printed.trim()).unwrap(), content);
+    std::fs::remove_file(printed.trim()).unwrap();
+    std::fs::remove_file(partial.with_extension("")).unwrap();
+    // On a terminal the bytes are counted.
+    let (status, text) = shown(command(folder.path(), &server.address, None, &["fetch", "model", "o/m"]), "");
+    assert!(status.success(), "{text}");
+    assert!(text.contains("model.safetensors ") && text.contains(" KiB/1.14 MiB "), "{text}");
 }
 
 #[test]
@@ -269,6 +292,11 @@ fn tokens_absence_and_silence_are_clear() {
     assert!(said.contains("o/other: not found"), "{said}");
     let said = complaint(&fetch(at, "http://127.0.0.1:9", None, &["dataset", "o/d"]));
     assert!(said.contains("cannot be reached") && said.contains("HF_ENDPOINT"), "{said}");
+    let said = complaint(&fetch(at, "ftp://127.0.0.1", None, &["model", "o/m"]));
+    assert!(said.contains("HF_ENDPOINT \"ftp://127.0.0.1\": expected an address"), "{said}");
+    let args = ["model", "o/m", "--file", "gone.json"];
+    let said = complaint(&fetch(at, &server.address, Some("secret"), &args));
+    assert!(said.contains("o/m gone.json: not in the repository\nhint: it holds config.json, "), "{said}");
     let said = complaint(&fetch(at, &server.address, Some("secret"), &["model", "../../etc"]));
     assert!(said.contains("expected OWNER/NAME"), "{said}");
     let names = ["../../../evil.safetensors", "/evil.safetensors", "a\\\\evil.safetensors", ""];
@@ -306,6 +334,9 @@ fn a_model_is_fetched_on_request_and_found_by_its_name_from_then_on() {
     };
     assert!(complaint(&info(&[])).contains("hint: stapo fetch model o/base gets it"));
     assert!(server.requests.lock().unwrap().is_empty(), "nothing is fetched without being asked for");
+    std::fs::write(at.join("rows.jsonl"), "{\"problem\": \"1+1\", \"answer\": 2}\n").unwrap();
+    let init = ["init", "--model", "o/base", "--data", "rows.jsonl", "--fetch"];
+    assert!(complaint(&stapo(at, &server.address, None, &init)).contains("too few to hold some out"));
     let said = ok(&info(&["--fetch"]));
     assert!(said.contains(&format!("o/base@{COMMIT}")), "{said}");
     let n = server.requests.lock().unwrap().len();
@@ -376,6 +407,13 @@ fn sizes_are_bounded_by_what_was_announced_and_by_a_limit() {
     let n_bytes: u64 =
         std::fs::read_dir(blobs).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
     assert!(n_bytes <= 8, "{n_bytes} bytes were written");
+    let many = vec![("o/m", "a", Vec::new()); 100_001];
+    let server = serve(Served { files: many, ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("the hub's list of files: 100001 files, at most 100000"), "{said}");
+    let server = serve(Served { files: a_model(), commit: Some("../../../evil"), ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &server.address, None, &args));
+    assert!(said.contains("names the commit \"../../../evil\", expected 40 hexadecimal digits"), "{said}");
     let server = serve(Served { files: a_model(), announced: Some(1 << 60), ..Served::default() });
     let said = complaint(&fetch(folder.path(), &server.address, None, &args));
     assert!(said.contains("the hub names 1048576.0 TiB, at most 1.0 TiB"), "{said}");

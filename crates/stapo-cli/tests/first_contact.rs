@@ -1,6 +1,7 @@
 //! What a newcomer types first: `stapo`, `stapo tutorial`, `stapo explain`.
 
 use crate::common::{complaint, listing, ok, root, stapo};
+use crate::terminal::on_terminal;
 use serde_json::Value;
 use std::process::Command;
 
@@ -31,6 +32,13 @@ fn explain_prints_keys_metrics_presets_and_words() {
     let kinds: Vec<&str> =
         found.as_array().unwrap().iter().map(|entry| entry["kind"].as_str().unwrap()).collect();
     assert!(kinds.contains(&"metric") && kinds.contains(&"word"), "{kinds:?}");
+    let metric = found.as_array().unwrap().iter().find(|entry| entry["kind"] == "metric").unwrap();
+    assert_eq!((&metric["unit"], &metric["TensorBoard"]), (&"nats".into(), &"`silencing/tau_h`".into()));
+    for kind in ["train", "sft", "experiment"] {
+        let schema: Value =
+            serde_json::from_str(&ok(&stapo(at, &["config", "--schema", "--kind", kind]))).unwrap();
+        assert!(schema["properties"].is_object(), "{kind}: {schema}");
+    }
 }
 
 #[test]
@@ -56,12 +64,15 @@ fn explain_names_what_is_nearest_to_an_unknown_word() {
     assert!(text.contains("group_size"), "{text}");
 }
 
+#[cfg(unix)]
 #[test]
 fn the_tutorial_runs_every_step_in_a_new_folder() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::create_dir(at.join("stapo-tutorial")).unwrap();
-    let text = ok(&stapo(at, &["tutorial", "--yes", "--steps", "2"]));
+    // Six times Enter.
+    let (status, text) = on_terminal(at, &["tutorial", "--steps", "2"], "\n\n\n\n\n\n");
+    assert!(status.success(), "{text}");
     for file in ["run/manifest.sha256", "report.html", "tokens.html"] {
         assert!(at.join("stapo-tutorial-2").join(file).exists(), "{file}:\n{text}");
     }
@@ -72,7 +83,43 @@ fn the_tutorial_runs_every_step_in_a_new_folder() {
         assert!(files.contains(&name), "docs/reference/files.md does not name {name}");
     }
     assert!(text.contains("Step 6 of 6") && text.contains("stapo init"), "{text}");
+    assert_eq!(text.matches("Enter runs it, q ends: ").count(), 6, "{text}");
+    // The bar of the run with the curves and the phase below it, and its lines, filled up to the width of the terminal.
+    for part in [
+        "0/2 steps  0 s ",
+        "1/2 steps  ",
+        " left ",
+        "rollout ",
+        "last     reward ",
+        "accuracy ",
+        "done: 2 steps in ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(
+        text.contains("run stapo-tutorial-2/run ") && text.contains("before training: held-out "),
+        "{text}"
+    );
+    assert!(text.contains("\nAll files go into the folder stapo-tutorial-2.\n"), "{text}");
+    assert!(text.contains("steps accuracy held-out  status\n"), "{text}");
+    // What `generate` says of its pace.
+    assert!(text.contains("\n1 responses, ") && text.contains(" tokens/s\n"), "{text}");
     assert_eq!(listing(&at.join("stapo-tutorial")), [""; 0], "a folder that exists stays as it was");
+    // `q` and the end of the input, Ctrl-D, run nothing.
+    for typed in ["q\n", " Q \n", "\u{4}"] {
+        let (status, text) = on_terminal(at, &["tutorial", "--out", "none"], typed);
+        assert!(status.success() && text.contains("Ended. The folder none keeps what is there.\n"), "{text}");
+        assert_eq!(listing(&at.join("none")), [""; 0]);
+        std::fs::remove_dir(at.join("none")).unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command.current_dir(at).args(["tutorial", "--yes", "--out", "failed"]).env("STAPO_THREADS", "none");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && text.contains("error: tutorial: step 1 failed\nhint: "),
+        "{text}"
+    );
     let text = complaint(at, &["tutorial", "--yes", "--out", "stapo-tutorial"]);
     assert!(text.contains("--out stapo-tutorial: exists\nhint: "), "{text}");
 }

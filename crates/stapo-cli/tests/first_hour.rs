@@ -79,6 +79,8 @@ fn one_name_for_a_model_in_every_command() {
         assert!(said.starts_with(&format!("{out}: step 1, ")), "{said}");
         assert_eq!(first, scores(at, out));
     }
+    let said = complaint(at, &["model", "convert", "a", "converted"]);
+    assert!(said.contains("model a: is a run's checkpoint\nhint: stapo export a --out converted"), "{said}");
     // A model that was exported into the run's folder does not stand in for the run.
     ok(&stapo(at, &["export", "a@1", "--out", "a/model"]));
     assert_eq!(newest, scores(at, "a"));
@@ -320,7 +322,12 @@ fn what_a_newcomer_tries_is_answered() {
     let version: serde_json::Value = serde_json::from_str(&ok(&stapo(at, &["version", "--json"]))).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     assert!(version["target"].as_str().unwrap().contains('-') && version["profile"].is_string());
-    assert!(ok(&stapo(at, &["version"])).starts_with("stapo    "));
+    let shown = ok(&stapo(at, &["version"]));
+    let build = format!("\nbuild    {}, ", version["profile"].as_str().unwrap());
+    assert!(
+        shown.starts_with("stapo    ") && shown.contains(&build) && shown.contains("\ngpu      "),
+        "{shown}"
+    );
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = ok(&stapo(at, &["completions", shell]));
         assert!(script.contains("without-checkpoints") && script.contains("resume"), "{shell}");

@@ -127,6 +127,10 @@ fn a_missing_file_and_a_wrong_mode_say_so() {
     let output = stapo(&["no-such-file.jsonl"], b"");
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no-such-file.jsonl"));
+    let folder = tempfile::tempdir().unwrap();
+    let output = stapo(&[folder.path().to_str().unwrap()], b"");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(": is a folder, expected a file of JSON lines"));
     let output = stapo(&["--mode", "maths", "-"], b"");
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("boxed-exact"));

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-const TRL: &str = "
+pub const TRL: &str = "
 model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
 dataset_name: rows.jsonl
 reward_funcs: [accuracy_reward]
@@ -28,7 +28,7 @@ use_vllm: true
 chat_template_kwargs: {enable_thinking: false}
 ";
 
-const VERL: &str = "
+pub const VERL: &str = "
 defaults: [_self_]
 data: {train_files: rows.parquet, train_batch_size: 64, max_prompt_length: 1024, max_response_length: 8192}
 actor_rollout_ref:

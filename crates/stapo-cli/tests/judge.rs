@@ -170,6 +170,18 @@ fn the_panel_shows_the_rates_of_judge_and_rule() {
         assert_eq!(row["rule"]["value"], f64::from(u8::from(row["is_right"] == true)));
     }
     assert_eq!(rows.len(), 13);
+    // The table has a row for each trick, below its titles.
+    let table: Vec<&str> = said.lines().skip_while(|line| !line.starts_with("called right, %")).collect();
+    let titles = "called right, %        responses  by the judge           by the rule";
+    assert_eq!(table[0], titles);
+    for (line, row) in table[1..].iter().zip(&rows) {
+        let percent = |key: &str| format!("{:.1}", 100.0 * row[key]["value"].as_f64().unwrap());
+        assert!(line.starts_with(row["trick"].as_str().unwrap()), "{line}");
+        assert!(line.contains(&format!(" {}  {}", row["n_responses"], percent("judge"))), "{line}");
+        assert!(line[57..].starts_with(&percent("rule")), "{line}");
+    }
+    let n_responses = verdicts.len();
+    assert!(said.contains(&format!(": {n_responses} responses to 3 questions\n")), "{said}");
     fs::write(at.join("mine.jsonl"), "{\"problem\": \"1+1=\", \"answer\": \"2\"}\n").unwrap();
     let mine = parsed_lines(&ok(&stapo(at, &[&args[..9], &["--data", "mine.jsonl", "--json"]].concat())));
     let copied = mine.iter().find(|line| line["trick"] == "copied question").unwrap();

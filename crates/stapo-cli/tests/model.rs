@@ -37,6 +37,7 @@ fn check_refused(args: &[&str], words: &[&str]) {
 #[test]
 fn info_tells_family_sizes_and_memory_in_units() {
     let out = ok(&stapo(&["info", &tiny("llama-spm.gguf")]));
+    assert!(!out.contains("ignored"), "{out}");
     for line in [
         "family       llama (LlamaForCausalLM)",
         "layers       2 of width 64, feed-forward 96",

@@ -244,6 +244,14 @@ fn a_masked_token_is_in_no_count_quantile_or_loss() {
         said.contains("<stdin>:1: group a: logp[2] is 3"),
         "the token is named as the line counts: {said}"
     );
+    let said = complaint(&["-"], &text(&masked).replacen('\n', " {}\n", 1));
+    assert!(said.contains("<stdin>:1: ") && said.contains("more than one JSON object"), "{said}");
+    masked[0]["logp"][2] = json!(-1.0);
+    let entropy = masked[0]["entropy"].take();
+    masked[0]["entropy"] = json!([0.1]);
+    let said = complaint(&["-"], &text(&masked));
+    assert!(said.contains("<stdin>:1: ") && said.contains("entropy has 1 entries, logp has 4"), "{said}");
+    masked[0]["entropy"] = entropy;
     masked[0]["loss_mask"] = json!([1, 0, 1]);
     assert!(complaint(&["-"], &text(&masked)).contains("<stdin>:1: loss_mask has 3 entries, logp has 4"));
     masked[0]["loss_mask"] = json!([1, 0, 2, 1]);

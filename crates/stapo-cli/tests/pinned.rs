@@ -171,7 +171,9 @@ fn plans_have_their_numbers() {
         if !args.contains(&"cpu") {
             lines += &assumptions(&plan);
         }
-        if ["tools", "eight GPUs in two machines", "pairs"].contains(name) {
+        if ["a judge", "shared prompts", "tools", "eight GPUs in two machines", "does not fit", "pairs"]
+            .contains(name)
+        {
             let text = String::from_utf8_lossy(&stapo(at, &all).stdout).into_owned();
             lines += text.split("\nassumed ").next().unwrap();
         }
@@ -368,4 +370,46 @@ fn runs_have_their_numbers() {
         sections.push((format!("problems of {task}"), digest(&problems)));
     }
     compare("runs.txt", &sections);
+}
+
+/// Configs of an own model with chat template, of the built-in one for letters and for programs, and of other programs.
+#[test]
+fn configs_that_init_writes_have_their_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    crate::data::set_up(at);
+    let line = |n: usize, more: &str| format!("{{\"id\": {n}, \"problem\": \"{n}+1=\", {more}}}\n");
+    let letters = |n: usize| line(n % 37, "\"answer\": \"B\"");
+    std::fs::write(at.join("my letters.jsonl"), (0..40).map(letters).collect::<String>()).unwrap();
+    let tests = |n: usize| {
+        let split = if n < 30 { "train" } else { "test" };
+        line(n, &format!("\"test_list\": [\"assert {n}\"], \"split\": \"{split}\""))
+    };
+    std::fs::write(at.join("tests.jsonl"), (0..40).map(tests).collect::<String>()).unwrap();
+    let other_names = std::fs::read_to_string(at.join("tests.jsonl")).unwrap().replace("train", "first");
+    std::fs::write(at.join("splits.jsonl"), other_names.replace("\"test\"}", "\"second\"}")).unwrap();
+    std::fs::write(at.join("trl.yaml"), crate::init_from::TRL).unwrap();
+    std::fs::write(at.join("verl.yaml"), crate::init_from::VERL).unwrap();
+    std::fs::write(at.join("few.yaml"), "num_generations: 4\nbf16: true\n").unwrap();
+    let mut sections = Vec::new();
+    for (name, args) in [
+        ("own", &["--model", "model", "--data", "rows.jsonl", "--answer-field", "final"][..]),
+        ("letters", &["--model", "builtin", "--data", "my letters.jsonl"]),
+        ("tests", &["--model", "builtin", "--data", "tests.jsonl"]),
+        ("splits", &["--model", "builtin", "--data", "splits.jsonl"]),
+        ("trl", &["--from", "trl.yaml"]),
+        ("verl", &["--from", "verl.yaml", "--device", "cpu", "--data", "rows.jsonl"]),
+        ("few", &["--from", "few.yaml", "--model", "o/m"]),
+    ] {
+        let out = format!("{name}.toml");
+        let said = ok(&stapo(at, &[&["init"], args, &["--out", &out]].concat()));
+        // The memory that is available is this machine's.
+        let here = |line: &str| {
+            line.split_once(" of ").filter(|_| line.starts_with("memory ")).map(|(own, _)| own.to_string())
+        };
+        let said: Vec<String> = said.lines().map(|line| here(line).unwrap_or(line.to_string())).collect();
+        sections.push((format!("{name}, said"), said.join("\n")));
+        sections.push((format!("{name}, written"), read(at.join(&out))));
+    }
+    compare("init.txt", &sections);
 }

@@ -1,6 +1,7 @@
 //! `stapo plan` from the outside: without a GPU, weights and data, and measured on the CPU.
 
 use crate::common::{complaint, ok, stapo};
+use crate::terminal::on_terminal;
 use serde_json::Value;
 use std::path::Path;
 
@@ -39,6 +40,11 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
     assert_eq!((&named["machine"]["name"], &named["fits"]), (&"h200".into(), &true.into()));
     assert!(assumed(&named, "Qwen3-1.7B-Base, whose files are not here"), "{named:#}");
     assert!(!assumed(&named, "--mean-"), "{named:#}");
+    let reused = plan(at, &[PAPER, "--machine", "h200", "--set", "update.reuse={max=2}"]);
+    assert!(
+        assumed(&reused, "is used 2 times (update.reuse)") && !assumed(&named, "update.reuse"),
+        "{reused:#}"
+    );
     let used = &named["memory_bytes_used_by"];
     let part = |name: &str| number(&named["memory_bytes"][name]);
     let always = part("weights") + part("optimizer") + part("libraries");
@@ -250,6 +256,7 @@ fn a_signal_while_measuring_keeps_the_simulated_plan() {
 }
 
 /// The measured step corrects the simulation, and its lengths take the place of assumed ones.
+#[cfg(unix)]
 #[test]
 fn the_built_in_run_is_measured_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -275,8 +282,19 @@ fn the_built_in_run_is_measured_on_the_cpu() {
     assert!((rolled / number(&step["rollout_seconds"]) - 1.0).abs() < 1e-6, "{measured:#}");
     let learned = number(&phases["update"]) + number(&phases["calibrate"]);
     assert!((learned / number(&step["update_seconds"]) - 1.0).abs() < 1e-6, "{measured:#}");
-    let given = plan(at, &[&small[..], &["--mean-response", "60"]].concat());
-    assert_eq!(given["lengths"]["response_tokens_mean"], 60.0);
+    // On a terminal the plan is shown first, then a clock, then the measured times.
+    let (status, text) = on_terminal(at, &[&["plan", "--mean-response", "60"], &small[..]].concat(), "");
+    assert!(status.success(), "{text}");
+    let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    let order = [
+        "measured next\n",
+        "measuring: loading the model; ",
+        "measuring: a step of 2 problems with ",
+        "\nmeasured ",
+    ];
+    assert!(order.map(place).is_sorted(), "{text}");
+    assert_eq!(text.matches("responses of 60 tokens on average").count(), 2, "{text}");
+    assert!(text.contains("a warm step of 2 problems with responses to 96 tokens: rollout "), "{text}");
 }
 
 #[test]

@@ -197,7 +197,8 @@ fn an_evaluation_is_replayed_and_signed() {
     let said = complaint(at, &["verify", "e", "--sign", "key"]);
     assert!(said.contains("mode is 644") && said.contains("chmod 400 key"), "{said}");
     fs::set_permissions(at.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
-    ok(&stapo(at, &["verify", "e", "--sign", "key"]));
+    let said = ok(&stapo(at, &["verify", "e", "--sign", "key"]));
+    assert!(said.ends_with("signed: e/manifest.sig\n"), "{said}");
     // The public key of 32 bytes of 7, by `openssl pkey -pubout`.
     let public = "ea4a6c63e29c520abef5507b132ec5f9954776aebebe7b92421eea691446d22c";
     let raw: Vec<u8> =
@@ -212,6 +213,10 @@ fn an_evaluation_is_replayed_and_signed() {
     forge(&at.join("e"), &forged);
     assert!(differs(at, &["verify", "e", "--key", "public"]).contains("NOT made of this manifest"));
     assert!(complaint(at, &["verify", "e", "--key", "e/eval.json"]).contains("no Ed25519 public key"));
+    // What is not as recorded is not signed.
+    fs::write(at.join("e/samples.jsonl"), "").unwrap();
+    let said = complaint(at, &["verify", "e", "--sign", "key"]);
+    assert!(said.contains("folder e: not signed, since it is not as recorded"), "{said}");
 }
 
 #[test]
@@ -226,8 +231,15 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     let experiment = at.join("experiments/falsify");
     let receipt = sha256(&fs::read(experiment.join("manifest.json")).unwrap());
     assert!(said.contains(&format!("receipt {}", &receipt[..12])), "{said}");
+    let at_end = "\nruns: experiments/falsify\nreport: stapo report experiments/falsify\nreceipt ";
+    assert!(said.contains(at_end), "{said}");
     let verify = ["verify", "experiments/falsify"];
     ok(&stapo(at, &verify));
+    let replayed = ok(&stapo(at, &[&verify[..], &["--replay", "--steps", "1"]].concat()));
+    for run in ["with-s2t/seed-0:\n", "without-s2t/seed-0:\n"] {
+        assert!(replayed.contains(run), "{replayed}");
+    }
+    assert_eq!(replayed.matches("\nstep 1: the same, ").count(), 2, "{replayed}");
     let path = experiment.join("with-s2t/seed-0/metrics.jsonl");
     let metrics = fs::read_to_string(&path).unwrap();
     fs::write(&path, metrics.replacen('1', "2", 1)).unwrap();
@@ -239,6 +251,12 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     ok(&stapo(at, &verify));
     fs::remove_dir_all(experiment.join("without-s2t/seed-0")).unwrap();
     assert!(differs(at, &verify).contains("without-s2t/seed-0/manifest.json: MISSING"));
+    // Twenty differences are shown.
+    for n in 0..25 {
+        fs::write(experiment.join(format!("extra-{n}.txt")), "").unwrap();
+    }
+    let said = differs(at, &verify);
+    assert!(said.contains("\nand 6 more\n"), "{said}");
 }
 
 #[test]

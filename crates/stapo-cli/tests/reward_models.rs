@@ -58,7 +58,7 @@ fn rm_learns_pairs_and_goes_on_to_the_same_bits() {
         ok(&stapo(at, &words(&format!("rm --resume {cut} --set steps=10"))));
         let weights = |run: &str| fs::read(at.join(run).join("model/model.safetensors")).unwrap();
         assert!(weights(name) == weights(&cut), "{name}");
-        ok(&stapo(at, &["verify", name]));
+        assert!(ok(&stapo(at, &["verify", name, "--replay"])).contains("replay: none, a supervised run"));
     }
     let listed = ok(&stapo(at, &["runs", "."]));
     assert!(listed.contains("rm, done"), "{listed}");

@@ -25,7 +25,13 @@ fn notes_stand_beside_the_runs_and_never_inside() {
         json!({"runs": {"a": {"note": "the first try", "tags": ["kept"]}, "b": {"is_archived": true}}});
     assert_eq!(json(&at.join("runs/notes.json")), expected);
     ok(&stapo(at, &["verify", "runs/a"]));
-    let listed = ok(&stapo(at, &["runs"]));
+    let output = stapo(at, &["runs"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(told, "note: 1 archived runs are left out; --all lists them\n");
+    std::fs::create_dir(at.join("none")).unwrap();
+    let none = stapo(at, &["runs", "none"]);
+    assert!(String::from_utf8_lossy(&none.stderr).contains("note: no runs in none; stapo train makes one"));
+    let listed = ok(&output);
     assert!(listed.contains("done #kept; the first try") && !listed.contains("\nb "), "{listed}");
     assert!(ok(&stapo(at, &["runs", "--all"])).contains("\nb "));
     let server = Server::start(&at.join("runs"), &[]);
@@ -161,5 +167,19 @@ fn the_browser_is_given_a_token_that_opens_the_page_once() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_ne!(given, printed);
+    // Without a program that opens pages, the address is enough.
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_stapo"))
+        .args(["serve", "--port", "0", "--open"])
+        .arg(folder.path())
+        .env("PATH", folder.path().join("none"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.starts_with("warning: --open: xdg-open could not be started"), "{said}");
     assert_eq!(found, ["303", "401", "303", "303"]);
 }

@@ -252,6 +252,7 @@ fn plan_and_doctor_tell_without_touching_anything() {
     assert!(doctor["threads"].as_u64().unwrap() >= 1);
     let text = ok(&stapo(at, &["doctor"]));
     assert!(text.contains("cpu") && text.contains("disk") && text.contains("nvrtc"), "{text}");
+    assert!(text.ends_with("\n\nThe CPU is enough for the built-in run: stapo train\n"), "{text}");
     assert_eq!(std::fs::read_dir(at).unwrap().count(), 0);
 }
 

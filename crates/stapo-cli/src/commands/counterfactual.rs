@@ -15,7 +15,7 @@ use stapo_rl::run::{Checkpoint, part_files, records_of_file};
 use stapo_rl::train::Trainer;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -95,9 +95,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         })?;
         if let Some(to) = &mut to {
             for own in &found {
-                writeln!(to, "{}", serde_json::to_string(own)?)?;
+                to.write_all(format!("{}\n", serde_json::to_string(own)?).as_bytes())?;
             }
-            to.flush()?;
         }
         all.extend(found);
     }
@@ -113,12 +112,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The gradient side: the parts of the gradient of every step with a silenced token.
-fn gradients(
-    args: &Args,
-    replay: &mut Replay,
-    steps: &[u64],
-    mut to: Option<BufWriter<File>>,
-) -> Result<ExitCode> {
+fn gradients(args: &Args, replay: &mut Replay, steps: &[u64], mut to: Option<File>) -> Result<ExitCode> {
     let mut all: Vec<GradientEffect> = Vec::new();
     for step in steps {
         let found = replay.step(*step, |trainer, plan, rolled| {
@@ -126,8 +120,7 @@ fn gradients(
         })?;
         eprintln!("step {step}: {} silenced tokens in the first mini-batch", found.n_silenced);
         if let Some(to) = &mut to {
-            writeln!(to, "{}", serde_json::to_string(&found)?)?;
-            to.flush()?;
+            to.write_all(format!("{}\n", serde_json::to_string(&found)?).as_bytes())?;
         }
         all.push(found);
     }
@@ -173,9 +166,9 @@ fn print_gradients(summary: &GradientSummary) {
     println!("log-probs: first-order change in nats per response by one plain step of the learning rate");
 }
 
-fn create(path: &Path) -> Result<BufWriter<File>> {
-    let file = File::create_new(path).with_context(|| format!("file {}", path.display()))?;
-    Ok(BufWriter::new(file))
+/// A new file. Lines are written one by one, so that those of a command that was interrupted are there.
+fn create(path: &Path) -> Result<File> {
+    File::create_new(path).with_context(|| format!("file {}", path.display()))
 }
 
 /// The recorded tokens of one part by step.

@@ -426,9 +426,6 @@ fn begin(args: &Args, joined: &Joined) -> Result<Opened> {
     decodings(&plan.decodings)?;
     joined.ranks.broadcast(&serde_json::to_vec(&plan)?)?;
     let questions = Questions::open(args, &plan, joined, Programs::Allowed)?;
-    if plan.chat && questions.model.template.is_none() {
-        bail!("--chat: the model {} has no chat template\nhint: leave --chat out", args.model);
-    }
     plan.weights = questions.inputs.iter().filter(|file| file.name.starts_with("weights")).cloned().collect();
     plan.inputs.clone_from(&questions.inputs);
     let stamp = || Path::new("evals").join(crate::shared::clock::stamp(SystemTime::now()));

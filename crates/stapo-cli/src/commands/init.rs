@@ -153,11 +153,23 @@ fn print_found(found: &Found, choices: &Choices) {
         &format!("{} tokens at the median, {} at 99 %, {} at most", lengths.median, lengths.p99, lengths.max),
     );
     line("judge", &format!("mode {:?}: {}", found.mode.name(), found.mode.reason()));
-    let room = choices.memory_here.map_or(String::new(), |bytes| format!(" of {} available", size(bytes)));
-    line("memory", &format!("{}{room}", size(choices.memory_needed)));
-    if choices.memory_here.is_some_and(|bytes| choices.memory_needed > bytes) {
-        line("", "does not fit here; another --device, a smaller model, or adapters (docs/lora.md)");
+    for (name, text) in
+        ["memory", ""].into_iter().zip(memory_lines(choices.memory_needed, choices.memory_here))
+    {
+        line(name, &text);
     }
+}
+
+/// The bytes that a run needs beside those that the device has, where that is known.
+fn memory_lines(needed: u64, here: Option<u64>) -> Vec<String> {
+    let room = here.map_or(String::new(), |bytes| format!(" of {} available", size(bytes)));
+    let mut lines = vec![format!("{}{room}", size(needed))];
+    if here.is_some_and(|bytes| needed > bytes) {
+        lines.push(
+            "does not fit here; another --device, a smaller model, or adapters (docs/lora.md)".to_string(),
+        );
+    }
+    lines
 }
 
 fn print_next(out: &Path) {
@@ -170,4 +182,18 @@ fn print_next(out: &Path) {
 
 fn line(name: &str, value: &str) {
     println!("{name:<8} {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_does_not_fit_is_told() {
+        assert_eq!(memory_lines(1024, None), ["1.0 KiB"]);
+        assert_eq!(memory_lines(1024, Some(1024)), ["1.0 KiB of 1.0 KiB available"]);
+        let lines = memory_lines(2048, Some(1024));
+        assert_eq!((lines.len(), lines[0].as_str()), (2, "2.0 KiB of 1.0 KiB available"));
+        assert!(lines[1].starts_with("does not fit here; "));
+    }
 }

@@ -55,10 +55,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     stop.show_by(|_, _| ());
     stop.give_up_by(|| GivesUp::IfUrgent);
     let world = args.gpus.or(args.ranks).unwrap_or(1);
-    let mut command = args.command.clone();
-    if args.gpus.is_some() && lacks_device(name, &command) {
-        command.push("--device=cuda".into());
-    }
+    let command = words_of_ranks(name, args.command.clone(), args.gpus.is_some());
     let port = args.port.map_or_else(free_port, Ok)?;
     let token = token()?;
     let mut ranks = Vec::new();
@@ -74,6 +71,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("{text}");
     }
     Ok(ExitCode::from(code))
+}
+
+/// The words of each rank's command: those that were given, and the device of a rank on a GPU.
+fn words_of_ranks(name: &str, mut command: Vec<String>, on_gpus: bool) -> Vec<String> {
+    if on_gpus && lacks_device(name, &command) {
+        command.push("--device=cuda".into());
+    }
+    command
 }
 
 /// Whether a command takes a device and names none. A run that continues or is replayed has its device in its folder; an
@@ -280,6 +285,9 @@ mod tests {
         ] {
             let command: Vec<String> = words.split(' ').map(String::from).collect();
             assert_eq!(lacks_device(&command[0], &command), expected, "{words}");
+            let of_ranks = |on_gpus| words_of_ranks(&command[0], command.clone(), on_gpus).join(" ");
+            let added = if expected { " --device=cuda" } else { "" };
+            assert_eq!((of_ranks(true), of_ranks(false)), (format!("{words}{added}"), words.to_string()));
         }
     }
 

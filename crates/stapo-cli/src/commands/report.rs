@@ -147,3 +147,6 @@ fn write_csv(folder: &Path, study: &Study, contents: &Contents) -> Result<()> {
     }
     Ok(write_whole(&folder.join("metrics.csv"), text.as_bytes())?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -57,27 +57,36 @@ pub fn table(rows: &[EvalRow]) {
                 row.maj.as_ref().map_or("-".into(), percent),
             );
         }
-        for row in &rows {
-            if let Some(ends) = &row.programs {
-                let ends = ends.iter().map(|(end, n)| format!("{n} {}", end.label()));
-                println!("{}: of its programs {}", row.benchmark, ends.collect::<Vec<_>>().join(", "));
-            }
-        }
-        for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
-            let text = format!(
-                "{}: {} of {} right samples leave a calculation to the grader, as 60 + 180 does beside 240; \
-                 --verifier '{{kind=\"rule\", form=\"worked-out\"}}' says which",
-                row.benchmark,
-                row.n_left_to_grader,
-                n_right(row)
-            );
-            println!("{}", wrapped(&text, 0, COLUMNS));
-        }
-        if let Some(mean) = mean_of_six(&rows) {
-            println!("{:<14} {:>3}  {}", "mean of six", "", percent(&mean));
+        for line in remarks(&rows) {
+            println!("{line}");
         }
         responses(&rows);
     }
+}
+
+/// What the scores of a decoding leave out: how programs ended, right answers that are not worked out, and the mean of six.
+fn remarks(rows: &[&EvalRow]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for row in rows {
+        if let Some(ends) = &row.programs {
+            let ends = ends.iter().map(|(end, n)| format!("{n} {}", end.label()));
+            lines.push(format!("{}: of its programs {}", row.benchmark, ends.collect::<Vec<_>>().join(", ")));
+        }
+    }
+    for row in rows.iter().filter(|row| row.n_left_to_grader > 0) {
+        let text = format!(
+            "{}: {} of {} right samples leave a calculation to the grader, as 60 + 180 does beside 240; \
+             --verifier '{{kind=\"rule\", form=\"worked-out\"}}' says which",
+            row.benchmark,
+            row.n_left_to_grader,
+            n_right(row)
+        );
+        lines.push(wrapped(&text, 0, COLUMNS));
+    }
+    if let Some(mean) = mean_of_six(rows) {
+        lines.push(format!("{:<14} {:>3}  {}", "mean of six", "", percent(&mean)));
+    }
+    lines
 }
 
 /// The mean of the paper's six benchmarks, where all of them are there.
@@ -194,27 +203,7 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
                 "benchmark", "n", "A %", "B %", "B - A, points", "p", "p Holm"
             );
         }
-        let paired = &row.paired;
-        let reading = reading(row);
-        println!(
-            "{} {:>6} {:>6.1} {:>6.1}  {:<21} {:>8} {:>8}\n  {reading}; detectable from {:.1} points",
-            first_cell(&row.benchmark, NAME_WIDTH),
-            paired.n_questions,
-            100.0 * row.a,
-            100.0 * row.b,
-            format!(
-                "{:+.1} [{:+.1}, {:+.1}]",
-                100.0 * paired.difference,
-                100.0 * paired.interval.low,
-                100.0 * paired.interval.high
-            ),
-            p_value(paired.p_permutation),
-            p_value(row.p_adjusted),
-            100.0 * paired.minimum_detectable_effect,
-        );
-        if row.n_unshared > 0 {
-            println!("  {} questions are in only one of the two and were left out", row.n_unshared);
-        }
+        println!("{}", compared_text(row));
     }
     println!(
         "\nn: questions in both. p: paired permutation of questions; Holm over {} rows.\ndetectable: the difference that these questions and samples find in 80 % of\nrepetitions.",
@@ -222,10 +211,37 @@ pub fn comparison(a: &Path, b: &Path, compared: &[Compared]) {
     );
 }
 
+/// A row of a comparison with its reading below.
+fn compared_text(row: &Compared) -> String {
+    let paired = &row.paired;
+    let reading = reading(row);
+    let unshared = match row.n_unshared {
+        0 => String::new(),
+        n => format!("\n  {n} questions are in only one of the two and were left out"),
+    };
+    format!(
+        "{} {:>6} {:>6.1} {:>6.1}  {:<21} {:>8} {:>8}\n  {reading}; detectable from {:.1} points{unshared}",
+        first_cell(&row.benchmark, NAME_WIDTH),
+        paired.n_questions,
+        100.0 * row.a,
+        100.0 * row.b,
+        format!(
+            "{:+.1} [{:+.1}, {:+.1}]",
+            100.0 * paired.difference,
+            100.0 * paired.interval.low,
+            100.0 * paired.interval.high
+        ),
+        p_value(paired.p_permutation),
+        p_value(row.p_adjusted),
+        100.0 * paired.minimum_detectable_effect,
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+    use stapo_core::ProgramEnd;
     use stapo_rl::lab::evaluation::compare;
 
     fn estimate(value: f64, n_samples: usize) -> Estimate {
@@ -282,6 +298,16 @@ mod tests {
         let read = |a: &[EvalRecord], b: &[EvalRecord]| reading(&compare(a, b).unwrap()[0]);
         assert_eq!([read(&bad, &good), read(&good, &bad)], ["B is better", "A is better"]);
         assert_eq!([read(&bad, &middle), read(&good, &good)], ["no detectable difference"; 2]);
+        let text = |a: &[EvalRecord], b: &[EvalRecord]| compared_text(&compare(a, b).unwrap()[0]);
+        let all = text(&bad, &good);
+        let row = "b                   8    0.0  100.0  +100.0 [";
+        assert!(all.starts_with(row) && all.contains("\n  B is better; detectable from "), "{all}");
+        assert!(!all.contains("only one of the two"), "{all}");
+        let some = text(&bad[..6], &good);
+        assert!(
+            some.ends_with(" points\n  2 questions are in only one of the two and were left out"),
+            "{some}"
+        );
     }
 
     #[test]
@@ -298,5 +324,17 @@ mod tests {
         let mean = mean_of_six(&all).unwrap();
         assert!((mean.value - 0.35).abs() < 1e-12, "{mean:?}");
         assert!(mean_of_six(&all[1..]).is_none() && mean_of_six(&all[..6]).is_none());
+        assert_eq!(remarks(&all), ["mean of six         35.0"]);
+        let left = EvalRow {
+            n_left_to_grader: 2,
+            programs: Some([(ProgramEnd::FailedTest, 3)].into()),
+            ..row(&"a", 1.0)
+        };
+        let lines = remarks(&[&left, &rows[0]]);
+        assert_eq!((lines.len(), lines[0].as_str()), (2, "a: of its programs 3 failed a test"));
+        assert!(
+            lines[1].starts_with("a: 2 of 3 right samples leave a calculation to the grader"),
+            "{lines:?}"
+        );
     }
 }

@@ -142,29 +142,32 @@ pub fn summary(experiment: &Experiment, summary: &ExperimentSummary) {
     if undecided > 0 {
         println!("no detectable difference from the method at 5 %: {undecided} arms");
     }
-    costs(experiment, summary);
+    for line in cost_lines(experiment.reach.as_deref().unwrap_or_default(), arms) {
+        println!("{line}");
+    }
     for arm in experiment.arms.iter().filter(|arm| arm.error.is_some()) {
         println!("failed: {} {}", arm.run, arm.error.as_deref().unwrap_or_default());
     }
 }
 
-/// What the arms spent, where the experiment compares costs.
-fn costs(experiment: &Experiment, summary: &ExperimentSummary) {
-    let Some(first) = summary.arms.iter().find_map(|arm| arm.cost.as_ref()) else { return };
-    println!(
-        "\ncost to {:.1} %, the accuracy at which {} ended; equal time is {:.0} s",
-        100.0 * first.target_accuracy,
-        experiment.reach.as_deref().unwrap_or_default(),
-        first.equal_seconds
-    );
-    println!(
-        "{:<24} {:>10} {:>9} {:>14} {:>12} {:>18}",
-        "arm", "responses", "seconds", "responses to", "seconds to", "at equal time, %"
-    );
+/// What the arms spent until they had the accuracy at which the arm `reach` ended, where the experiment compares costs.
+fn cost_lines(reach: &str, arms: &[ArmSummary]) -> Vec<String> {
+    let Some(first) = arms.iter().find_map(|arm| arm.cost.as_ref()) else { return Vec::new() };
+    let target = 100.0 * first.target_accuracy;
+    let mut lines = vec![
+        format!(
+            "\ncost to {target:.1} %, the accuracy at which {reach} ended; equal time is {:.0} s",
+            first.equal_seconds
+        ),
+        format!(
+            "{:<24} {:>10} {:>9} {:>14} {:>12} {:>18}",
+            "arm", "responses", "seconds", "responses to", "seconds to", "at equal time, %"
+        ),
+    ];
     let shown = |value: Option<f64>| value.map_or("never".to_string(), |value| format!("{value:.0}"));
-    for arm in &summary.arms {
+    for arm in arms {
         let Some(cost) = &arm.cost else { continue };
-        println!(
+        lines.push(format!(
             "{:<24} {:>10.0} {:>9.0} {:>14} {:>12} {:>18.1}",
             arm.name,
             cost.responses,
@@ -172,6 +175,35 @@ fn costs(experiment: &Experiment, summary: &ExperimentSummary) {
             shown(cost.responses_to_target),
             shown(cost.seconds_to_target),
             100.0 * cost.accuracy_at_equal_seconds
-        );
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::study::summary::tests::costly;
+
+    #[test]
+    fn costs_are_listed_where_an_experiment_compares_them() {
+        let mut study = costly();
+        let lines = cost_lines("a", &study.summary().unwrap().arms);
+        assert_eq!(lines[0], "\ncost to 50.0 %, the accuracy at which a ended; equal time is 20 s");
+        let cells = |line: &String| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+        assert_eq!(cells(&lines[2]), ["a", "200", "20", "200", "20", "50.0"]);
+        assert_eq!(cells(&lines[3]), ["b", "400", "40", "300", "30", "37.5"]);
+        assert_eq!(cells(&lines[4]), ["c", "200", "20", "never", "never", "20.0"]);
+        study.reach = None;
+        assert_eq!(cost_lines("", &study.summary().unwrap().arms), [""; 0]);
+    }
+
+    #[test]
+    fn a_collapse_is_told_with_its_sense() {
+        let mut arm = costly().summary().unwrap().arms.remove(0);
+        (arm.n_collapsed, arm.n_collapsed_accuracy, arm.n_collapsed_endings) = (0, 0, 0);
+        assert_eq!(collapses(&arm), "");
+        (arm.n_collapsed, arm.n_collapsed_endings) = (2, 1);
+        assert_eq!(collapses(&arm), "  collapsed: 2 in entropy, 1 in endings");
     }
 }

@@ -196,6 +196,7 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
     use stapo_core::{JudgeOpinion, ProgramEnd, Verdict};
 
     #[test]
@@ -223,9 +224,85 @@ mod tests {
         assert_eq!(legend(By::Entropy, false), "[-silenced-] [?candidate, kept?] [~clipped~]");
     }
 
+    /// Four tokens, one of each fate: silenced, clipped, a candidate and kept.
+    fn response() -> ResponseRecord {
+        let alternatives =
+            [("x", -1.0), ("s", -7.0)].map(|(text, logp)| json!({"id": 9, "text": text, "logp": logp}));
+        serde_json::from_value(json!({
+            "schema": 1, "step": 2, "problem_id": "q\u{1b}", "sample_idx": 3, "prompt": "1+1=", "reference": "2", "text": "sack",
+            "verdict": "no_answer", "reward": -1.0, "advantage": -1.25, "finish": {"kind": "length_limit"},
+            "given": [{"after": 4, "id": [5], "text": "more"}],
+            "tokens": {
+                "id": [1, 2, 3, 4], "text": ["s", "a", "c", "k"], "logp": [-7.0, 0.0, -2.0, -20.0],
+                "behavior_logp": [0.0, 0.0, 0.0, 0.0], "entropy": [0.0, 1.0, 2.0, 3.0], "collision": [0.0, 1.0, 0.0, 0.0],
+                "ratio": [1.0, 0.5, 2.0, 1.0], "kept": [false, true, true, true],
+                "silenced_by": ["spurious", null, null, null], "clipped": [true, true, false, false],
+                "is_candidate": [true, true, true, false], "weight": [1.0, 1.0, 2.0, 1.0], "d_logp": [0.0, 0.0, 0.0, 0.0],
+                "alternatives": [alternatives],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_background_is_darker_the_less_there_is_of_the_quantity() {
+        let response = response();
+        let colors = |by: By| [0, 1, 2, 3].map(|t| token(&response, t, by, true));
+        let painted = |colors: [(u8, u8, u8); 4]| {
+            let texts = ["s", "a", "c", "k"].into_iter().zip(colors);
+            texts.map(|(text, color)| painted(text, color, text == "s")).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            colors(By::Fate)[..3],
+            painted([(160, 70, 0), (110, 50, 95), (120, 90, 0), (0, 0, 0)])[..3]
+        );
+        assert_eq!(colors(By::Fate)[3], "k", "a token that was kept has no background");
+        // ln 10,000 = 9.21: 7 of it, none, 2 of it, and more.
+        let probability = [(129, 53, 0), (0, 0, 0), (36, 15, 0), (170, 70, 0)];
+        assert_eq!(colors(By::Probability)[..], painted(probability));
+        assert_eq!(colors(By::Entropy)[..], painted([(0, 0, 0), (0, 45, 80), (0, 90, 160), (0, 90, 160)]));
+        // Half of 2.5, below 0.
+        assert_eq!(colors(By::Advantage)[..], painted([(85, 35, 0); 4]));
+        assert_eq!(colors(By::Ratio)[..], painted([(0, 0, 0), (170, 70, 0), (0, 90, 160), (0, 0, 0)]));
+        // |w| sqrt(1 - 2p + sum of squares), of 2: nearly 1, 0, and twice sqrt(1 - 0.27).
+        let norms = [(64, 24, 54), (0, 0, 0), (111, 42, 93), (64, 24, 54)];
+        assert_eq!(colors(By::GradientNorm)[..], painted(norms));
+        assert_eq!(
+            [0, 1, 2, 3].map(|t| token(&response, t, By::Entropy, false)),
+            ["[-s-]", "[~a~]", "[?c?]", "k"]
+        );
+    }
+
+    #[test]
+    fn a_response_has_its_head_its_tokens_and_a_line_for_each_that_is_not_just_kept() {
+        let mut response = response();
+        let plan = crate::shared::study::tests::run("s/a", &[], Vec::new()).plan;
+        let shown = |response: ResponseRecord| {
+            let inspected = Inspected {
+                run: "a\n".into(),
+                plan: plan.clone(),
+                step: 2,
+                metrics: None,
+                responses: vec![response],
+            };
+            rendered(&inspected, By::Fate, false)
+        };
+        let expected = "a⏎, step 2: [-silenced-] [?candidate, kept?] [~clipped~]\n\n\
+            q␛ #3  no answer  A -1.2500  4 tokens\n  1+1=  [reference 2]\n  [-s-][~a~][?c?]k[=more=]\n    \
+            0 “s”  silenced  p 0.0912 %  H 0 nats  ratio 1  gradient norm 0.999  preferred “x” 36.8 %\n    \
+            \u{20}  1 “a”  clipped  p 100 %  H 1 nats  ratio 0.5  gradient norm 0\n    \
+            \u{20}  2 “c”  candidate, kept  p 13.5 %  H 2 nats  ratio 2  gradient norm 1.71\n";
+        let lines = |text: &str| text.lines().map(|line| line.trim().to_string()).collect::<Vec<_>>();
+        assert_eq!(lines(&shown(response.clone())), lines(expected));
+        // An episode has a border before each answer of its environment, and a line for what follows.
+        response.episode =
+            serde_json::from_value(json!({"turns": [{"text_sha256": "", "reward": 0.5}]})).unwrap();
+        assert!(shown(response).contains("k\n  turn 1: reward 0.5\n  [=more=]\n  \n"));
+    }
+
     #[test]
     fn the_end_of_a_turn_names_its_reward_its_return_and_its_calls() {
-        let turn: EpisodeTurn = serde_json::from_value(serde_json::json!({
+        let turn: EpisodeTurn = serde_json::from_value(json!({
             "text_sha256": "", "reward": 0.25, "returns": [1.5, 0.5],
             "calls": [
                 {"tool": "add", "arguments": "1\n2", "sha256": ""},

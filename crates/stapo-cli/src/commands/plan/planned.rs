@@ -355,6 +355,48 @@ mod tests {
         assert_eq!(fits(9, None), None);
     }
 
+    /// What the command line names is nothing that was assumed.
+    #[test]
+    fn the_shape_of_a_model_that_is_not_here_is_assumed_unless_it_was_named() {
+        let plan = plan(&["model.path=Qwen/Qwen3-1.7B-Base", "device=cuda"]);
+        let assumed = |model: Option<&str>| {
+            let mut assumed = Vec::new();
+            let shapes = ModelShapes::find(&plan, model, &mut assumed).unwrap();
+            (shapes.name, shapes.has_weights, assumed.len())
+        };
+        assert_eq!(assumed(None), ("Qwen/Qwen3-1.7B-Base".to_string(), false, 1));
+        assert_eq!(assumed(Some("qwen3-8b")), ("qwen3-8b".to_string(), false, 0));
+        assert_eq!(assumed(Some("builtin")), ("builtin".to_string(), true, 0));
+    }
+
+    #[test]
+    fn a_phase_uses_what_it_reads_or_writes() {
+        let used = |name: &'static str| {
+            let part = MemoryPart { name, bytes: 1 };
+            MemoryPhase::ALL.map(|phase| phase.uses(&part))
+        };
+        assert_eq!(MemoryPhase::ALL.map(MemoryPhase::name), ["sampling", "update", "checkpoint"]);
+        assert_eq!(used("keys, values"), [true, false, false]);
+        assert_eq!((used("gradients"), used("activations")), ([false, true, false], [false, true, false]));
+        assert_eq!((used("logits"), used("weights")), ([true, true, false], [true; 3]));
+    }
+
+    #[test]
+    fn settings_that_a_plan_cannot_follow_are_assumed() {
+        let assumed = |settings: &[&str]| {
+            let mut assumed = Vec::new();
+            assume_settings(&mut assumed, &plan(settings));
+            assumed
+        };
+        assert_eq!(assumed(&[]), [""; 0]);
+        assert_eq!(
+            assumed(&["update.reuse={max=3}"]),
+            ["every rollout batch is used 3 times (update.reuse)"]
+        );
+        let redrawn = ["objective.preset=dapo", "rollout.max_redraws=2"];
+        assert_eq!(assumed(&redrawn), ["no group is redrawn (rollout.max_redraws)"]);
+    }
+
     /// The words of assumptions that say what to give instead, or how much of something there is.
     #[test]
     fn only_lengths_that_were_neither_given_nor_measured_are_assumed() {

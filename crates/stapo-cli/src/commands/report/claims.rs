@@ -464,4 +464,16 @@ mod tests {
         let one = (Reading::Contradicted, "max |logp − behavior_logp| = 0.5 over 3 steps".to_string());
         assert_eq!(read(&[0.0, 0.5, 0.0]), one);
     }
+
+    #[test]
+    fn what_a_run_fits_as_it_goes_is_among_its_parameters() {
+        let fitted = |entropy_bonus: EntropyBonus| {
+            let mut trained = run("s/a", &["objective.preset=stapo"], vec![metrics(1, &json!({}))]);
+            trained.plan.objective.entropy_bonus = entropy_bonus;
+            let csv = parameters(&study(StudyKind::Run, vec![("a", vec![trained])])).to_csv();
+            csv.lines().filter(|line| line.contains(",fitted,")).count()
+        };
+        let adaptive = EntropyBonus::Target { initial: 0.0, target: 0.3, step: 0.01, min: 0.0, max: 1.0 };
+        assert_eq!((fitted(EntropyBonus::None), fitted(adaptive)), (1, 2));
+    }
 }

@@ -29,7 +29,7 @@ struct ReportSection {
 /// Tables with more rows start folded if a figure shows the same numbers.
 const MAX_OPEN_ROWS: usize = 12;
 
-enum ContentBlock {
+pub enum ContentBlock {
     /// Plain text.
     Note(String),
     /// The reason why something is absent.
@@ -81,6 +81,12 @@ impl Contents {
         blocks
             .filter_map(|block| if let ContentBlock::Figures(figures) = block { Some(figures) } else { None })
             .flatten()
+    }
+
+    /// The blocks of each section, by the section's id.
+    #[cfg(test)]
+    pub fn blocks(&self) -> impl Iterator<Item = (&'static str, &[ContentBlock])> {
+        self.sections.iter().map(|section| (section.id, section.blocks.as_slice()))
     }
 
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
@@ -476,5 +482,15 @@ mod tests {
         run.manifest =
             Some(serde_json::from_value(json!({"schema": 1, "inputs": [], "steps": steps})).unwrap());
         assert_eq!(last_hash(&run), "bb");
+    }
+
+    #[test]
+    fn a_comparison_of_costs_names_the_arm_that_they_reach() {
+        let study = summary::tests::costly();
+        let mut blocks = Vec::new();
+        compared(&study, &mut blocks).unwrap();
+        let page: String = blocks.iter().map(ContentBlock::to_html).collect();
+        assert!(page.contains("<h3>Cost</h3>") && page.contains("at which a ended"), "{page}");
+        assert!(page.contains("Held-out accuracy: the last evaluation of a run."), "{page}");
     }
 }

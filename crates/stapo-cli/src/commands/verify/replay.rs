@@ -194,3 +194,23 @@ fn as_recorded_before(inputs: Vec<FileHash>, recorded: &[FileHash]) -> Vec<FileH
     let is_recorded = |input: &FileHash| recorded.iter().any(|known| known.name == input.name);
     inputs.into_iter().map(named).filter(is_recorded).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_of_earlier_programs_are_compared_by_the_names_that_they_gave() {
+        let file = |name: &str| hash_bytes(name, name.as_bytes());
+        let now = [file("config"), file("weights model.safetensors"), file("tokenizer")].to_vec();
+        let named = |recorded: &[&str]| {
+            let recorded: Vec<FileHash> = recorded.iter().map(|name| file(name)).collect();
+            let found = as_recorded_before(now.clone(), &recorded);
+            found.into_iter().map(|input| input.name).collect::<Vec<_>>()
+        };
+        assert_eq!(named(&["config", "weights", "data"]), ["config", "weights"]);
+        assert_eq!(named(&[]), [""; 0]);
+        let weights = &as_recorded_before(now.clone(), &[file("weights")])[0];
+        assert_eq!(weights.sha256, now[1].sha256);
+    }
+}

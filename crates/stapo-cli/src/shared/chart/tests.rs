@@ -52,6 +52,27 @@ fn numbers_keep_three_digits_that_count() {
     assert_eq!(shown, ["0", "0.141", "63.7", "4769", "55799", "1.6e-4", "-0.5", "1", "0.002", "2.5e7"]);
 }
 
+#[test]
+fn a_legend_breaks_where_a_name_does_not_fit_and_not_before_the_first() {
+    let height = |names: &[&str]| {
+        let entries: Vec<_> = names.iter().map(|name| (LegendKey::Patch(Ink::Text, 1.0), *name)).collect();
+        draw_legend(&mut Vec::new(), &entries)
+    };
+    let long = "a long name ".repeat(20);
+    assert_eq!((height(&[]), height(&["a", "b"]), height(&[&long])), (4.0, 24.0, 24.0));
+    assert_eq!(height(&["a", &long, "b"]), 24.0 + 2.0 * LEGEND_LINE);
+}
+
+#[test]
+fn numbers_and_labels_change_their_form_at_their_limits() {
+    let shown = [0.001, 9e-4, 999_999.0, 1e6, -1e-7, f64::INFINITY, 1200.0].map(number);
+    assert_eq!(shown, ["0.001", "9e-4", "999999", "1e6", "-1e-7", "inf", "1200"]);
+    assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e5 }, 5), ["100000", "10000", "1000", "100", "10", "1"]);
+    assert_eq!(labels(&Scale::Log { low: 1.0, high: 1e6 }, 5), ["1e6", "10000", "100", "1"]);
+    assert_eq!(labels(&Scale::around([0.0, 2e6]), 5), ["0", "500000", "1e6", "1.5e6", "2e6"]);
+    assert_eq!(labels(&Scale::whole(0.0, 3.0), 6), ["0", "1", "2", "3"]);
+}
+
 fn curves() -> Curves {
     let point = |x: f64, y: f64| CurvePoint { x, y, interval: Some((y - 1.0, y + 1.0)) };
     let line = |label: &str, series| Curve {

@@ -205,8 +205,41 @@ fn wilson_of(accuracy: f64, n: usize) -> Option<(f64, f64)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::shared::study::StudyKind;
+    use crate::shared::study::tests::{metrics, run, study};
+    use serde_json::json;
+
+    /// Three arms whose steps sample 100 responses and take 10 s each. The method `a` ends at one half after two steps, `b` is
+    /// slower, and `c` never comes so far.
+    pub fn costly() -> Study {
+        let arm = |folder: &str, accuracies: &[f64]| {
+            let steps = (1..).zip(accuracies).map(|(step, accuracy)| {
+                let rates = json!({"rollout": 1.0, "update": 100.0});
+                let keys = json!({"eval_accuracy": accuracy, "n_responses": 100, "n_sampled": 0, "tokens_per_second": rates});
+                metrics(step, &keys)
+            });
+            vec![run(folder, &[], steps.collect())]
+        };
+        let arms = vec![
+            ("a", arm("s/a", &[0.25, 0.5])),
+            ("b", arm("s/b", &[0.25, 0.375, 0.5, 0.625])),
+            ("c", arm("s/c", &[0.1, 0.2])),
+        ];
+        Study { method: Some(0), reach: Some("a".into()), ..study(StudyKind::Experiment, arms) }
+    }
+
+    #[test]
+    fn costs_have_a_table_where_an_experiment_compares_them() {
+        let mut study = costly();
+        let csv = cost_table(&study.summary().unwrap()).unwrap().to_csv();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert!(lines[0].contains("responses to 50.0 %") && lines[0].contains("after 20 s"), "{csv}");
+        assert_eq!(lines[1..], ["a,200,20,200,20,50.0", "b,400,40,300,30,37.5", "c,200,20,never,never,20.0"]);
+        study.reach = None;
+        assert!(cost_table(&study.summary().unwrap()).is_none());
+    }
 
     /// Of five seeds the smallest p value is 0.0625, of six 0.03125.
     #[test]

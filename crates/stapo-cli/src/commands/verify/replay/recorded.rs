@@ -213,3 +213,114 @@ impl RecordedRun {
         Ok(usize::from(!is_same))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::study::tests::{metrics, run};
+    use serde_json::json;
+
+    /// A run of two steps by this program, whose setting of a table was changed after step 1.
+    fn recorded(program: &str, changed: &str) -> RecordedRun {
+        let line = |step: u64| match json!(metrics(step, &json!({}))) {
+            Value::Object(line) => (step, line),
+            other => panic!("{other}"),
+        };
+        let manifest =
+            json!({"schema": 1, "inputs": [], "steps": [{"step": 1, "sha256": "aa"}], "program": program});
+        let event = |kind: &str, step: u64, name: &str| {
+            let change = json!({"name": name, "before": "1", "after": "2"});
+            serde_json::from_value(
+                json!({"schema": 1, "time": "t", "event": kind, "step": step, "change": change}),
+            )
+            .unwrap()
+        };
+        RecordedRun {
+            folder: PathBuf::from("gone"),
+            manifest: serde_json::from_value(manifest).unwrap(),
+            history: [1, 2].map(|step| metrics(step, &json!({}))).to_vec(),
+            lines: [1, 2].map(line).into(),
+            events: vec![event("setting", 1, changed), event("accepted", 9, "record.x")],
+            checkpoints: BTreeMap::new(),
+        }
+    }
+
+    /// A setting that was changed after step 1 held for step 2 already, and steps before were recorded with another.
+    #[test]
+    fn a_setting_changed_after_a_step_is_another_for_it() {
+        let run_of_two = recorded(PROGRAM, "evaluation.samples");
+        let changed = |step, table| run_of_two.was_changed_after(step, table);
+        assert!(changed(0, "evaluation.") && changed(1, "evaluation.") && !changed(2, "evaluation."));
+        assert!(!changed(0, "canaries.") && !changed(0, "record."), "an accepted change is no setting");
+        assert_eq!([1, 2, 3].map(|step| run_of_two.history_before(step).len()), [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_evaluation_is_due_or_was_recorded() {
+        let plan =
+            |every: &str| run("s/a", &["steps=5", &format!("evaluation.every_steps={every}")], vec![]).plan;
+        let mut run_of_two = recorded(PROGRAM, "evaluation.every_steps");
+        // The change makes no difference to what is due after it.
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5].map(|step| run_of_two.evaluates(&plan("2"), step)),
+            [false, false, true, false, true, true]
+        );
+        assert!(!run_of_two.evaluates(&plan("1"), 1), "what is due by a later setting was not then");
+        for key in ["eval_accuracy", "benchmarks"] {
+            run_of_two.lines.get_mut(&1).unwrap().insert(key.into(), json!(0.5));
+            assert!(run_of_two.evaluates(&plan("0"), 1), "{key}");
+            run_of_two.lines.get_mut(&1).unwrap().remove(key);
+        }
+    }
+
+    #[test]
+    fn a_state_is_compared_with_every_place_that_has_its_hash() {
+        let mut run_of_two = recorded(PROGRAM, "x");
+        assert_eq!(
+            (
+                run_of_two.compare_state(1, "aa"),
+                run_of_two.compare_state(1, "bb"),
+                run_of_two.compare_state(2, "bb")
+            ),
+            (0, 1, 0)
+        );
+        run_of_two.lines.get_mut(&1).unwrap().insert("state_sha256".into(), json!("bb"));
+        run_of_two.checkpoints.insert(1, "cc".into());
+        assert_eq!(["aa", "bb", "cc", "dd"].map(|found| run_of_two.compare_state(1, found)), [2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn metrics_that_a_replay_repeats_are_compared() {
+        let again = |keys: &Value| metrics(1, keys);
+        let n_different =
+            |run_of_two: &RecordedRun, keys: &Value| run_of_two.compare_metrics(1, &again(keys));
+        let run_of_two = recorded(PROGRAM, "x");
+        assert_eq!(n_different(&run_of_two, &json!({})), 0);
+        assert_eq!(n_different(&run_of_two, &json!({"loss": 0.5, "accuracy": 0.25})), 2);
+        // Times and rates are not repeated, and another hash is what `compare_state` counts.
+        let other_rates = json!({"tokens_per_second": {"rollout": 2.0, "update": 2.0}, "state_sha256": "ff", "wall_seconds": 3.0});
+        assert_eq!(n_different(&run_of_two, &other_rates), 0);
+        let evaluated = json!({"eval_accuracy": 0.5, "warnings": ["w"]});
+        assert_eq!(n_different(&run_of_two, &evaluated), 2, "this program knows both numbers");
+        assert_eq!(n_different(&recorded("another", "x"), &evaluated), 0);
+        assert_eq!(n_different(&recorded("another", "x"), &json!({"loss": 0.5})), 1);
+        assert_eq!(n_different(&recorded(PROGRAM, "evaluation.samples"), &evaluated), 1);
+        assert_eq!(n_different(&recorded(PROGRAM, "canaries.x"), &evaluated), 1);
+        assert_eq!(run_of_two.compare_metrics(3, &metrics(3, &json!({}))), 1, "no line");
+    }
+
+    /// The processor time of a program is another each time, and one that ran out of time came another way each time.
+    #[test]
+    fn what_differs_from_one_run_of_a_program_to_the_next_is_left_out() {
+        let line = |end: &str, seconds: f64, printed: &str| {
+            format!(
+                "{{\"a\": 1, \"program\": {{\"end\": \"{end}\", \"cpu_seconds\": {seconds}, \"printed\": \"{printed}\"}}}}\n"
+            )
+        };
+        assert_eq!(repeated(&line("passed", 1.0, "x")), repeated(&line("passed", 2.0, "x")));
+        assert_ne!(repeated(&line("passed", 1.0, "x")), repeated(&line("passed", 1.0, "y")));
+        assert_ne!(repeated(&line("passed", 1.0, "x")), repeated(&line("failed_test", 1.0, "x")));
+        assert_eq!(repeated(&line("time_out", 1.0, "x")), [json!({"a": 1})]);
+        assert_eq!(repeated("no record\n[1]\n"), [json!("no record"), json!([1])]);
+    }
+}
