@@ -412,33 +412,55 @@ fn noise_is_the_same_on_a_gpu_and_on_the_cpu() {
     }
 }
 
+/// A GPU also rounds activations and gradients to bf16, which changes gradients 1.3 to 1.9 times as much as rounding the weights alone.
+const OFF_BY_ROUNDING: f64 = 2.5;
+
 #[test]
 fn gradients_stay_close_to_the_cpus_and_do_not_depend_on_what_is_kept() {
     let Some(device) = gpu() else { return };
     let mut wrong = Vec::new();
     for (family, config) in configs(&device) {
-        // Rounding in bf16 adds up along a state.
-        let tolerance = if config.state_bytes(2) > 0 { 0.15 } else { 0.1 };
         let on_cpu = Policy::random(&Device::cpu(CpuOptions::default()), &config, 7, 0.1).unwrap();
         let on_gpu = Policy::random(&device, &config, 7, 0.1).unwrap();
         let (expected, all) =
             (gradients(&on_cpu, Recompute::Nothing), gradients(&on_gpu, Recompute::Nothing));
+        let by_rounding = gradients(&with_weights_in_bf16(&on_cpu, &config), Recompute::Nothing);
+        let off = |got: &[(String, Vec<f32>)], at: usize| relative_distance(&got[at].1, &expected[at].1);
+        let tolerance =
+            (0..expected.len()).map(|at| off(&by_rounding, at)).fold(0.0, f64::max) * OFF_BY_ROUNDING;
         let [restored, recomputed] =
             [Recompute::Inputs, Recompute::Layers].map(|recompute| gradients(&on_gpu, recompute));
-        for (at, ((name, expected), (_, got))) in expected.iter().zip(&all).enumerate() {
+        for (at, (name, got)) in all.iter().enumerate() {
             assert_eq!(bits(got), bits(&restored[at].1), "{family} {name}: cheap recomputation");
             assert_eq!(bits(got), bits(&recomputed[at].1), "{family} {name}: recomputation");
-            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-            let off = norm(&mut got.iter().zip(expected).map(|(a, b)| a - b));
-            let off = off / norm(&mut expected.iter().copied()).max(1e-12);
-            println!("{family} {name}: {off:.1e}");
-            // bf16 keeps 8 bits of each activation; a small norm weight sums few and nearly cancelling terms.
+            let off = off(&all, at);
+            println!("{family} {name}: {off:.1e} of {tolerance:.1e}");
             if off.is_nan() || off >= tolerance {
-                wrong.push(format!("{family} {name}: off by {off:.2e}"));
+                wrong.push(format!("{family} {name}: off by {off:.2e}, expected less than {tolerance:.2e}"));
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The same policy with its weights rounded to bf16 and computed in f32.
+fn with_weights_in_bf16(policy: &Policy, config: &ModelConfig) -> Policy {
+    let mut rounded = Policy::random(&Device::cpu(CpuOptions::default()), config, 7, 0.1).unwrap();
+    let mut exact = policy.tensors();
+    rounded.fill(|spec, to| {
+        let (from, values) = exact.next().unwrap();
+        assert_eq!(spec.name, from.name);
+        for (to, value) in to.iter_mut().zip(values.to_vec()) {
+            *to = half::bf16::from_f32(value).to_f32();
+        }
+    });
+    rounded
+}
+
+/// The norm of the difference over the norm of what is expected.
+fn relative_distance(got: &[f32], expected: &[f32]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied()).max(1e-12)
 }
 
 #[test]
