@@ -144,3 +144,15 @@ fn a_formula_of_the_question_is_not_worked_out_unless_it_is_the_reference() {
         assert_eq!(grade_answer(answer, with, Mode::Math).verdict, Verdict::Right, "{answer} by its value");
     }
 }
+
+#[test]
+fn a_formula_of_up_to_4_kib_is_compared_with_the_question() {
+    let rules = Rules { form: Form::WorkedOut, ..Rules::default() };
+    let is_copied = |n_bytes: usize| {
+        let answer = format!("1{}", "0".repeat(n_bytes - 1));
+        let problem = format!("Write ${answer}$ as a power.");
+        let reference = Reference { answer: &format!("10^{{{}}}", n_bytes - 1), problem: Some(&problem) };
+        grade_answer(&answer, reference, rules).verdict == Verdict::Wrong
+    };
+    assert_eq!([4095, 4096, 4097].map(is_copied), [true, true, false]);
+}

@@ -173,7 +173,7 @@ impl Real {
         }
         let length = self.mant.bit_len() as i64;
         let mut shift = (2 * bits as i64 + 8 - length).max(0);
-        if (self.exp - shift) % 2 != 0 {
+        if (self.exp ^ shift) & 1 == 1 {
             shift += 1;
         }
         let (root, rest) = magnitude(&shifted(&self.mant, shift)).sqrt_rem();
