@@ -49,10 +49,10 @@ pub fn mutant_is(number: u32) -> bool {
     *ALIVE == Some(number)
 }
 """
-# What changes nothing without a GPU, of stapo-model: functions, and lines with a flag that drops the recorded steps of a GPU or
-# with weights that stay quantised there. The capacity of a new list changes nothing at all.
-ON_GPU = {"load_quantised", "check_device", "write_inputs"}
-WITHOUT_EFFECT = re.compile(r"with_capacity\(|\bis_quantised\(\)|\bmoved\b")
+# What changes nothing without a GPU, of stapo-model: functions, and lines with recorded steps of a GPU, with a flag that drops these
+# or with weights that stay quantised there. The capacity of a new list changes nothing at all.
+ON_GPU = {"load_quantised", "check_device", "write_inputs", "share_masters", "plan_ahead"}
+WITHOUT_EFFECT = re.compile(r"with_capacity\(|\bis_quantised\(\)|\bmoved\b|\brecordings\b")
 # Tests that look at the sources, which are changed here, or that need minutes.
 PASSED_OVER = re.compile(r"^(house|language|docs)::|every_kernel_compiles")
 # A statement of one line that can be left out, and the last line of a function's head, behind which it can return at once.

@@ -351,7 +351,7 @@ impl<'p, 'a> Minibatch<'p, 'a> {
     }
 
     /// The first micro-batch whose own gradient is not finite, found by computing the gradient of each micro-batch
-    /// anew, its own on each rank; `None` if every gradient is finite and only their sum is not. Clears the gradients.
+    /// anew, its own on each rank; `None` if every gradient is finite and only their sum is not. The run ends with it.
     fn find_bad_microbatch(&self, learner: &mut Learner, pass: &mut Pass) -> Result<Option<usize>> {
         let mut found = None;
         let (rank, world) = (learner.ranks.rank(), learner.ranks.world());
@@ -364,7 +364,6 @@ impl<'p, 'a> Minibatch<'p, 'a> {
                 break;
             }
         }
-        learner.gradients.clear();
         let found = found.map_or(u64::MAX, |idx| idx as u64);
         let all = learner.ranks.all_gather(&found.to_le_bytes())?;
         let indices = all.iter().flat_map(|bytes| words(bytes)).map(u64::from_le_bytes);

@@ -292,4 +292,13 @@ mod tests {
         let (rows, asking) = spec("math", r#"{"problem": "1+1", "answer": "2"}"#, chat);
         assert!(matches!(rows.verifier, VerifierSpec::Rule(_)) && asking.is_none());
     }
+
+    #[test]
+    fn a_benchmark_without_questions_or_samples_is_refused() {
+        let open = || Benchmark::open("arithmetic", Path::new("."), QuestionStyle::default()).unwrap();
+        let mut two = open();
+        two.limit(Some(2), Some(1)).unwrap();
+        assert_eq!((two.problems.len(), two.n_samples), (2, 1));
+        assert!(open().limit(None, Some(0)).is_err() && open().limit(Some(0), None).is_err());
+    }
 }

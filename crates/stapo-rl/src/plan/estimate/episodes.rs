@@ -45,3 +45,17 @@ impl EpisodeMeans {
         (self.turns * self.answer_seconds).max(answering - sampling)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_least_half_of_an_episode_is_sampled() {
+        let lengths =
+            |response_mean| Lengths { prompt_mean: 10.0, response_mean, response_limit: 1000, spread: 0.5 };
+        let episodes = EpisodeMeans { turns: 4.0, observation: 30.0, answer_seconds: 1.0, at_once: 1 };
+        assert_eq!(episodes.given(lengths(400.0)), 90.0);
+        assert_eq!(episodes.given(lengths(100.0)), 50.0);
+    }
+}

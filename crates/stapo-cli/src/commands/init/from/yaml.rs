@@ -70,12 +70,12 @@ mod tests {
     fn numbers_that_yaml_reads_as_texts_are_numbers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.yaml");
-        let text =
-            "lr: 1e-6\nlow: -5e-1\nname: inf\nsteps: 3\nnone: null\nactor:\n  on: true\n  lens: [1, 2.5]\n";
+        let text = "lr: 1e-6\nlow: -5e-1\nquoted: \"-2e-6\"\nname: inf\nsteps: 3\nnone: null\nactor:\n  on: true\n  lens: [1, 2.5]\n";
         std::fs::write(&path, text).unwrap();
         let expected = [
             ("lr", Value::Float(1e-6)),
             ("low", Value::Float(-0.5)),
+            ("quoted", Value::Float(-2e-6)),
             ("name", Value::String("inf".into())),
             ("steps", Value::Integer(3)),
             ("actor.on", Value::Boolean(true)),
