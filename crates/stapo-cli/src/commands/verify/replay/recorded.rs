@@ -240,7 +240,7 @@ mod tests {
             manifest: serde_json::from_value(manifest).unwrap(),
             history: [1, 2].map(|step| metrics(step, &json!({}))).to_vec(),
             lines: [1, 2].map(line).into(),
-            events: vec![event("setting", 1, changed), event("accepted", 9, "record.x")],
+            events: vec![event("setting", 1, changed), event("accepted", 9, "record.responses")],
             checkpoints: BTreeMap::new(),
         }
     }
