@@ -188,6 +188,7 @@ fn a_model() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("o/m", "model.safetensors", weights),
         ("o/m", "pytorch_model.bin", vec![1, 2, 3]),
         ("o/m", "modeling.py", b"boom".to_vec()),
+        ("o/m", "preprocessor_config.json", b"{}".to_vec()),
     ]
 }
 
@@ -201,6 +202,7 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     let model = a_model();
     assert_eq!(std::fs::read(snapshot.join("config.json")).unwrap(), model[0].2);
     assert_eq!(std::fs::read(snapshot.join("model.safetensors")).unwrap(), model[1].2);
+    assert!(snapshot.join("preprocessor_config.json").exists(), "an export of a multimodal model needs it");
     assert!(!snapshot.join("pytorch_model.bin").exists() && !snapshot.join("modeling.py").exists());
     let requests = server.requests.lock().unwrap().join("\n");
     assert!(requests.contains("config.json from 5"), "{requests}");

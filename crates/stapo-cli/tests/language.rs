@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const CASES: [&str; 21] = [
+const CASES: [&str; 22] = [
     "qwen3-tied-gqa2",
     "qwen3-untied-gqa7",
     "qwen3-yarn-gqa1",
@@ -24,6 +24,7 @@ const CASES: [&str; 21] = [
     "gemma2-softcaps",
     "phi3-joined",
     "phi3-longrope",
+    "phi3-longrope-long",
     "granite-scaled",
     "gpt-oss-attention",
     "qwen3-biased",
@@ -101,7 +102,13 @@ fn score_agrees_with_transformers() {
             start = end;
         }
         let temperature = floats("temperature")[0].to_string();
-        let arguments = ["--temperature", &temperature, "--alternatives", "5"];
+        let mut arguments = vec!["--temperature", &temperature, "--alternatives", "5"];
+        if case.ends_with("-long") {
+            let refused = errors(&with_lines("score", case, &lines, &arguments));
+            assert!(refused.contains("61 tokens, the model takes 16 with LongRoPE's factors"), "{refused}");
+            assert!(refused.contains("hint: add --max-tokens 61"), "{refused}");
+            arguments.extend(["--max-tokens", "61"]);
+        }
         let records = records(&succeeded(with_lines("score", case, &lines, &arguments)));
         let joined = |key: &str| records.iter().flat_map(|record| numbers(&record[key])).collect::<Vec<_>>();
         for key in ["logp", "entropy", "collision"] {

@@ -66,8 +66,10 @@ fn info_lists_the_parts_of_a_family() {
             &[
                 "norm of each query and key head",
                 "norms before and after attention and feed-forward",
+                "norms stored less 1",
                 "window of 9 keys in 2 layers",
                 "scale of attention scores",
+                "another rope in layers with a window",
                 "tanh-GELU",
                 "scaled embeddings",
             ],

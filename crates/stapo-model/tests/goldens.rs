@@ -292,6 +292,9 @@ fn a_multimodal_checkpoint_is_read_by_its_language_model() {
         all.extend(others.iter().map(|name| ((*name).to_string(), tensors[0].1.clone())));
         let file = safetensors::serialize(all, None).unwrap();
         std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        for name in PROCESSORS {
+            std::fs::write(folder.path().join(name), name).unwrap();
+        }
         let read = Pretrained::open(folder.path()).unwrap();
         assert_eq!(read.config, alone.config);
         let ignored: std::collections::BTreeSet<&str> = read.ignored.iter().map(String::as_str).collect();
@@ -308,7 +311,15 @@ fn a_multimodal_checkpoint_is_read_by_its_language_model() {
     }
 }
 
-/// An export of a multimodal checkpoint has the tensors and keys of the whole checkpoint.
+/// Files of a multimodal model's processors, which its class in `transformers` is loaded with.
+const PROCESSORS: [&str; 4] = [
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+];
+
+/// An export of a multimodal checkpoint has the tensors and keys of the whole checkpoint, and the files of its processors.
 fn assert_exports_whole(model: &Pretrained, folder: &Path, model_type: &str) {
     let out = folder.join("exported");
     let options = ExportOptions { precision: export::Precision::F32, ..ExportOptions::default() };
@@ -326,6 +337,9 @@ fn assert_exports_whole(model: &Pretrained, folder: &Path, model_type: &str) {
         serde_json::from_str(&std::fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
     assert_eq!((&config["model_type"], config.get("vision_config").is_some()), (&model_type.into(), true));
     assert_eq!(config["text_config"]["model_type"], model.config.family.name());
+    for name in PROCESSORS {
+        assert_eq!(std::fs::read_to_string(out.join(name)).unwrap(), name);
+    }
     let again = Pretrained::open(&out).unwrap();
     assert_eq!((again.config, again.ignored), (model.config.clone(), model.ignored.clone()));
 }

@@ -33,6 +33,10 @@ pub struct Args {
     /// Likeliest tokens to list in each response token's place.
     #[arg(long, value_name = "N", default_value_t = 0)]
     alternatives: usize,
+    /// Tokens of the longest record. A model with LongRoPE then takes its factors for long sequences, for all records, if this
+    /// is more than it was first trained for.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    max_tokens: usize,
     /// Divides the logits.
     #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
@@ -42,7 +46,7 @@ pub struct Args {
 const BATCH_TOKENS: usize = 4096;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = args.model.open_with_either_head()?;
+    let model = args.model.open_with_either_head(args.max_tokens)?;
     if let Some(head) = model.policy.config().score {
         return whole::run(&args.input, &model, head, &args.chat_arguments);
     }
@@ -163,7 +167,7 @@ fn tokens(
         }
     };
     let config = model.policy.config();
-    check_lengths(n_prompt, tokens.len(), config.position_limit())?;
+    check_lengths(n_prompt, tokens.len(), config.position_limit(), config.max_positions)?;
     if let Some(token) = tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
         bail!("token {token} is outside the vocabulary of {}", config.vocabulary);
     }
@@ -175,9 +179,16 @@ fn has_room(n_tokens: usize, n_more: usize) -> bool {
     n_tokens + n_more <= BATCH_TOKENS
 }
 
-fn check_lengths(n_prompt: usize, n_tokens: usize, limit: usize) -> Result<()> {
+/// Refuses more tokens than the model takes: `limit` with the factors of LongRoPE that are in use, `max_positions` with others.
+fn check_lengths(n_prompt: usize, n_tokens: usize, limit: usize, max_positions: usize) -> Result<()> {
     if n_prompt == 0 || n_prompt > n_tokens {
         bail!("{n_prompt} prompt tokens of {n_tokens}, expected at least 1 and at most all");
+    }
+    if n_tokens > limit && n_tokens <= max_positions {
+        bail!(
+            "{n_tokens} tokens, the model takes {limit} with LongRoPE's factors for short sequences\nhint: add --max-tokens \
+             {n_tokens}, or more where other records are longer"
+        );
     }
     if n_tokens > limit {
         bail!("{n_tokens} tokens, the model takes {limit}");
@@ -192,7 +203,7 @@ mod tests {
     #[test]
     fn a_batch_is_filled_and_a_record_may_fill_the_positions() {
         assert!(has_room(BATCH_TOKENS - 2, 2) && !has_room(BATCH_TOKENS - 1, 2));
-        let checked = |n_prompt, n_tokens| check_lengths(n_prompt, n_tokens, 8).map_err(|e| e.to_string());
+        let checked = |n_prompt, n_tokens| check_lengths(n_prompt, n_tokens, 8, 8).map_err(|e| e.to_string());
         assert_eq!([checked(1, 8), checked(8, 8)], [Ok(()), Ok(())]);
         assert_eq!(checked(1, 9).unwrap_err(), "9 tokens, the model takes 8");
         for n_prompt in [0, 5] {

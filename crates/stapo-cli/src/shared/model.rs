@@ -44,8 +44,8 @@ impl ModelArgs {
     }
 
     /// As [`ModelArgs::open`], and opens a reward model as one.
-    pub fn open_with_either_head(&self) -> Result<LoadedModel> {
-        let found = self.fetch.find(&self.model)?;
+    pub fn open_with_either_head(&self, longest: usize) -> Result<LoadedModel> {
+        let found = self.fetch.find(&self.model)?.for_sequences_of(longest);
         if self.adapter.is_some() || found.shape()?.score.is_none() {
             return self.open_found(found);
         }

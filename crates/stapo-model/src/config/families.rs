@@ -17,7 +17,7 @@ mod smollm3;
 
 use super::layer::{AttentionBiases, AttentionSpec, FeedForward, LayerSpec, Mixer, NormPlacement, QkNorm};
 use super::reader::{ObjectReader, abbreviated};
-use super::rope::{self, Rope, RopeContext};
+use super::rope::{self, FULL, Rope, RopeContext};
 use super::{Heads, ModelConfig};
 use crate::error::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -184,7 +184,6 @@ impl Family {
 }
 
 const SLIDING: &str = "sliding_attention";
-const FULL: &str = "full_attention";
 
 /// For each layer whether its window is in use, by `layer_types` or else by `default`.
 fn sliding_layers(
@@ -249,19 +248,26 @@ fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
     keys.insert("sliding_window".into(), json!(config.layers.iter().find_map(window)));
 }
 
-/// `rope_parameters` by kind of layer, instead of keys for all layers.
-fn write_ropes_by_kind(config: &ModelConfig, keys: &mut Map<String, Value>) {
-    let parameters = |is_sliding: bool| {
+/// `rope_parameters` by kind of layer for `transformers` 5, and `rope_theta`, `rope_scaling` and `sliding_theta_key` for
+/// older versions, whose `rope_scaling` belongs to full layers.
+fn write_ropes_by_kind(config: &ModelConfig, keys: &mut Map<String, Value>, sliding_theta_key: Option<&str>) {
+    let rope = |is_sliding: bool| {
         let of_kind = |attention: &&AttentionSpec| attention.rule.window.is_some() == is_sliding;
-        let AttentionSpec { rope, .. } = config.attentions().find(of_kind).or(config.attentions().next())?;
+        Some(&config.attentions().find(of_kind).or(config.attentions().next())?.rope)
+    };
+    let (Some(full), Some(sliding)) = (rope(false), rope(true)) else { return };
+    let parameters = |rope: &Rope| {
         let mut table = rope.scaling_keys();
         table.insert("rope_theta".into(), json!(rope.theta));
-        Some(table)
+        table
     };
-    keys.remove("rope_scaling");
-    keys.remove("rope_theta");
-    let table = json!({FULL: parameters(false), SLIDING: parameters(true)});
-    keys.insert("rope_parameters".into(), table);
+    keys.insert("rope_parameters".into(), json!({FULL: parameters(full), SLIDING: parameters(sliding)}));
+    keys.insert("rope_theta".into(), json!(full.theta));
+    let is_scaled = full.scaling != super::RopeScaling::None;
+    keys.insert("rope_scaling".into(), json!(is_scaled.then(|| full.scaling_keys())));
+    if let Some(key) = sliding_theta_key {
+        keys.insert(key.into(), json!(sliding.theta));
+    }
 }
 
 /// Reads `attention_bias` (of q, k, v and o) and `mlp_bias`.

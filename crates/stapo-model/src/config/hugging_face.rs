@@ -43,7 +43,7 @@ impl ModelConfig {
         let n_kv_heads = keys.optional_whole("num_key_value_heads")?.unwrap_or(default);
         let heads = Heads { query: n_heads, kv: n_kv_heads, dim: head_dim };
         let context = RopeContext { head_dim, max_positions, theta: row.theta };
-        let (rope, rotary_dim) = rope::read(&keys, "full_attention", context)?;
+        let (rope, rotary_dim) = rope::read(&keys, rope::FULL, context)?;
         let mut layer = family.layer(heads, rope, size("intermediate_size", |sizes| sizes.ffn_width)?);
         if let Some(attention) = layer.attention_mut() {
             attention.rotary_dim = rotary_dim;
@@ -209,7 +209,44 @@ fn refuse_what_is_not_built(keys: &ObjectReader, family: Family) -> Result<()> {
     if let Some(value) = keys.get(key).filter(|v| *v != expected) {
         return refuse(key, value, &format!("expected {expected:?}"));
     }
-    Ok(())
+    match unread_structure(keys, family) {
+        Some((key, value)) => refuse(key, value, "models of this family are computed without it"),
+        None => Ok(()),
+    }
+}
+
+/// A key that would change how a model computes, and that its family does not read. A program that wrote such a config computes
+/// another model than the one that would be trained here.
+fn unread_structure<'a>(keys: &ObjectReader<'a>, family: Family) -> Option<(&'static str, &'a Value)> {
+    let other_than = |key: &'static str, is_neutral: &dyn Fn(&Value) -> bool| {
+        keys.get(key).filter(|value| !is_neutral(value)).map(|value| (key, value))
+    };
+    let all_are = |list: &Value, entry: &Value| {
+        list.as_array().is_none_or(|entries| entries.iter().all(|found| found == entry))
+    };
+    let nowhere = ["attention_sinks", "clip_qkv", "llama_4_scaling_beta"];
+    let mut found =
+        nowhere.into_iter().find_map(|key| other_than(key, &|value| *value == Value::Bool(false)));
+    if family != Family::Granite {
+        let factors =
+            ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"];
+        let unread =
+            factors.into_iter().find_map(|key| other_than(key, &|value| value.as_f64() == Some(1.0)));
+        found = found.or(unread);
+    }
+    if family != Family::SmolLm3 {
+        found = found.or(other_than("no_rope_layers", &|list| all_are(list, &json!(1))));
+    }
+    let is_full = |list: &Value| all_are(list, &json!(rope::FULL));
+    let is_sliding = |list: &Value| all_are(list, &json!("sliding_attention"));
+    let kinds = match family {
+        Family::Llama | Family::Olmo2 | Family::Granite => other_than("layer_types", &is_full),
+        Family::Mistral | Family::Phi3 => {
+            other_than("layer_types", &|list| is_full(list) || is_sliding(list))
+        }
+        _ => None,
+    };
+    found.or(kinds)
 }
 
 /// An f32 as the shortest decimal that reads back as it: 1e-6, not 9.999999974752427e-7.

@@ -22,6 +22,8 @@ pub enum Part {
     ProjectionNorms,
     NormsAfter,
     NormsAround,
+    /// The files have the weights of norms less 1.
+    NormsLessOne,
     QueryKeyValueBiases,
     Biases,
     FeedForwardBiases,
@@ -43,6 +45,8 @@ pub enum Part {
         dims: usize,
     },
     LongRope,
+    /// Layers with a window have another rope than those without.
+    RopeByKind,
     /// Layers of gated DeltaNet.
     DeltaNet {
         n_layers: usize,
@@ -62,18 +66,20 @@ impl fmt::Display for Part {
             Self::ProjectionNorms => f.write_str("norm of all query heads and of all key heads"),
             Self::NormsAfter => f.write_str("norms after attention and feed-forward"),
             Self::NormsAround => f.write_str("norms before and after attention and feed-forward"),
+            Self::NormsLessOne => f.write_str("norms stored less 1"),
             Self::QueryKeyValueBiases => f.write_str("biases on q, k and v"),
             Self::Biases => f.write_str("biases on all attention projections"),
             Self::FeedForwardBiases => f.write_str("biases on the feed-forward"),
             Self::JoinedProjections => f.write_str("joined projections"),
-            Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {n_layers} layers"),
+            Self::Window { keys, n_layers } => write!(f, "window of {keys} keys in {}", layers(*n_layers)),
             Self::ScoreScale => f.write_str("scale of attention scores"),
             Self::Sinks => f.write_str("learned sinks of attention"),
             Self::ScoreSoftcap => f.write_str("softcap of attention scores"),
-            Self::NoRope { n_layers } => write!(f, "no positions in {n_layers} layers"),
+            Self::NoRope { n_layers } => write!(f, "no positions in {}", layers(*n_layers)),
             Self::PartialRope { dims } => write!(f, "rope on {dims} dimensions of a head"),
             Self::LongRope => f.write_str("LongRoPE"),
-            Self::DeltaNet { n_layers } => write!(f, "gated DeltaNet in {n_layers} layers"),
+            Self::RopeByKind => f.write_str("another rope in layers with a window"),
+            Self::DeltaNet { n_layers } => write!(f, "gated DeltaNet in {}", layers(*n_layers)),
             Self::OutputGate => f.write_str("gate on attention's outputs"),
             Self::TanhGelu => f.write_str("tanh-GELU"),
             Self::EmbeddingScale => f.write_str("scaled embeddings"),
@@ -82,6 +88,10 @@ impl fmt::Display for Part {
             Self::LogitSoftcap => f.write_str("softcap of logits"),
         }
     }
+}
+
+fn layers(n_layers: usize) -> String {
+    if n_layers == 1 { "1 layer".into() } else { format!("{n_layers} layers") }
 }
 
 impl ModelConfig {
@@ -101,6 +111,10 @@ impl ModelConfig {
         let partial = self
             .attentions()
             .find(|attention| attention.rotary_dim > 0 && attention.rotary_dim < attention.heads.dim);
+        let mut full = self.attentions().filter(|attention| attention.rule.window.is_none());
+        let other_rope = |sliding: &AttentionSpec| full.any(|full| full.rope != sliding.rope);
+        let has_ropes_by_kind =
+            self.attentions().find(|attention| attention.rule.window.is_some()).is_some_and(other_rope);
         let plain_scale =
             |attention: &AttentionSpec| attention.rule.scale == ScoreRule::plain(attention.heads.dim).scale;
         let has_biases = |layer: &LayerSpec| {
@@ -114,6 +128,7 @@ impl ModelConfig {
             any(&|attention| attention.qk_norm == QkNorm::PerProjection).then_some(Part::ProjectionNorms),
             any_layer(&|layer| layer.norms == NormPlacement::After).then_some(Part::NormsAfter),
             any_layer(&|layer| layer.norms == NormPlacement::Both).then_some(Part::NormsAround),
+            self.family.norms_less_one().then_some(Part::NormsLessOne),
             any(&|attention| attention.biases == AttentionBiases::QueryKeyValue)
                 .then_some(Part::QueryKeyValueBiases),
             any(&|attention| attention.biases == AttentionBiases::All).then_some(Part::Biases),
@@ -127,6 +142,7 @@ impl ModelConfig {
             partial.map(|attention| Part::PartialRope { dims: attention.rotary_dim }),
             any(&|attention| matches!(attention.rope.scaling, RopeScaling::Long { .. }))
                 .then_some(Part::LongRope),
+            has_ropes_by_kind.then_some(Part::RopeByKind),
             any_layer(&|layer| layer.gate() == Gate::GeluTanh).then_some(Part::TanhGelu),
             (self.embedding_scale != EmbeddingScale::One).then_some(Part::EmbeddingScale),
             any_layer(&|layer| layer.residual_scale != 1.0).then_some(Part::ResidualScale),
@@ -197,21 +213,23 @@ mod tests {
         let around = "norms before and after attention and feed-forward";
         let after = "norms after attention and feed-forward";
         let feed_forward = "biases on the feed-forward";
+        let (less_one, two_ropes) = ("norms stored less 1", "another rope in layers with a window");
         for (golden, expected) in [
             ("llama3-untied-gqa1", &[][..]),
             ("llama-biased", &[all, feed_forward]),
             ("qwen3-biased", &[head_norms, all]),
             ("qwen2-tied-gqa7", &["biases on q, k and v"]),
-            ("smollm3-tied", &["no positions in 1 layers"]),
+            ("smollm3-tied", &["no positions in 1 layer"]),
             ("smollm3-biased", &[all, feed_forward]),
             ("mistral-window", &["window of 7 keys in 2 layers"]),
             ("olmo2-untied", &[projection_norms, after]),
-            ("olmo3-windows", &[projection_norms, after, "window of 6 keys in 2 layers"]),
+            ("olmo3-windows", &[projection_norms, after, "window of 6 keys in 2 layers", two_ropes]),
             (
                 "gemma2-softcaps",
                 &[
                     around,
-                    "window of 8 keys in 1 layers",
+                    less_one,
+                    "window of 8 keys in 1 layer",
                     "scale of attention scores",
                     "softcap of attention scores",
                     "tanh-GELU",
@@ -236,6 +254,7 @@ mod tests {
                     "gated DeltaNet in 2 layers",
                     "gate on attention's outputs",
                     head_norms,
+                    less_one,
                     "rope on 4 dimensions of a head",
                 ],
             ),

@@ -16,6 +16,9 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+/// The layers without a window, as `transformers` names them.
+pub(super) const FULL: &str = "full_attention";
+
 /// What the rotary keys of a model are read with, besides the keys themselves.
 #[derive(Clone, Copy)]
 pub(super) struct RopeContext {
@@ -29,23 +32,30 @@ pub(super) struct RopeContext {
 /// rotates.
 pub(super) fn read(keys: &ObjectReader, kind: &str, context: RopeContext) -> Result<(Rope, usize)> {
     let theta = || Ok(keys.optional_number("rope_theta")?.unwrap_or(context.theta));
-    let (name, table) = match (keys.get("rope_scaling"), keys.get("rope_parameters")) {
-        (Some(table), _) => ("rope_scaling", table),
-        (None, Some(table)) => ("rope_parameters", table),
-        (None, None) => {
+    let (scaling, parameters) = (keys.get("rope_scaling"), keys.get("rope_parameters"));
+    let of_kind = parameters.and_then(|table| table.get(kind)).filter(|table| !table.is_null());
+    let (name, table) = match (of_kind, scaling, parameters) {
+        (Some(table), ..) | (None, None, Some(table)) => ("rope_parameters", table),
+        (None, Some(table), _) => ("rope_scaling", table),
+        (None, None, None) => {
             let rope = Rope { theta: theta()?, scaling: RopeScaling::None };
             return Ok((rope, rotary_dim(keys, keys, context.head_dim)?));
         }
     };
     let location = format!("{}: {name}", keys.location);
-    let object = |table: &'_ Value| -> Result<()> {
-        let problem = || format!("is {}, expected an object", json::kind(table));
-        if table.is_object() { Ok(()) } else { Err(Error::malformed(&location, problem())) }
+    let object = |table: &Value| match table {
+        Value::Object(table) => Ok(table.clone()),
+        other => {
+            let problem = format!("is {}, expected an object", json::kind(other));
+            Err(Error::malformed(&location, problem))
+        }
     };
-    object(table)?;
-    let table = table.get(kind).filter(|table| !table.is_null()).unwrap_or(table);
-    object(table)?;
-    let Value::Object(table) = table else { unreachable!("the table was found to be an object") };
+    let mut table = object(table)?;
+    // As in transformers, the older key beside tables by kind changes the rope of full layers alone.
+    if let (Some(_), Some(scaling), FULL) = (of_kind, scaling, kind) {
+        table.extend(object(scaling)?);
+    }
+    let table = &table;
     let rope = ObjectReader { location: keys.location, prefix: name, keys: table };
     let theta = match rope.optional_number("rope_theta")? {
         Some(theta) => theta,

@@ -1,3 +1,4 @@
+mod by_family;
 mod defaults;
 
 use super::*;

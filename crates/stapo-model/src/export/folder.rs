@@ -6,8 +6,9 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged.
-pub(super) const TAKEN_OVER: [&str; 9] = [
+/// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged. The last four are
+/// those of the image and video processors of multimodal models.
+pub(super) const TAKEN_OVER: [&str; 13] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -17,6 +18,10 @@ pub(super) const TAKEN_OVER: [&str; 9] = [
     "tokenizer.model",
     "chat_template.jinja",
     "generation_config.json",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 ];
 
 /// What to do if the folder exists and is not empty.

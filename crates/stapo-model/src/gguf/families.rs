@@ -8,6 +8,9 @@ use stapo_ops::rope::LongFactors;
 
 /// Layers of Gemma 2 27B and Gemma 3 27B, whose scale of scores is that of the width per head.
 const GEMMA_27B_LAYERS: [(Family, usize); 2] = [(Family::Gemma2, 46), (Family::Gemma3, 62)];
+/// What llama.cpp takes for files of Gemma 2 without the keys, which the first ones lack.
+const GEMMA_2_WINDOW: usize = 4096;
+const GEMMA_2_SOFTCAPS: [f64; 2] = [50.0, 30.0];
 
 impl Gguf {
     /// Changes the layers and the model to what the keys of the family say. As llama.cpp does, constants that the files of a
@@ -54,14 +57,15 @@ impl Gguf {
         Ok(())
     }
 
-    /// Gives the layers that `sliding` says the window of the file, where it has one.
+    /// Gives the layers that `sliding` says the window of the file, or of the family where the file has none.
     fn set_windows(
         &self,
         key: &impl Fn(&str) -> String,
         config: &mut ModelConfig,
         sliding: &[bool],
     ) -> Result<()> {
-        let window = self.whole(&key("attention.sliding_window"))?.filter(|window| *window > 0);
+        let default = (config.family == Family::Gemma2).then_some(GEMMA_2_WINDOW);
+        let window = self.whole(&key("attention.sliding_window"))?.or(default).filter(|window| *window > 0);
         let pattern = self.sliding_pattern(&key("attention.sliding_window_pattern"), sliding.len())?;
         let sliding = pattern.as_deref().unwrap_or(sliding);
         for (attention, is_sliding) in config.attentions_mut().zip(sliding) {
@@ -103,8 +107,10 @@ impl Gguf {
 
     fn describe_gemma(&self, key: &impl Fn(&str) -> String, config: &mut ModelConfig) -> Result<()> {
         config.embedding_scale = EmbeddingScale::SqrtWidth;
-        config.logits.softcap = self.number(&key("final_logit_softcapping"))?;
-        let softcap = self.number(&key("attn_logit_softcapping"))?;
+        let [of_scores, of_logits] =
+            GEMMA_2_SOFTCAPS.map(|cap| (config.family == Family::Gemma2).then_some(cap));
+        config.logits.softcap = self.number(&key("final_logit_softcapping"))?.or(of_logits);
+        let softcap = self.number(&key("attn_logit_softcapping"))?.or(of_scores);
         let is_27b = GEMMA_27B_LAYERS.contains(&(config.family, config.layers.len()));
         let width = config.width;
         for attention in config.attentions_mut() {
@@ -137,14 +143,19 @@ impl Gguf {
         key: &impl Fn(&str) -> String,
         max_positions: usize,
     ) -> Result<Option<RopeScaling>> {
-        let factors = |name: &str| {
-            let stored = self.tensors.get(name).filter(|stored| stored.encoding == Encoding::F32)?;
-            let mut factors = vec![0.0; stored.shape.iter().product()];
-            decode(stored.encoding, &self.file[stored.bytes.clone()], &mut factors);
-            Some(factors.into_iter().map(f64::from).collect::<Vec<f64>>())
-        };
-        let (Some(short), Some(long)) = (factors(SHORT_FACTORS), factors(LONG_FACTORS)) else {
-            return Ok(None);
+        let (short, long) = match (self.rope_factors(SHORT_FACTORS)?, self.rope_factors(LONG_FACTORS)?) {
+            (Some(short), Some(long)) => (short, long),
+            (None, None) => return Ok(None),
+            (short, _) => {
+                let missing = if short.is_none() { SHORT_FACTORS } else { LONG_FACTORS };
+                let problem =
+                    format!("no tensor {missing}, expected the factors of short and of long sequences");
+                return Err(Error::missing(
+                    &self.location,
+                    problem,
+                    "the file is incomplete; convert the model again",
+                ));
+            }
         };
         let original = self.whole(&key("rope.scaling.original_context_length"))?.unwrap_or(max_positions);
         let attention_factor = self.number(&key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
@@ -155,6 +166,19 @@ impl Gguf {
             original_positions: original,
             attention_factor,
         }))
+    }
+
+    /// A tensor that lists factors of `LongRoPE`, one for each rotated pair; `None` where the file has no such tensor.
+    fn rope_factors(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(stored) = self.tensors.get(name) else { return Ok(None) };
+        if stored.encoding != Encoding::F32 {
+            let location = format!("{}: tensor {name}", self.location);
+            let problem = format!("is stored as {}, expected F32", stored.encoding.name());
+            return Err(Error::mismatch(location, problem, ""));
+        }
+        let mut factors = vec![0.0; stored.shape.iter().product()];
+        decode(stored.encoding, &self.file[stored.bytes.clone()], &mut factors);
+        Ok(Some(factors.into_iter().map(f64::from).collect()))
     }
 }
 

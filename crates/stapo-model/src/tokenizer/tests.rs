@@ -229,3 +229,42 @@ fn characters_without_a_token_are_named_once_in_their_order() {
     assert_eq!(BYTE_LEVEL.lost_characters("né\n 😀").unwrap(), [' '; 0]);
     assert_eq!(SENTENCE_PIECE.lost_characters("né 😀").unwrap(), [' '; 0]);
 }
+
+/// The layout of Gemma's `tokenizer.json`: blanks become "▁" before a `Split` at blanks, and characters without a token become
+/// bytes. The ids are those of the `tokenizers` package for Python.
+#[test]
+fn the_layout_of_gemma_gives_the_ids_of_the_tokenizers_package() {
+    let special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
+    let pieces = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "abc", "▁▁", "\n", "<0xC3>", "<0xA9>"];
+    let vocabulary: serde_json::Map<String, Value> =
+        special.iter().chain(&pieces).zip(0..).map(|(piece, id)| ((*piece).to_string(), json!(id))).collect();
+    let added = special.iter().zip(0..).map(|(content, id)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    });
+    let start = json!({"SpecialToken": {"id": "<bos>", "type_id": 0}});
+    let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
+    let file = json!({
+        "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false},
+        "post_processor": {"type": "TemplateProcessing", "single": [start, text("A")], "pair": [text("A"), text("B")],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocabulary,
+            "merges": [["▁", "a"], ["a", "b"], ["▁", "ab"], ["ab", "c"], ["▁", "▁"]]},
+    });
+    let tokenizer = Tokenizer::from_json("t", file.to_string().as_bytes()).unwrap();
+    for (text, ids) in [
+        ("ab  abc a\n b", &[2, 11, 6, 10, 8, 9, 10, 15, 6, 8][..]),
+        ("é a", &[2, 16, 17, 10]),
+        ("  a", &[2, 6, 10]),
+        ("<start_of_turn>abc<end_of_turn>", &[2, 4, 13, 5]),
+    ] {
+        assert_eq!(tokenizer.encode(text).unwrap(), ids, "{text:?}");
+        assert_eq!(tokenizer.encode_rendered(text).unwrap(), ids[1..], "{text:?}");
+    }
+    assert_eq!(tokenizer.decode(&[13, 6, 16, 17]).unwrap(), "abc é");
+    assert_eq!(tokenizer.lost_characters("zéz ab").unwrap(), ['z']);
+}

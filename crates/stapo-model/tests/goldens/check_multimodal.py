@@ -4,7 +4,7 @@
     python check_multimodal.py STAPO
 
 The logits of a text and of a text with an image must be equal, and every weight but those of norms, to which 1 is added in f32
-on reading and subtracted on writing.
+on reading and subtracted on writing. The exported folder must load its processor of images, with equal settings.
 """
 
 import pathlib
@@ -14,7 +14,13 @@ import tempfile
 
 import torch
 from make_families import FULL, SLIDING, config_of
-from transformers import AutoModelForImageTextToText, Gemma3Config, SiglipVisionConfig
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma3ImageProcessor,
+    SiglipVisionConfig,
+)
 
 
 def config():
@@ -60,8 +66,11 @@ def main(stapo):
         for parameter in model.parameters():
             parameter.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(parameter.numel()))
         model.save_pretrained(folder)
+        Gemma3ImageProcessor(size={"height": 16, "width": 16}, do_convert_rgb=True).save_pretrained(folder)
         subprocess.run([stapo, "model", "convert", str(folder), str(out), "--dtype", "f32"], check=True)
         theirs, ours = load(folder), load(out)
+        given, kept = (AutoImageProcessor.from_pretrained(place).to_dict() for place in (folder, out))
+        assert given == kept and given["size"]["height"] == 16, (given, kept)
     a, b = theirs.state_dict(), ours.state_dict()
     assert a.keys() == b.keys(), a.keys() ^ b.keys()
     off = [name for name in a if not torch.equal(a[name], b[name]) and not name.endswith("norm.weight")]

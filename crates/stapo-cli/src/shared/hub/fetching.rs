@@ -25,7 +25,8 @@ pub fn is_rows(file: &str) -> bool {
     ends.iter().any(|end| file.ends_with(end))
 }
 
-/// Weights, config and tokenizer files. Pickles and Python files are left out, since loading them would execute code.
+/// Weights, config and tokenizer files, and those of a multimodal model's processors, which an export needs. Pickles and Python
+/// files are left out, since loading them would execute code.
 fn is_model_file(file: &str) -> bool {
     let names = [
         "config.json",
@@ -33,9 +34,11 @@ fn is_model_file(file: &str) -> bool {
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
+        "chat_template.json",
         "model.safetensors.index.json",
     ];
-    names.contains(&file) || (file.ends_with(".safetensors") && !file.contains('/'))
+    let ends = [".safetensors", "processor_config.json"];
+    names.contains(&file) || (ends.iter().any(|end| file.ends_with(end)) && !file.contains('/'))
 }
 
 /// Fetches the given files of a repository, or those that are wanted where none is given.

@@ -8,6 +8,9 @@ use super::{
 use crate::config::ModelConfig;
 use crate::error::Result;
 
+/// The key for the theta of layers with a window before `transformers` 5.
+const SLIDING_THETA: &str = "rope_local_base_freq";
+
 pub(super) const ROW: FamilyRow = FamilyRow {
     name: "gemma3_text",
     architecture: "Gemma3ForCausalLM",
@@ -20,7 +23,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     write: |config, keys| {
         gemma2::write_softcaps(config, keys);
         write_windows(config, keys);
-        write_ropes_by_kind(config, keys);
+        write_ropes_by_kind(config, keys, Some(SLIDING_THETA));
     },
     ..gemma2::ROW
 };
@@ -30,6 +33,6 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     let pattern = keys.optional_whole("sliding_window_pattern")?.unwrap_or(6).max(1);
     let sliding = sliding_layers(keys, config.layers.len(), |index| !(index + 1).is_multiple_of(pattern))?;
     set_windows(keys, config, &sliding)?;
-    let local = keys.optional_number("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let local = keys.optional_number(SLIDING_THETA)?.unwrap_or(10_000.0);
     set_ropes_by_kind(keys, config, Some(local))
 }

@@ -17,7 +17,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
         write_biases(config, keys);
         write_no_padding(keys);
         write_windows(config, keys);
-        write_ropes_by_kind(config, keys);
+        write_ropes_by_kind(config, keys, None);
     },
     ..olmo2::ROW
 };

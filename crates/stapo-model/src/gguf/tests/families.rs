@@ -47,9 +47,13 @@ fn gemma_2_has_softcaps_windows_and_the_scale_of_its_size() {
     assert!(small.attentions().all(|attention| attention.rule.softcap == Some(50.0)));
     // Heads of 16, and a width of 8 for two heads.
     assert_eq!((scale(&small), scale(&config(&draft(46)))), (0.25, 0.5));
+    // The first files of Gemma 2 hold none of these keys, and llama.cpp takes the constants of the published models.
     let without = named("gemma2", 2).field("gemma2.attention.key_length", u32_field(16));
     let plain = config(&without);
-    assert_eq!((windows(&plain), plain.logits.softcap), (vec![None, None], None));
+    assert_eq!((windows(&plain), plain.logits.softcap), (vec![Some(4096), None], Some(30.0)));
+    assert!(plain.attentions().all(|attention| attention.rule.softcap == Some(50.0)));
+    let full = config(&without.field("gemma2.attention.sliding_window", u32_field(0)));
+    assert_eq!(windows(&full), [None, None]);
 }
 
 #[test]
@@ -117,8 +121,14 @@ fn phi_3_has_two_lists_of_factors_and_rotates_a_part_of_a_head() {
     };
     assert_eq!(attention.rope.scaling, expected);
     assert_eq!((read.position_limit(), read.max_positions), (16, 64));
-    let whole = config(&draft.without("phi3.rope.scaling.original_context_length"));
+    let whole = config(&draft.clone().without("phi3.rope.scaling.original_context_length"));
     assert_eq!(whole.position_limit(), 64);
+    for name in ["rope_factors_short.weight", "rope_factors_long.weight"] {
+        check_refused(&draft.clone().without(name), &["no tensor", name]);
+    }
+    let mut halves = draft;
+    halves.tensors.iter_mut().for_each(|(_, _, encoding, _)| *encoding = 1);
+    check_refused(&halves, &["rope_factors_short.weight", "is stored as F16, expected F32"]);
 }
 
 #[test]

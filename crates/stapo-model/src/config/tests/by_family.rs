@@ -1,0 +1,104 @@
+//! Keys that some families read and others refuse, and ropes by kind of layer.
+
+use super::*;
+
+/// A table for a kind of layer comes before keys for all layers, which change the table of full layers alone.
+#[test]
+fn ropes_by_kind_come_before_the_keys_of_older_versions() {
+    let gemma = |more: &Value| {
+        let mut keys = with(&json!({
+            "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+            "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "rope_theta": 9e9,
+        }));
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let config = parse(&keys).unwrap();
+        let [sliding, full] =
+            config.attentions().map(|layer| layer.rope.clone()).collect::<Vec<_>>().try_into().unwrap();
+        (config, sliding, full)
+    };
+    let rope = |theta, scaling| Rope { theta, scaling };
+    let parameters = json!({
+        "full_attention": {"rope_type": "default", "rope_theta": 5e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+    });
+    let linear = json!({"rope_type": "linear", "factor": 2.0});
+    let (_, sliding, full) = gemma(&json!({"rope_parameters": parameters, "rope_scaling": linear}));
+    assert_eq!(
+        (sliding, full),
+        (rope(7e3, RopeScaling::None), rope(5e4, RopeScaling::Linear { factor: 2.0 }))
+    );
+    // Without tables by kind, as before transformers 5.
+    let old = json!({"rope_theta": 5e4, "rope_local_base_freq": 7e3, "rope_scaling": linear});
+    let (config, sliding, full) = gemma(&old);
+    assert_eq!(
+        (sliding, full),
+        (rope(7e3, RopeScaling::None), rope(5e4, RopeScaling::Linear { factor: 2.0 }))
+    );
+    // Both layouts are written.
+    let written = Value::Object(config.to_hugging_face("float32").unwrap());
+    assert_eq!(written["rope_parameters"]["sliding_attention"], parameters["sliding_attention"]);
+    assert_eq!(written["rope_parameters"]["full_attention"]["factor"], 2.0);
+    for (key, value) in old.as_object().unwrap() {
+        assert_eq!(&written[key], value, "{key}");
+    }
+}
+
+#[test]
+fn keys_of_structure_that_a_family_does_not_read_are_refused() {
+    let named = |family: &str, class: &str| {
+        let named = json!({"model_type": family, "architectures": [format!("{class}ForCausalLM")]});
+        move |key: &str, value: Value| {
+            let mut keys = with(&named);
+            keys[key] = value;
+            parse(&keys).map(drop).map_err(|error| error.to_string())
+        }
+    };
+    let mixed = json!(["sliding_attention", "full_attention"]);
+    let (full, sliding) = (json!(vec!["full_attention"; 2]), json!(vec!["sliding_attention"; 2]));
+    for (family, class, takes_all_sliding) in [
+        ("llama", "Llama", false),
+        ("olmo2", "Olmo2", false),
+        ("granite", "Granite", false),
+        ("mistral", "Mistral", true),
+        ("phi3", "Phi3", true),
+    ] {
+        let read = named(family, class);
+        let refused = read("layer_types", mixed.clone()).unwrap_err();
+        assert!(refused.contains("layer_types") && refused.contains("is not supported"), "{refused}");
+        assert_eq!(read("layer_types", full.clone()), Ok(()));
+        assert_eq!(read("layer_types", sliding.clone()).is_ok(), takes_all_sliding, "{family}");
+    }
+    let (llama, granite) = (named("llama", "Llama"), named("granite", "Granite"));
+    for key in ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"] {
+        assert!(llama(key, json!(2.0)).unwrap_err().contains(key));
+        assert_eq!([llama(key, json!(1.0)), granite(key, json!(2.0))], [Ok(()), Ok(())]);
+    }
+    let smollm = named("smollm3", "SmolLM3");
+    assert!(llama("no_rope_layers", json!([1, 0])).unwrap_err().contains("no_rope_layers"));
+    assert_eq!(
+        [llama("no_rope_layers", json!([1, 1])), smollm("no_rope_layers", json!([1, 0]))],
+        [Ok(()), Ok(())]
+    );
+    for key in ["attention_sinks", "clip_qkv", "llama_4_scaling_beta"] {
+        assert!(llama(key, json!(8.0)).unwrap_err().contains(key));
+        assert_eq!([llama(key, json!(false)), llama(key, Value::Null)], [Ok(()), Ok(())]);
+    }
+}
+
+/// A message names the part that a family lacks, or says that only its description is missing.
+#[test]
+fn a_family_that_is_not_built_is_refused_with_what_it_lacks() {
+    for (family, lacks) in [
+        ("mixtral", "mixtures of experts are not built"),
+        ("glm4", "rotary positions of neighbouring dimensions are not built"),
+        ("apertus", "feed-forwards without a gate are not built"),
+        ("gemma", "its parts are built, but its config.json has not been described"),
+        ("invented", "supported: Qwen3"),
+    ] {
+        let refused = parse(&with(&json!({"model_type": family}))).unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("{family:?} is not supported")) && refused.contains(lacks),
+            "{refused}"
+        );
+    }
+}
