@@ -138,15 +138,19 @@ fn the_papers_recipes_are_planned_over_several_gpus() {
             (parts.iter().sum::<f64>() / number(&eight["time"]["phases"]["exchange"]) - 1.0).abs() < 1e-9
         );
         assert!(parts[0] < number(&exchange["gradients"]) + number(&exchange["fold"]));
-        let [slow, fast] = ["50", "400"].map(|link| on(&["--gpus", "8", "--link", link]));
-        let gradients = |plan: &Value| number(&plan["ranks"]["exchange_seconds"]["gradients"]);
-        assert!(gradients(&slow) > 6.0 * gradients(&fast));
-        assert_eq!(slow["time"]["phases"]["rollout"], fast["time"]["phases"]["rollout"]);
-        // Two machines exchange through the network.
-        let two = on(&["--gpus", "8", "--nodes", "2"]);
-        assert!(gradients(&two) > 3.0 * gradients(&eight));
-        assert_eq!(two["ranks"]["machines"], 2);
     }
+    // What a link and a second machine change, with one of the models.
+    let on = |args: &[&str]| {
+        plan(at, &[&[PAPER, "--machine", "h200", "--gpus", "8"], &LENGTHS[..], &FEW, args].concat())
+    };
+    let [slow, fast] = ["50", "400"].map(|link| on(&["--link", link]));
+    let gradients = |plan: &Value| number(&plan["ranks"]["exchange_seconds"]["gradients"]);
+    assert!(gradients(&slow) > 6.0 * gradients(&fast));
+    assert_eq!(slow["time"]["phases"]["rollout"], fast["time"]["phases"]["rollout"]);
+    // Two machines exchange through the network.
+    let two = on(&["--nodes", "2"]);
+    assert!(gradients(&two) > 3.0 * gradients(&fast));
+    assert_eq!(two["ranks"]["machines"], 2);
     let args = ["plan", PAPER, "--machine", "h200", "--gpus", "16", "--nodes", "2"];
     let text = ok(&stapo(at, &[&args[..], &FEW].concat()));
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
