@@ -284,7 +284,9 @@ mod tests {
         }
         // One alternative has a token and no log-prob.
         let mut packer = Packer::default();
-        [[-0.5], [0.5], [0.25]].iter().for_each(|column| packer.singles(column));
+        for column in [[-0.5], [0.5], [0.25]] {
+            packer.singles(&column);
+        }
         packer.number(1);
         packer.tokens(&[3, 1]);
         packer.singles(&[-0.5]);
