@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tries a seeded sample of small bugs ("mutants") in one crate against its tests, and prints those that no test notices.
+# Tries a seeded sample of small bugs ("mutants") in one crate against its tests and those of the crates above it, and
+# prints those that no test notices.
 # Uses `cargo mutants` where it is installed, else bench/mutants.py, which changes single tokens and builds all at once.
 #
 #   bench/mutants.sh [CRATE] [N] [SEED]
@@ -24,7 +25,7 @@ names = sys.stdin.read().splitlines()
 random.Random(int(sys.argv[1])).shuffle(names)
 print(*names[: int(sys.argv[2])], sep="\n")' "$seed" "$n" <"$out/all" >"$out/sample"
 mapfile -t regexes < <(sed 's/[][\.*^$()+?{}|\\/]/\\&/g; s/^/--re=^/; s/$/$/' "$out/sample")
-timeout "$seconds" cargo mutants --in-place --package "stapo-$crate" --test-package "stapo-$crate" \
+timeout "$seconds" cargo mutants --in-place --package "stapo-$crate" --test-workspace=true \
     --output "$out" "${regexes[@]}" || true
 echo "stapo-$crate, seed $seed: $(wc -l <"$out/mutants.out/caught.txt") caught; survivors:"
 cat "$out/mutants.out/missed.txt"

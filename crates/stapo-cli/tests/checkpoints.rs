@@ -2,6 +2,8 @@
 
 #![cfg(unix)]
 
+#[cfg(debug_assertions)]
+use crate::common::check_renames;
 use crate::common::{SMALL_RUN, complaint, copy_folder, json, ok, root, stapo};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -124,15 +126,21 @@ fn last_hash(run: &Path) -> String {
 #[test]
 fn without_room_for_a_copy_a_state_is_written_beside_the_next_rollout_with_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    // A trace has the files of parts by their whole paths.
+    let at = &folder.path().canonicalize().unwrap();
     let set = [&["--set", "steps=3", "--set", "record.checkpoint_every_steps=1"], &SMALL_RUN[..]].concat();
     let train = |out: &str, has_room: bool| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
-        command.current_dir(at).args(["train", "-q", "--out", out]).args(&set);
+        command.current_dir(at).args(["train", "-q", "--out"]).arg(at.join(out)).args(&set);
         if !has_room {
             command.env("STAPO_NO_ROOM", "1");
         }
+        let trace = at.join("trace");
+        command.env("STAPO_DISK_TRACE", &trace);
         ok(&command.output().unwrap());
+        #[cfg(debug_assertions)]
+        check_renames(&fs::read_to_string(&trace).unwrap());
+        let _ = fs::remove_file(&trace);
         at.join(out)
     };
     let (copied, in_place) = (train("copied", true), train("in-place", false));

@@ -1,6 +1,8 @@
 //! Calls of the program in tests.
 
 use serde_json::Value;
+#[cfg(debug_assertions)]
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -130,4 +132,39 @@ pub fn listing(folder: &Path) -> Vec<String> {
     }
     found.sort();
     found
+}
+
+/// The files that a rename gives a name to are on disk before it, and the rename itself directly after it: a machine that
+/// loses its power keeps the old file or the new one.
+#[cfg(debug_assertions)]
+pub fn check_renames(trace: &str) {
+    let operation = |line: &'_ str| -> (String, PathBuf) {
+        let mut parts = line.splitn(3, ' ').skip(1).map(str::to_string);
+        (parts.next().unwrap(), PathBuf::from(parts.next().unwrap()))
+    };
+    let operations: Vec<(String, PathBuf)> = trace.lines().map(operation).collect();
+    let mut unsynced: BTreeSet<&Path> = BTreeSet::new();
+    for (idx, (operation, path)) in operations.iter().enumerate() {
+        match operation.as_str() {
+            "Create" | "Write" => drop(unsynced.insert(path)),
+            "Sync" | "Remove" => drop(unsynced.remove(path.as_path())),
+            "Rename" => {
+                let name = path.file_name().unwrap().to_str().unwrap();
+                let sources = ["tmp", "starting"].map(|end| path.with_file_name(format!(".{name}.{end}")));
+                // Nobody reads the lock of a process that has ended.
+                let is_renamed = |file: &Path| {
+                    !file.ends_with("lock") && sources.iter().any(|source| file.starts_with(source))
+                };
+                let left: Vec<_> = unsynced.iter().filter(|file| is_renamed(file)).collect();
+                assert!(left.is_empty(), "{left:?} are renamed before they are on disk");
+                let folder = path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
+                // Other threads may write parts of a checkpoint in between.
+                let mut after = operations[idx + 1..].iter().filter(|(next, _)| next != "Write").take(8);
+                let is_synced = after.any(|(next, path)| next == "Sync" && path == folder);
+                assert!(is_synced, "{}: the folder is not synced after the rename", path.display());
+            }
+            _ => {}
+        }
+    }
+    assert!(operations.iter().filter(|(operation, _)| operation == "Rename").count() > 2);
 }

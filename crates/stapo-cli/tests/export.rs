@@ -79,6 +79,9 @@ fn an_export_is_bf16_or_f32_whole_or_an_adapter_as_its_flags_say() {
         assert_eq!(tensors(&whole.with_file_name("adapter_model.safetensors")), expected_adapter);
         assert_eq!(json(&whole.with_file_name("adapter_config.json"))["r"], 2);
     }
+    let [trained, again] =
+        ["trained", "again"].map(|folder| at.join(folder).join("adapter_model.safetensors"));
+    assert!(std::fs::read(trained).unwrap() == std::fs::read(again).unwrap(), "the same numbers");
     let said = complaint(at, &["export", base, "--out", "run"]);
     assert!(said.contains("run: exists and is not empty\nhint: "), "{said}");
     let said = complaint(at, &["export", base, "--out", "none", "--merge"]);

@@ -196,7 +196,9 @@ fn a_model() -> Vec<(&'static str, &'static str, Vec<u8>)> {
 fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     let folder = tempfile::tempdir().unwrap();
     let server = serve(Served { files: a_model(), cut_after: Some(5), ..Served::default() });
-    let printed = ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
+    let mut command = command(folder.path(), &server.address, None, &["fetch", "model", "o/m"]);
+    let trace = folder.path().join("trace");
+    let printed = ok(&command.env("STAPO_DISK_TRACE", &trace).output().unwrap());
     let snapshot = Path::new(printed.trim());
     assert!(snapshot.ends_with(format!("hub/models--o--m/snapshots/{COMMIT}")), "{printed}");
     let model = a_model();
@@ -213,6 +215,16 @@ fn an_interrupted_transfer_goes_on_and_lands_in_the_usual_cache() {
     let n = server.requests.lock().unwrap().len();
     ok(&fetch(folder.path(), &server.address, None, &["model", "o/m"]));
     assert_eq!(server.requests.lock().unwrap().len(), n + 1, "what is there is not fetched again");
+    if cfg!(debug_assertions) {
+        let blobs = snapshot.ancestors().nth(2).unwrap().join("blobs");
+        let hash = hex(&Sha256::digest(&model[1].2));
+        let [blob, blobs] = [blobs.join(hash), blobs].map(|path| path.display().to_string());
+        let done = std::fs::read_to_string(trace).unwrap();
+        let done: Vec<_> = done.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+        let named = done.iter().position(|line| *line == format!("Rename {blob}")).unwrap();
+        let around = [done[named - 1], done[named + 1]];
+        assert_eq!(around, [format!("Sync {blob}.incomplete"), format!("Sync {blobs}")], "{done:?}");
+    }
 }
 
 /// A process that was killed in the middle of a transfer leaves a partial file; the next process requests only the

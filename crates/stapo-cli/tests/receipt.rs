@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use crate::common::{complaint, ok, resumed_without_end, stapo};
+use crate::common::{complaint, copy_folder, ok, resumed_without_end, stapo};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -207,6 +207,10 @@ fn an_evaluation_is_replayed_and_signed() {
     let said = ok(&stapo(at, &["verify", "e", "--key", "public"]));
     assert!(said.contains("signature: made with the key of public"), "{said}");
     assert!(ok(&stapo(at, &["verify", "e"])).contains("not checked; --key"));
+    // Going on withdraws the receipt and the signature of it.
+    copy_folder(&at.join("e"), &at.join("copy"));
+    ok(&stapo(at, &["eval", "--resume", "copy"]));
+    assert!(at.join("copy/manifest.sha256").exists() && !at.join("copy/manifest.sig").exists());
     // A manifest forged with a receipt that fits it does not have the signature.
     let mut forged = manifest(&at.join("e"));
     forged["program"] = "another".into();
@@ -246,8 +250,10 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     let said = differs(at, &verify);
     assert!(said.contains("with-s2t/seed-0/metrics.jsonl: DIFFERENT"), "{said}");
     fs::write(&path, &metrics).unwrap();
-    // Going on withdraws the receipt and writes it again.
+    // Going on withdraws the receipt with its signature, and writes the receipt again.
+    fs::write(experiment.join("manifest.sig"), "of the receipt before").unwrap();
     ok(&stapo(at, &[&args[..], &SMALL[..]].concat()));
+    assert!(!experiment.join("manifest.sig").exists());
     ok(&stapo(at, &verify));
     fs::remove_dir_all(experiment.join("without-s2t/seed-0")).unwrap();
     assert!(differs(at, &verify).contains("without-s2t/seed-0/manifest.json: MISSING"));

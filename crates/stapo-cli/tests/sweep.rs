@@ -4,7 +4,7 @@
 
 #![cfg(debug_assertions)]
 
-use crate::common::copy_folder;
+use crate::common::{check_renames, copy_folder};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -212,35 +212,6 @@ impl Work {
         let verified = call(at, &words("verify out"), &[]);
         if verified.status.success() { Ok(()) } else { Err(format!("then {again}: {}", said(&verified))) }
     }
-}
-
-/// The files that a rename gives a name to are on disk before it, and the rename itself directly after it: a machine that
-/// loses its power keeps the old file or the new one.
-fn check_renames(trace: &str) {
-    let operation = |line: &'_ str| -> (String, PathBuf) {
-        let mut parts = line.splitn(3, ' ').skip(1).map(str::to_string);
-        (parts.next().unwrap(), PathBuf::from(parts.next().unwrap()))
-    };
-    let operations: Vec<(String, PathBuf)> = trace.lines().map(operation).collect();
-    let mut unsynced: BTreeSet<&Path> = BTreeSet::new();
-    for (idx, (operation, path)) in operations.iter().enumerate() {
-        match operation.as_str() {
-            "Create" | "Write" => drop(unsynced.insert(path)),
-            "Sync" | "Remove" => drop(unsynced.remove(path.as_path())),
-            "Rename" => {
-                let temporary = format!(".{}.tmp", path.file_name().unwrap().to_str().unwrap());
-                let temporary = path.with_file_name(temporary);
-                let left: Vec<_> = unsynced.iter().filter(|file| file.starts_with(&temporary)).collect();
-                assert!(left.is_empty(), "{left:?} are renamed before they are on disk");
-                let folder = path.parent().filter(|f| *f != Path::new("")).unwrap_or(Path::new("."));
-                let mut after = operations[idx + 1..].iter().take(8);
-                let is_synced = after.any(|(next, path)| next == "Sync" && path == folder);
-                assert!(is_synced, "{}: the folder is not synced after the rename", path.display());
-            }
-            _ => {}
-        }
-    }
-    assert!(operations.iter().filter(|(operation, _)| operation == "Rename").count() > 2);
 }
 
 /// Resumes, or starts where nothing had been begun that could be resumed.

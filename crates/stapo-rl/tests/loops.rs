@@ -16,8 +16,32 @@ use stapo_rl::reward::Programs;
 use stapo_rl::run::Run;
 use stapo_rl::train::{Outcome, Trainer, train};
 use stapo_rl::{Config, Plan};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+/// Type and shape of every tensor of a safetensors file, whose header is JSON after its length in 8 bytes.
+fn shapes(path: &Path) -> BTreeMap<String, [Value; 2]> {
+    let bytes = fs::read(path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: BTreeMap<String, Value> = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    header.remove("__metadata__");
+    header.into_iter().map(|(name, t)| (name, [t["dtype"].clone(), t["shape"].clone()])).collect()
+}
+
+/// Expects every weight of the built-in model and both moments of each in the files of a checkpoint, in f32.
+pub fn check_state_files(checkpoint: &Path) {
+    let model = shapes(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/base/model.safetensors"));
+    assert!(!model.is_empty());
+    for (file, parts) in [("weights", &["weight"][..]), ("moments", &["moment1", "moment2"])] {
+        let name = |part: &&str, name: &String| format!("{part}.{name}");
+        let of_part = |part| {
+            model.iter().map(move |(tensor, [_, shape])| (name(part, tensor), [json!("F32"), shape.clone()]))
+        };
+        let expected: BTreeMap<_, _> = parts.iter().flat_map(of_part).collect();
+        assert_eq!(shapes(&checkpoint.join(file).with_extension("safetensors")), expected);
+    }
+}
 
 /// The tiny plan with a seed whose first groups all have right and wrong responses.
 fn plan(overrides: &[&str]) -> Plan {

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use stapo_rl::policy::hub_cache;
-use stapo_rl::run::disk::hex;
+use stapo_rl::run::disk::{hex, open_part, rename, sync_part};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
@@ -181,7 +181,9 @@ impl Hub {
                     hash.digits()
                 );
             }
-            fs::rename(&partial, &blob).with_context(|| blob.display().to_string())?;
+            // A blob is trusted by its name, so its content is on the disk before it has the name.
+            sync_part(&open_part(&partial)?, &partial)?;
+            rename(&partial, &blob)?;
         }
         link(&blob, &pointer)?;
         if repo.revision != commit {

@@ -44,7 +44,7 @@ impl Companion {
         match &self.content {
             Content::Text(text) => folder::write_file(&path, text.as_bytes()),
             Content::Bytes(bytes) => folder::write_file(&path, bytes),
-            Content::CopyOf(from) => std::fs::copy(from, &path).map(|_| ()).map_err(|e| Error::io(from, e)),
+            Content::CopyOf(from) => folder::copy_file(from, &path),
             // These are written with the weights.
             Content::OtherParts(_) => Ok(()),
         }

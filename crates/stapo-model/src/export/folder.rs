@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::weights::safetensors::INDEX;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Files of `transformers` that do not depend on the weights; export copies them from a folder unchanged. The last four are
@@ -106,12 +106,19 @@ fn is_abandoned(folder: &Path) -> bool {
 
 /// Writes and syncs a file.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = |path: &Path| {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write(path).map_err(|e| Error::io(path, e))
+    write_synced(path, |file| file.write_all(bytes))
+}
+
+/// Copies a file and syncs the copy, which has the permissions of a new file.
+pub(super) fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    let mut source = File::open(from).map_err(|e| Error::io(from, e))?;
+    write_synced(to, |file| io::copy(&mut source, file).map(drop))
+}
+
+fn write_synced(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+    let created = File::create(path);
+    let written = created.and_then(|mut file| write(&mut file).and_then(|()| file.sync_all()));
+    written.map_err(|e| Error::io(path, e))
 }
 
 fn check_target(out: &Path, existing: Existing) -> Result<()> {

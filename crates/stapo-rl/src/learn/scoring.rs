@@ -199,9 +199,14 @@ impl ResponseScores {
         let mut alternatives = Vec::new();
         for _ in 0..n_listed {
             let (ids, logp) = (read.tokens()?, read.singles()?);
+            if ids.len() != logp.len() {
+                return Err(Malformed);
+            }
             alternatives.push(ids.into_iter().zip(logp).collect());
         }
-        Ok(Self { logp, entropy, collision, alternatives })
+        let is_whole = [entropy.len(), collision.len()] == [logp.len(); 2]
+            && (alternatives.is_empty() || alternatives.len() == logp.len());
+        is_whole.then_some(Self { logp, entropy, collision, alternatives }).ok_or(Malformed)
     }
 }
 
@@ -247,4 +252,44 @@ pub fn split(scores: &TokenScores, sequences: &[Sequence]) -> Vec<ResponseScores
 
 pub fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ranks::Solo;
+
+    #[test]
+    fn scores_whose_columns_differ_in_length_are_refused() {
+        let scores = ResponseScores {
+            logp: vec![-0.5, -1.25],
+            entropy: vec![0.5, 0.75],
+            collision: vec![0.25, 1.0],
+            alternatives: vec![vec![(3, -0.5), (1, -2.0)], vec![(7, -1.25)]],
+        };
+        let [(idx, read)] = &all_scores(&Solo, &[(4, scores.clone())]).unwrap()[..] else { panic!("one") };
+        assert_eq!((*idx, &read.logp, &read.alternatives), (4, &scores.logp, &scores.alternatives));
+        assert_eq!((&read.entropy, &read.collision), (&scores.entropy, &scores.collision));
+        let without = ResponseScores { alternatives: Vec::new(), ..scores.clone() };
+        assert!(all_scores(&Solo, &[(4, without)]).is_ok(), "alternatives are not always recorded");
+        let tears: [fn(&mut ResponseScores); 3] = [
+            |torn| torn.entropy.truncate(1),
+            |torn| torn.collision.truncate(1),
+            |torn| torn.alternatives.truncate(1),
+        ];
+        for (idx, tear) in tears.into_iter().enumerate() {
+            let mut torn = scores.clone();
+            tear(&mut torn);
+            assert_eq!(all_scores(&Solo, &[(0, torn)]).unwrap_err().rank, 0, "tear {idx}");
+        }
+        // One alternative has a token and no log-prob.
+        let mut packer = Packer::default();
+        for column in [[-0.5], [0.5], [0.25]] {
+            packer.singles(&column);
+        }
+        packer.number(1);
+        packer.tokens(&[3, 1]);
+        packer.singles(&[-0.5]);
+        assert!(ResponseScores::unpack(&mut Unpacker(&packer.0)).is_err());
+    }
 }

@@ -127,24 +127,26 @@ mod tests {
         let all = gathered(&Solo, &[second.clone(), first.clone()], 2).unwrap();
         assert_eq!(all, [first.clone(), second.clone()]);
         assert_eq!(gathered(&Solo, &[second], 1).unwrap_err().rank, 0, "a problem that nobody asked");
-        let tears: [fn(&mut Rollout); 6] = [
+        let tears: [fn(&mut Rollout); 7] = [
             |torn| torn.is_sampled[2] = true,
             |torn| torn.is_sampled[0] = true,
             |torn| torn.is_sampled.truncate(3),
             |torn| torn.tokens.push(3),
             |torn| torn.logp.push(-1.0),
             |torn| torn.entropy.push(0.5),
+            |torn| torn.kept.truncate(1),
         ];
         for (idx, tear) in tears.into_iter().enumerate() {
             let mut torn = first.clone();
             tear(&mut torn.rollout);
             assert_eq!(gathered(&Solo, &[torn], 2).unwrap_err().rank, 0, "tear {idx}");
         }
-        // One column is too long by as much as the other is short of it.
+        // Every column fits the three tokens that are marked as sampled.
         let mut torn = first;
         torn.rollout.is_sampled[0] = true;
         torn.rollout.logp.push(-1.0);
         torn.rollout.entropy.push(0.5);
+        torn.rollout.kept.push(vec![1]);
         assert_eq!(gathered(&Solo, &[torn], 2).unwrap_err().rank, 0, "a response without a prompt");
     }
 }

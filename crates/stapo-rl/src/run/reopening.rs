@@ -199,7 +199,7 @@ impl Reopening {
     }
 
     /// Compares the inputs and the program with those of the checkpoint, and refuses what changed unless changes are
-    /// accepted.
+    /// accepted. The device is a key of the plan and was compared with it.
     pub fn compare(&mut self, identity: &Identity, accept_changes: bool) -> Result<()> {
         let before = match &self.checkpoint {
             Some(checkpoint) => checkpoint.provenance.as_ref().map(|by| by.identity.clone()),
@@ -207,10 +207,6 @@ impl Reopening {
         };
         if let Some(before) = before {
             self.changes.extend(changed_inputs(&before.inputs, &identity.inputs));
-            if before.device != identity.device {
-                let (before, after) = (before.device.clone(), identity.device.clone());
-                self.changes.push(Change { name: "device".into(), before, after });
-            }
             if before.program != identity.program {
                 self.warnings.push(format!(
                     "the run was made by stapo {}, this is stapo {}; the results may differ",

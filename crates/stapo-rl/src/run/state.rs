@@ -291,3 +291,33 @@ pub(super) fn first_not_finite_in(state: &[u8]) -> Option<String> {
         Some(format!("{name}: element {} is not a finite number", element?))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_of_another_size_or_form_from_another_rank_is_refused() {
+        let spec = TensorSpec { name: "w".into(), shape: vec![3, Form::SCALED] };
+        let n = spec.n_elements();
+        let message = |form, n_bytes, n_scales| {
+            packed(&Stored { form, bytes: vec![7; n_bytes], scales: vec![0.5; n_scales] })
+        };
+        for (form, n_bytes, n_scales) in
+            [(Form::F32, 4 * n, 0), (Form::Bf16, 2 * n, 0), (Form::Second8, n, 3)]
+        {
+            let read = unpacked(&message(form, n_bytes, n_scales), &spec).unwrap();
+            assert_eq!((read.form, read.bytes.len(), read.scales), (form, n_bytes, vec![0.5; n_scales]));
+            let element = form.n_bytes();
+            for (n_bytes, n_scales) in
+                [(n_bytes - element, n_scales), (n_bytes + element, n_scales), (n_bytes, n_scales + 1)]
+            {
+                assert!(unpacked(&message(form, n_bytes, n_scales), &spec).is_err(), "{form:?} {n_bytes}");
+            }
+        }
+        let mut unknown = message(Form::First8, n, 3);
+        assert!(unpacked(&unknown, &spec).is_ok());
+        unknown[0] = 4;
+        assert!(unpacked(&unknown, &spec).is_err(), "a form that nobody has");
+    }
+}

@@ -229,7 +229,9 @@ fn tables_and_comparisons_agree_with_scipy() {
         assert!((found - expected).abs() < 1e-12, "{what}: {found}, expected {expected}");
     };
     let (a, b) = (records("a"), records("b"));
-    for row in rows(&a).unwrap() {
+    let table = rows(&a).unwrap();
+    assert_eq!(table.len(), golden["rows"].as_object().unwrap().len());
+    for row in table {
         let expected = &golden["rows"][&row.benchmark];
         let estimates = row.pass.iter().map(|(k, found)| (found, &expected["pass"][k.to_string()]));
         for (found, expected) in

@@ -23,6 +23,9 @@ fn an_accuracy_that_rises_without_the_rules_is_a_warning() {
     let warned = |now: &Metrics| drifts(&CanaryConfig::default(), &judged(0.5, 0.4), now);
     assert!(warned(&judged(0.8, 0.7)).is_empty(), "both rose");
     assert!(warned(&judged(0.61, 0.42)).is_empty(), "a tenth is chance");
+    // At its limit the canary says nothing. These numbers have no rounding in their differences.
+    let grown = |now: &Metrics| drifts(&CanaryConfig::default(), &judged(0.0, 0.0), now).len();
+    assert_eq!((grown(&judged(0.1, 0.0)), grown(&judged(0.11, 0.0))), (0, 1));
     let [(_, warning)] = &warned(&judged(0.9, 0.4))[..] else { panic!("one warning") };
     assert!(warning.contains("90 %") && warning.contains("40 points further apart"), "{warning}");
 }

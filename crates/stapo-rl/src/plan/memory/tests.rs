@@ -37,7 +37,7 @@ fn a_judge_takes_its_weights_and_memory_to_work_in() {
 /// Keys and values on a GPU: 2 bytes, 512 numbers per token of the built-in model.
 #[test]
 fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_larger() {
-    let n_sequences = |evaluation: &str| {
+    let n_sequences = |evaluation: &str, n_ranks: usize| {
         let settings = [
             "device=cuda",
             "rollout.problems_per_step=2",
@@ -49,10 +49,16 @@ fn a_gpu_has_keys_and_values_for_the_rollouts_or_the_evaluation_whichever_is_lar
         ];
         let plan = Plan::resolve(Config::from_toml("", settings).unwrap()).unwrap();
         let model = plan.config.model.find().unwrap().shape().unwrap();
-        resolve(&plan, &model, &[], None).kv_bytes / (2 * 512 * (28 + 40 + 32))
+        resolve_for(&plan, &model, &[], None, n_ranks).kv_bytes / (2 * 512 * (28 + 40 + 32))
     };
-    assert_eq!(n_sequences("evaluation={problems=5,samples=4}"), 20);
-    assert_eq!(n_sequences("evaluation={problems=5,samples=1}"), 6);
+    assert_eq!(n_sequences("evaluation={problems=5,samples=4}", 1), 20);
+    assert_eq!(n_sequences("evaluation={problems=5,samples=1}", 1), 6);
+    // Of several ranks each has its share of the sequences, and a step has at most 1024.
+    assert_eq!(n_sequences("evaluation={problems=5,samples=4}", 3), 7);
+    assert_eq!(
+        [1, 2, 3].map(|n_ranks| n_sequences("evaluation={problems=500,samples=5}", n_ranks)),
+        [1024, 1024, 834]
+    );
 }
 
 /// A step of more rows takes more memory in addition to keys and values; the plan counts it.
