@@ -116,12 +116,16 @@ if [ $quick -eq 0 ]; then
         run "family-$shape-train-16k" 150 "$bench" train --large=$number --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=2
         run "family-$shape-decode-128" 150 "$bench" decode --large=$number --prompts=16
         run "family-$shape-decode-512" 150 "$bench" decode --large=$number
+        run "family-$shape-decode-15000" 150 "$bench" decode --large=$number --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
+        run "exact-$shape" 150 "$bench" exact --large=$number
         number=$((number + 1))
     done
     # Of Gemma's size.
     run family-qwen3-4b-train 150 "$bench" train --large=8 --8bit=1 --steps=2
+    run family-qwen3-4b-train-16k 150 "$bench" train --large=8 --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=2
     run family-qwen3-4b-decode-128 150 "$bench" decode --large=8 --prompts=16
     run family-qwen3-4b-decode-512 150 "$bench" decode --large=8
+    run family-qwen3-4b-decode-15000 150 "$bench" decode --large=8 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run hybrid-decode-9b-15000 150 "$bench" decode --large=6 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run decode-8b-15000 150 "$bench" decode --large=1 --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
     run train-8b-16k 200 "$bench" train --large=1 --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=1

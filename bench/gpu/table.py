@@ -59,9 +59,10 @@ def rows(results):
             yield f"training step 1.7B, shared prompts, {what}", text, f"{asked} times", whole >= asked * r["seconds"]
         elif name == "torch":
             yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
-        elif name in ("exact", "exact-long", "lora-exact"):
+        elif name.startswith("exact") or name == "lora-exact":
             text = f"{r['differ']} of {r['tokens']} tokens differ, max {r['max_abs']}"
-            of = {"exact-long": " at a context of 16384", "lora-exact": ", adapters of rank 32"}.get(name, "")
+            of = {"exact": "", "exact-long": " at a context of 16384", "lora-exact": ", adapters of rank 32"}
+            of = of.get(name, ", " + name.removeprefix("exact-"))
             yield f"sampled against training log-probs{of}", text, "0", r["differ"] == 0
         elif name == "lora-train":
             times = r["tokens_per_s"] / full if full else 0

@@ -188,6 +188,33 @@ fn a_run_killed_in_a_rollout_asks_nothing_twice_unless_its_config_says_so() {
     }
 }
 
+/// Problems that are drawn again in a step are other episodes to their program.
+#[test]
+fn every_draw_of_a_step_has_episodes_of_its_own() {
+    if !has_python() {
+        return;
+    }
+    let folder = folder_below_tmp();
+    let at = folder.path();
+    let log = at.join("asked.txt");
+    let equal = COUNTING.replace("len(request[\"turns\"][-1]) % 5 / 4", "0").replace("0.03", "0");
+    fs::write(at.join("program.py"), equal.replace("LOG", &format!("{:?}", log.display().to_string())))
+        .unwrap();
+    config(at, "{ kind = \"command\", program = \"python3\", args = [\"program.py\"] }");
+    train(
+        at,
+        "run",
+        &["--set", "canaries.enabled=false", "--set", "steps=1", "--set", "rollout.max_redraws=2"],
+    );
+    let asked = fs::read_to_string(&log).unwrap();
+    let mut first: Vec<&str> = asked.lines().filter_map(|line| line.strip_suffix(" 1")).collect();
+    let n_first = first.len();
+    first.sort_unstable();
+    first.dedup();
+    assert!(n_first > 3 * 8, "three draws of two groups of four, and evaluations: {n_first}");
+    assert_eq!(first.len(), n_first, "no episode was numbered twice");
+}
+
 #[test]
 fn a_replay_takes_answers_from_the_record_and_a_live_one_names_the_first_that_differs() {
     if !has_python() {

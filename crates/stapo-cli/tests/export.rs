@@ -3,6 +3,7 @@
 use crate::common::{complaint, json, ok, root, stapo};
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::process::Command;
 
 /// The tensors of a safetensors file by name, each with its type and shape. The header is JSON after its length in 8 bytes.
 fn tensors(path: &Path) -> Map<String, Value> {
@@ -98,5 +99,62 @@ fn an_export_is_bf16_or_f32_whole_or_an_adapter_as_its_flags_say() {
             state.iter().filter(|(key, value)| key.ends_with(name) && **value == tensor).count() == 3,
             "{name}"
         );
+    }
+}
+
+/// The calls of the kernel that `stapo` makes to sync and to rename files; `None` where calls cannot be traced.
+#[cfg(target_os = "linux")]
+fn traced(at: &Path, args: &[&str]) -> Option<String> {
+    let calls = at.join("calls");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-s", "4096", "-e", "trace=fsync,rename,renameat,renameat2", "-o"]).arg(&calls);
+    strace.arg(env!("CARGO_BIN_EXE_stapo")).args(args).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    let Ok(output) = strace.current_dir(at).output() else {
+        println!("skipped: strace is not installed");
+        return None;
+    };
+    let text = std::fs::read_to_string(&calls).unwrap_or_default();
+    if text.is_empty() {
+        println!("skipped: strace may not trace here: {}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    ok(&output);
+    Some(text)
+}
+
+/// These are the calls of the kernel, unlike the operations that the program itself notes. What is renamed was synced under its name
+/// before, and the folder of the new name is synced after it.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_renamed_is_on_disk_before_and_its_name_after() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().canonicalize().unwrap();
+    let [base, half, run] = [root().join("models/base"), at.join("half"), at.join("run")];
+    let [base, out, run] = [&base, &half, &run].map(|path| path.to_str().unwrap());
+    let small = "steps=1 rollout.problems_per_step=2 rollout.group_size=2 update.problems_per_minibatch=2 evaluation.problems=1";
+    let set: Vec<&str> = small.split(' ').flat_map(|setting| ["--set", setting]).collect();
+    for args in [vec!["export", base, "--out", out], [&["train", "--out", run], &set[..]].concat()] {
+        let Some(text) = traced(&at, &args) else { return };
+        let path_of = |line| Some(Path::new(str::split_once(line, "fsync(")?.1.split(['<', '>']).nth(1)?));
+        let synced: Vec<Option<&Path>> = text.lines().map(path_of).collect();
+        let mut n_renames = 0;
+        for (idx, line) in text.lines().enumerate() {
+            if !line.contains(" rename") || !line.ends_with(" = 0") {
+                continue;
+            }
+            n_renames += 1;
+            let [from, to] = [1, 3].map(|part| Path::new(line.split('"').nth(part).unwrap()));
+            let before = |path: &Path| synced[..idx].contains(&Some(path));
+            assert!(before(from), "{} gets its name before it is on disk:\n{text}", to.display());
+            let is_named = synced[idx..].contains(&to.parent());
+            assert!(is_named, "the name {} is not on disk:\n{text}", to.display());
+            if to == half {
+                let names: Vec<_> = to.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+                assert!(names.len() > 3, "{names:?}");
+                let late: Vec<_> = names.iter().filter(|name| !before(&from.join(name))).collect();
+                assert!(late.is_empty(), "{late:?} are not on disk before their folder has its name");
+            }
+        }
+        assert!(n_renames > 0, "{text}");
     }
 }

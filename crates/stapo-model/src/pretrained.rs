@@ -92,22 +92,23 @@ impl Pretrained {
 
     /// The tokenizer; refused if the tokenizer has ids beyond the model's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let (location, tokenizer) = match &self.origin {
-            Origin::Gguf(gguf) => (gguf.location().to_owned(), gguf.tokenizer()?),
+        match &self.origin {
+            Origin::Gguf(gguf) => {
+                let tokenizer = gguf.tokenizer()?;
+                tokenizer.check_vocabulary(gguf.location(), self.config.vocabulary)?;
+                Ok(tokenizer)
+            }
             Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
                 if !path.exists() {
                     let hint = "a tokenizer.model alone is not read; save the tokenizer with transformers' fast tokenizer";
                     return Err(Error::missing(folder.display(), "no tokenizer.json", hint));
                 }
+                let bytes = json::read_bytes(&path, MAX_TOKENIZER_JSON)?;
                 let location = path.display().to_string();
-                let tokenizer =
-                    Tokenizer::from_json(&location, &json::read_bytes(&path, MAX_TOKENIZER_JSON)?)?;
-                (location, tokenizer)
+                Tokenizer::for_vocabulary(&location, &bytes, self.config.vocabulary)
             }
-        };
-        tokenizer.check_vocabulary(&location, self.config.vocabulary)?;
-        Ok(tokenizer)
+        }
     }
 
     /// The chat template; `None` for models without one.
@@ -246,7 +247,7 @@ fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
 }
 
 /// `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`: a text, or a list of named templates, of which
-/// `default` is taken.
+/// `default` is taken. Else `chat_template` in `chat_template.json`.
 fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
     if path.exists() {
@@ -262,7 +263,13 @@ fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<St
             .and_then(|entry| entry.get("template")),
         other => other,
     };
-    Ok(text.and_then(Value::as_str).map(str::to_owned))
+    if let Some(text) = text.and_then(Value::as_str) {
+        return Ok(Some(text.to_owned()));
+    }
+    // Where processors of multimodal models keep it.
+    let path = folder.join("chat_template.json");
+    let keys = if path.exists() { json::read_object(&path, MAX_CONFIG_JSON)? } else { Map::new() };
+    Ok(keys.get("chat_template").and_then(Value::as_str).map(str::to_owned))
 }
 
 /// The keys that end in `_token`, such as `bos_token`; each is a string or an object with `content`.
@@ -321,6 +328,26 @@ mod tests {
         let found = special_tokens(keys.as_object().unwrap());
         let expected = [("bos_token", "<s>"), ("eos_token", "</s>")];
         assert_eq!(found, expected.map(|(name, text)| (name.to_string(), text.to_string())).into());
+    }
+
+    #[test]
+    fn a_template_is_its_own_file_or_a_key_of_the_tokenizer_or_of_the_processor() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = || folder_template(folder.path(), &tokenizer_config(folder.path()).unwrap()).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(found(), None);
+        for (name, text, expected) in [
+            ("chat_template.json", r#"{"chat_template": "processor"}"#, "processor"),
+            (
+                "tokenizer_config.json",
+                r#"{"chat_template": [{"name": "default", "template": "tokenizer"}]}"#,
+                "tokenizer",
+            ),
+            ("chat_template.jinja", "file", "file"),
+        ] {
+            write(name, text);
+            assert_eq!(found().as_deref(), Some(expected), "{name} comes first");
+        }
     }
 
     /// The head of a new reward model pads with the token of the tokenizer, or with what ends a response.

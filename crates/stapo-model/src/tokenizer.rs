@@ -7,13 +7,17 @@ pub(crate) mod vetting;
 use crate::chat::Segment;
 use crate::error::{Error, Result};
 use crate::untrusted::caught;
+use serde_json::Value;
 use tokenizers::{
-    Model, ModelWrapper, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer as Inner,
+    AddedToken, Model, ModelWrapper, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
+    Tokenizer as Inner,
 };
 
 /// The largest `tokenizer.json` read; Qwen3's is 11 MB.
 pub(crate) const MAX_TOKENIZER_JSON: u64 = 256 << 20;
 const MAX_IDS: usize = 1 << 24;
+/// Stands for a part of an image in Gemma 3.
+const IMAGE_PART: &str = "<image_soft_token>";
 
 /// A tokenizer as `tokenizer.json` or GGUF metadata define it. Text given to the `encode` functions may contain
 /// special tokens such as `<|im_end|>`; they become their one id.
@@ -26,7 +30,26 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads the text of a `tokenizer.json`; `location` names the file in errors.
     pub fn from_json(location: &str, bytes: &[u8]) -> Result<Self> {
-        let file = vetting::vetted(location, bytes)?;
+        Self::from_vetted(location, vetting::vetted(location, bytes)?)
+    }
+
+    /// The same for a model with a vocabulary, which must have all ids. The text models of Gemma 3 come with the tokenizer of the
+    /// multimodal ones, whose last token stands for a part of an image and has no embedding in them: it is plain text there.
+    pub(crate) fn for_vocabulary(location: &str, bytes: &[u8], vocabulary: usize) -> Result<Self> {
+        let mut file = vetting::vetted(location, bytes)?;
+        let has_embedding = |id: &Value| id.as_u64() < Some(vocabulary as u64);
+        if let Some(added) = file["added_tokens"].as_array_mut() {
+            added.retain(|token| token["content"] != IMAGE_PART || has_embedding(&token["id"]));
+        }
+        if let Some(tokens) = file.pointer_mut("/model/vocab").and_then(Value::as_object_mut) {
+            tokens.retain(|content, id| content != IMAGE_PART || has_embedding(id));
+        }
+        let tokenizer = Self::from_vetted(location, file)?;
+        tokenizer.check_vocabulary(location, vocabulary)?;
+        Ok(tokenizer)
+    }
+
+    fn from_vetted(location: &str, file: Value) -> Result<Self> {
         let added: Vec<(String, u32)> = file["added_tokens"]
             .as_array()
             .into_iter()
@@ -116,11 +139,14 @@ impl Tokenizer {
         added.get(&id).is_some_and(|token| token.special)
     }
 
-    /// The ids of text from outside. No id is that of an added token, whatever the text spells.
+    /// The ids of text from outside. No id is that of an added token, whatever the text spells. Blanks are an exception: Gemma lists
+    /// its tokens of several line ends or spaces as added ones, and they structure nothing.
     pub fn encode_literally(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.ids_without_added(text)?;
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
-        if !ids.iter().any(|id| added.contains_key(id)) {
+        let is_blank = |content: &str| content.chars().all(|c| c.is_whitespace() || c == '▁');
+        let is_markup = |token: &AddedToken| token.special || !is_blank(&token.content);
+        if !ids.iter().any(|id| added.get(id).is_some_and(is_markup)) {
             return Ok(ids);
         }
         // Some vocabularies hold the added tokens too, and the model finds them there. The text is cut after the first
@@ -130,7 +156,7 @@ impl Tokenizer {
         for (at, first) in text.char_indices() {
             let end = at + first.len_utf8();
             let spells = |content: &str| content.len() > first.len_utf8() && text[at..].starts_with(content);
-            if added.values().any(|token| spells(&token.content)) {
+            if added.values().any(|token| is_markup(token) && spells(&token.content)) {
                 parts.push(&text[start..end]);
                 start = end;
             }

@@ -170,6 +170,22 @@ fn devices() -> Vec<Device> {
     devices
 }
 
+/// A golden model that is in no list would be compared with nothing.
+#[test]
+fn every_golden_model_is_compared() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let folders = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let models =
+        folders.filter(|path| path.join("golden.safetensors").exists() && path.join("config.json").exists());
+    let mut names: Vec<String> =
+        models.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    names.retain(|name| !name.starts_with("reward-"));
+    names.sort();
+    let mut listed = CASES.to_vec();
+    listed.sort_unstable();
+    assert_eq!(names, listed);
+}
+
 #[test]
 fn scores_agree_with_transformers() {
     for golden in goldens() {

@@ -252,3 +252,11 @@ pub struct EvalRecord {
     #[serde(flatten)]
     pub extra: Extra,
 }
+
+impl EvalRecord {
+    /// Whether the limit cut the response. A question that was not asked, for want of room, has no response.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.finish == Finish::LengthLimit && self.n_tokens > 0
+    }
+}

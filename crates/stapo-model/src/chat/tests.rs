@@ -49,16 +49,15 @@ fn a_template_may_refuse_a_conversation_in_its_own_words() {
     check_refused("{{ raise_exception('roles must alternate') }}", &["refuses", "roles must alternate"]);
 }
 
-/// The templates are in the style of SmolLM3, Granite 3, OLMo 3, Mistral Small 3 and gpt-oss; `transformers` had its clock
-/// stopped.
+/// The templates are in the style of the published ones of ten families; `transformers` had its clock stopped.
 #[test]
-fn templates_with_a_date_render_as_by_transformers() {
+fn templates_of_every_style_render_as_by_transformers() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat");
     let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let golden: Json = serde_json::from_str(&text("rendered.json")).unwrap();
     let special_tokens: SpecialTokens = serde_json::from_value(golden["special_tokens"].clone()).unwrap();
     let cases = golden["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 75);
+    assert_eq!(cases.len(), 150);
     let mut n_without_date = 0;
     for case in cases {
         let name = case["template"].as_str().unwrap();

@@ -217,13 +217,19 @@ fn set_windows(keys: &ObjectReader<'_>, config: &mut ModelConfig, sliding: &[boo
 }
 
 /// Reads `rope_parameters` by kind of layer. Where they are not given by kind, `rope_scaling` belongs to full layers, and
-/// sliding layers have the plain rope of `sliding_theta`.
+/// sliding layers have the plain rope of `sliding_theta`, which also stands in for a theta that their table leaves out.
 fn set_ropes_by_kind(
     keys: &ObjectReader<'_>,
     config: &mut ModelConfig,
+    sliding: &[bool],
     sliding_theta: Option<f64>,
 ) -> Result<()> {
-    let by_kind = keys.get("rope_parameters").is_some_and(|table| table.get(SLIDING).is_some());
+    if keys.keys.get("sliding_window").is_some_and(Value::is_null) && sliding.contains(&true) {
+        let hint = "give the window, or full_attention in layer_types";
+        return Err(Error::unsupported(keys.path("sliding_window"), "is null in layers with a window", hint));
+    }
+    let table =
+        keys.get("rope_parameters").and_then(|table| table.get(SLIDING)).filter(|table| !table.is_null());
     let theta = config.family.row().theta;
     let context = RopeContext { head_dim: 0, max_positions: config.max_positions, theta };
     for attention in config.attentions_mut() {
@@ -231,9 +237,12 @@ fn set_ropes_by_kind(
         let context = RopeContext { head_dim: attention.heads.dim, ..context };
         let kind = if is_sliding { SLIDING } else { FULL };
         (attention.rope, attention.rotary_dim) = rope::read(keys, kind, context)?;
-        if is_sliding && !by_kind {
-            let theta = sliding_theta.unwrap_or(attention.rope.theta);
-            attention.rope = Rope { theta, scaling: super::RopeScaling::None };
+        let has_theta = |table: &Value| table.get("rope_theta").is_some_and(|theta| !theta.is_null());
+        if is_sliding && !table.is_some_and(has_theta) {
+            attention.rope.theta = sliding_theta.unwrap_or(attention.rope.theta);
+        }
+        if is_sliding && table.is_none() {
+            attention.rope.scaling = super::RopeScaling::None;
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ impl ModelConfig {
         let keys = language_model(&outer)?;
         let family = family(&keys)?;
         let row = family.row();
-        refuse_what_is_not_built(&keys, family)?;
+        refuse_what_is_not_built(&keys, &outer, family)?;
         let size = |key: &str, default: fn(&Sizes) -> usize| match &row.sizes {
             Some(sizes) => Ok(keys.optional_whole(key)?.unwrap_or(default(sizes))),
             None => keys.whole(key),
@@ -189,7 +189,7 @@ fn family(keys: &ObjectReader) -> Result<Family> {
     Ok(family)
 }
 
-fn refuse_what_is_not_built(keys: &ObjectReader, family: Family) -> Result<()> {
+fn refuse_what_is_not_built(keys: &ObjectReader, outer: &ObjectReader, family: Family) -> Result<()> {
     let refuse = |key: &str, value: &Value, hint: &str| {
         let problem = format!("{} is not supported", abbreviated(value));
         Err(Error::unsupported(keys.path(key), problem, hint))
@@ -199,7 +199,7 @@ fn refuse_what_is_not_built(keys: &ObjectReader, family: Family) -> Result<()> {
             return refuse(key, value, "mixtures of experts are not built; use a dense model");
         }
     }
-    if let Some(value) = keys.get("quantization_config") {
+    if let Some(value) = keys.get("quantization_config").or(outer.get("quantization_config")) {
         return refuse("quantization_config", value, "use the checkpoint in bf16, f16 or f32, or as GGUF");
     }
     if let Some(value) = keys.get("use_bidirectional_attention").filter(|v| v.as_bool() != Some(false)) {

@@ -61,10 +61,9 @@ pub(super) fn read(keys: &ObjectReader, kind: &str, context: RopeContext) -> Res
         Some(theta) => theta,
         None => theta()?,
     };
-    let original_positions = {
-        let outer = keys.optional_whole("original_max_position_embeddings")?;
-        outer.or(rope.optional_whole("original_max_position_embeddings")?).unwrap_or(context.max_positions)
-    };
+    let original = "original_max_position_embeddings";
+    let given = keys.optional_whole(original)?.or(rope.optional_whole(original)?);
+    let original_positions = given.unwrap_or(context.max_positions);
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default") {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: rope.number("factor")? },
@@ -74,8 +73,13 @@ pub(super) fn read(keys: &ObjectReader, kind: &str, context: RopeContext) -> Res
             high_freq_factor: rope.number("high_freq_factor")?,
             original_positions,
         },
-        "yarn" => yarn(&rope, context.max_positions, original_positions)?,
-        "longrope" | "su" => longrope(&rope, context.max_positions, original_positions)?,
+        "yarn" if rope.get("short_factor").is_none() => {
+            yarn(&rope, context.max_positions, original_positions)?
+        }
+        // In older files of Phi, "su" and "yarn" are names of LongRoPE too.
+        "longrope" | "su" | "yarn" => {
+            longrope(&rope, context.max_positions, given.map_or_else(|| rope.whole(original), Ok)?)?
+        }
         other => {
             let problem = format!("rope type {other:?} is not supported");
             let hint = "supported: default, linear, llama3, yarn, longrope";

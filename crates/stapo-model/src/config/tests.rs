@@ -217,6 +217,8 @@ fn other_architectures_are_refused_with_the_supported_ones() {
 fn what_is_not_built_is_refused_by_name() {
     check_refused(&json!({"num_experts": 8}), &["num_experts", "dense"]);
     check_refused(&json!({"quantization_config": {"quant_method": "awq"}}), &["quantization_config", "GGUF"]);
+    let multimodal = json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "quantization_config": {}});
+    check_refused(&multimodal, &["quantization_config", "GGUF"]);
     check_refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
     check_refused(&json!({"partial_rotary_factor": 1.5}), &["partial_rotary_factor", "1.5"]);
     check_refused(&json!({"rope_scaling": {"rope_type": "dynamic"}}), &["dynamic", "llama3"]);
@@ -448,7 +450,7 @@ fn ropes_that_cannot_be_computed_are_refused() {
     check_refused(&yarn(json!({"beta_fast": 2, "beta_slow": 2})), &["beta_fast - beta_slow is 0"]);
     check_refused(&yarn(json!({"attention_factor": 0})), &["attention factor is 0"]);
     check_refused(&yarn(json!({"rope_theta": 1.0})), &["theta - 1 is 0"]);
-    let long = |short: Vec<f64>, long: Vec<f64>| json!({"rope_scaling": {"rope_type": "longrope", "short_factor": short, "long_factor": long}});
+    let long = |short: Vec<f64>, long: Vec<f64>| json!({"original_max_position_embeddings": 8, "rope_scaling": {"rope_type": "longrope", "short_factor": short, "long_factor": long}});
     assert!(parse(&with(&long(vec![1.0; 16], vec![2.0; 16]))).is_ok());
     check_refused(&long(vec![1.0; 15], vec![2.0; 16]), &["short_factor has 15 entries, expected 16"]);
     check_refused(&long(vec![1.0; 16], vec![0.0; 16]), &["long_factor is 0"]);

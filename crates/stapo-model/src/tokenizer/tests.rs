@@ -2,7 +2,7 @@ use super::*;
 use crate::Pretrained;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -95,6 +95,50 @@ fn a_tokenizer_with_more_ids_than_the_model_is_refused() {
     BYTE_LEVEL.check_vocabulary("t", BYTE_LEVEL.n_ids()).unwrap();
     let message = BYTE_LEVEL.check_vocabulary("t", BYTE_LEVEL.n_ids() - 1).unwrap_err().to_string();
     assert!(message.contains("vocabulary is 419") && message.contains("hint: "), "{message}");
+}
+
+/// Gemma 3's text models have no embedding for the last token of the tokenizer that they share with the multimodal ones.
+#[test]
+fn a_part_of_an_image_without_an_embedding_is_plain_text() {
+    let n = BYTE_LEVEL.n_ids();
+    let mut json: Value = serde_json::from_str(&BYTE_LEVEL.to_json().unwrap()).unwrap();
+    let token = json!({"id": n, "content": "<image_soft_token>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true});
+    json["added_tokens"].as_array_mut().unwrap().push(token);
+    let read = |json: &Value, n: usize| Tokenizer::for_vocabulary("t", json.to_string().as_bytes(), n);
+    let text = "<|im_start|>the <image_soft_token> end";
+    let whole = read(&json, n + 1).unwrap();
+    assert!(whole.encode(text).unwrap().contains(&(n as u32)), "an id of the vocabulary");
+    // Whether the vocabulary lists the token too makes no difference.
+    let mut listed = json.clone();
+    listed["model"]["vocab"]["<image_soft_token>"] = json!(n);
+    for json in [&json, &listed] {
+        let without = read(json, n).unwrap();
+        assert_eq!((without.n_ids(), without.id_of("<image_soft_token>")), (n, None));
+        assert_eq!(without.encode(text).unwrap(), BYTE_LEVEL.encode(text).unwrap());
+        assert!(read(json, n - 1).is_err(), "another token without an embedding");
+    }
+}
+
+/// Gemma's files list runs of line ends and of spaces among the added tokens.
+#[test]
+fn added_tokens_of_blanks_are_kept_in_text_from_outside() {
+    let words = ["\n", "▁", " ", "x", "\n\n", "▁▁", "  ", "xx"];
+    let vocabulary: Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).into(), json!(id))).collect();
+    let merges = [["\n", "\n"], ["▁", "▁"], [" ", " "], ["x", "x"]];
+    let token = |id: usize| {
+        json!({"id": id, "content": words[id], "special": id == 6, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false})
+    };
+    let added: Vec<Value> = (4..8).map(token).collect();
+    let model = json!({"type": "BPE", "vocab": vocabulary, "merges": merges});
+    let file = json!({"model": model, "added_tokens": added}).to_string();
+    let tokenizer = Tokenizer::from_json("t", file.as_bytes()).unwrap();
+    let literally = |text: &str| tokenizer.encode_literally(text).unwrap();
+    assert_eq!((literally("\n\n"), literally("▁▁")), (vec![4], vec![5]));
+    assert_eq!((literally("  "), literally("xx")), (vec![2, 2], vec![3, 3]), "special, and no blank");
+    assert_eq!(literally("\n\nxx"), [4, 3, 3]);
 }
 
 #[test]
@@ -236,7 +280,7 @@ fn characters_without_a_token_are_named_once_in_their_order() {
 fn the_layout_of_gemma_gives_the_ids_of_the_tokenizers_package() {
     let special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
     let pieces = ["▁", "a", "b", "c", "▁a", "ab", "▁ab", "abc", "▁▁", "\n", "<0xC3>", "<0xA9>"];
-    let vocabulary: serde_json::Map<String, Value> =
+    let vocabulary: Map<String, Value> =
         special.iter().chain(&pieces).zip(0..).map(|(piece, id)| ((*piece).to_string(), json!(id))).collect();
     let added = special.iter().zip(0..).map(|(content, id)| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,

@@ -7,7 +7,6 @@ use crate::shared::chart::{Bar, BarGroup, Bars, Figure, Ink};
 use anyhow::Result;
 use stapo_core::Verdict;
 use stapo_core::record::EvalRecord;
-use stapo_core::rollout::Finish;
 use stapo_core::stats::{Estimate, QuestionCount, avg_at_k};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,7 +89,7 @@ fn score(
         benchmark: benchmark.to_string(),
         avg: avg_at_k(&counts)?,
         k: of_run.values().copied().min().unwrap_or(0),
-        truncated: share(&|r| r.finish == Finish::LengthLimit),
+        truncated: share(&|r| r.is_truncated()),
         no_answer: share(&|r| r.verdict == Verdict::NoAnswer),
         unparsable: share(&|r| r.verdict == Verdict::Unparsable),
         n_tokens_mean: records.iter().map(|r| r.n_tokens as f64).sum::<f64>() / records.len().max(1) as f64,
@@ -235,6 +234,10 @@ mod tests {
         let found = score(3, "d", "b", &samples).unwrap();
         assert_eq!((found.arm, found.k, found.n_tokens_mean), (3, 2, 40.0));
         assert_eq!([found.truncated, found.no_answer, found.unparsable], [0.2, 0.4, 0.2]);
+        // A prompt without room for a response is not asked, which is no cut response.
+        let refused = sample("s", 0, "no_answer", 0, true);
+        let with_refused: Vec<_> = samples.iter().copied().chain([(0, &refused)]).collect();
+        assert_eq!(score(3, "d", "b", &with_refused).unwrap().truncated, 1.0 / 6.0);
         assert_eq!((found.avg.value, found.avg.n_questions), (0.5, 2));
     }
 

@@ -34,5 +34,5 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     let sliding = sliding_layers(keys, config.layers.len(), |index| !(index + 1).is_multiple_of(pattern))?;
     set_windows(keys, config, &sliding)?;
     let local = keys.optional_number(SLIDING_THETA)?.unwrap_or(10_000.0);
-    set_ropes_by_kind(keys, config, Some(local))
+    set_ropes_by_kind(keys, config, &sliding, Some(local))
 }

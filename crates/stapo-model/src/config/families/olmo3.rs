@@ -26,5 +26,5 @@ fn describe(keys: &ObjectReader<'_>, config: &mut ModelConfig) -> Result<()> {
     set_biases(keys, config)?;
     let sliding = sliding_layers(keys, config.layers.len(), |index| !(index + 1).is_multiple_of(4))?;
     set_windows(keys, config, &sliding)?;
-    set_ropes_by_kind(keys, config, None)
+    set_ropes_by_kind(keys, config, &sliding, None)
 }

@@ -34,6 +34,20 @@ fn ropes_by_kind_come_before_the_keys_of_older_versions() {
         (sliding, full),
         (rope(7e3, RopeScaling::None), rope(5e4, RopeScaling::Linear { factor: 2.0 }))
     );
+    // As in transformers, a table without a theta has the class's, and so have layers whose table is null.
+    let of_sliding = |table: Value, more: Value| {
+        let full = json!({"rope_type": "default", "rope_theta": 5e4});
+        let mut keys = json!({"rope_parameters": {"full_attention": full, "sliding_attention": table}});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        gemma(&keys).1
+    };
+    let without_theta = json!({"rope_type": "linear", "factor": 2.0});
+    assert_eq!(of_sliding(without_theta.clone(), json!({})), rope(1e4, RopeScaling::Linear { factor: 2.0 }));
+    let local = json!({"rope_local_base_freq": 7e3});
+    assert_eq!(of_sliding(without_theta, local), rope(7e3, RopeScaling::Linear { factor: 2.0 }));
+    assert_eq!(of_sliding(Value::Null, json!({})), rope(1e4, RopeScaling::None));
+    let no_window = json!({"model_type": "gemma3_text", "architectures": null, "sliding_window": null});
+    check_refused(&no_window, &["sliding_window", "is null", "full_attention in layer_types"]);
     // Both layouts are written.
     let written = Value::Object(config.to_hugging_face("float32").unwrap());
     assert_eq!(written["rope_parameters"]["sliding_attention"], parameters["sliding_attention"]);
@@ -41,6 +55,30 @@ fn ropes_by_kind_come_before_the_keys_of_older_versions() {
     for (key, value) in old.as_object().unwrap() {
         assert_eq!(&written[key], value, "{key}");
     }
+}
+
+/// Older files of Phi name LongRoPE otherwise, and the lengths that it divides are never guessed.
+#[test]
+fn longrope_has_three_names_and_an_original_length() {
+    let read = |changes: Value| {
+        let keys = json!({"model_type": "phi3", "architectures": null, "max_position_embeddings": 64, "head_dim": 4});
+        let mut keys = with(&keys);
+        keys.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        parse(&keys).map(|config| config.attentions().next().unwrap().rope.scaling.clone())
+    };
+    let table = |name: &str| json!({"type": name, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]});
+    let mut found = Vec::new();
+    for name in ["longrope", "su", "yarn"] {
+        let scaling = json!({"rope_scaling": table(name), "original_max_position_embeddings": 16});
+        found.push(read(scaling).unwrap());
+        let refused = read(json!({"rope_scaling": table(name)})).unwrap_err().to_string();
+        assert!(refused.contains("original_max_position_embeddings"), "{refused}");
+    }
+    let RopeScaling::Long { short, long, original_positions: 16, .. } = &found[0] else {
+        panic!("{:?}", found[0])
+    };
+    assert_eq!((short.to_vec(), long.to_vec()), (vec![1.0, 1.5], vec![2.0, 3.0]));
+    assert!(found[1..].iter().all(|scaling| *scaling == found[0]), "{found:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use stapo_core::record::EvalRecord;
 use stapo_core::stats::{
     Estimate, QuestionCount, QuestionVotes, StatsError, avg_at_k, maj_at_k, mean, mean_estimate, pass_at_k,
 };
-use stapo_core::{Finish, ProgramEnd, Verdict};
+use stapo_core::{ProgramEnd, Verdict};
 use stapo_verify::Rules;
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ fn row(records: &[&EvalRecord]) -> Result<EvalRow, StatsError> {
         pass: ks.map(|k| Ok((k, pass_at_k(&counts, k)?))).collect::<Result<_, StatsError>>()?,
         maj: programs.is_none().then(|| maj_at_k(&votes, n_samples)).transpose()?,
         programs,
-        truncated_share: share(&|r| r.finish == Finish::LengthLimit && r.n_tokens > 0),
+        truncated_share: share(&|r| r.is_truncated()),
         no_answer_share: share(&|r| r.verdict == Verdict::NoAnswer),
         unjudged_share: share(&|r| {
             r.program.is_none() && matches!(r.verdict, Verdict::Unparsable | Verdict::OverBudget)

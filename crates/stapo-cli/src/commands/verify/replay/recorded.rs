@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(n_different(&recorded("another", "x"), &evaluated), 0);
         assert_eq!(n_different(&recorded("another", "x"), &json!({"loss": 0.5})), 1);
         assert_eq!(n_different(&recorded(PROGRAM, "evaluation.samples"), &evaluated), 1);
-        assert_eq!(n_different(&recorded(PROGRAM, "canaries.x"), &evaluated), 1);
+        assert_eq!(n_different(&recorded(PROGRAM, "canaries.enabled"), &evaluated), 1);
         assert_eq!(run_of_two.compare_metrics(3, &metrics(3, &json!({}))), 1, "no line");
     }
 
