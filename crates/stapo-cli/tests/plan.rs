@@ -75,7 +75,7 @@ fn a_run_is_planned_without_gpu_weights_and_data() {
 fn a_run_that_does_not_fit_says_what_to_change() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    let base = [PAPER_8B, "--machine", "h100"];
+    let base = [&[PAPER_8B, "--machine", "h100"][..], &FEW].concat();
     let refused = too_large(at, &base);
     assert_eq!(refused["fits"], false);
     let settings = refused["remedy"]["set"].as_array().unwrap();
@@ -84,9 +84,10 @@ fn a_run_that_does_not_fit_says_what_to_change() {
     let fitting = plan(at, &[&base[..], &sets].concat());
     assert_eq!((&fitting["fits"], &fitting["remedy"]), (&true.into(), &Value::Null));
     assert_eq!(fitting["memory_bytes_total"], refused["remedy"]["memory_bytes_total"]);
-    let hopeless = too_large(at, &[PAPER_8B, "--machine", "rtx4090", "--model", "qwen3-32b"]);
+    let larger = [&[PAPER_8B, "--machine", "rtx4090", "--model", "qwen3-32b"][..], &FEW].concat();
+    let hopeless = too_large(at, &larger);
     assert_eq!((&hopeless["fits"], &hopeless["remedy"]), (&false.into(), &Value::Null));
-    let output = stapo(at, &["plan", PAPER_8B, "--machine", "h100"]);
+    let output = stapo(at, &[&["plan"], &base[..]].concat());
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("does not fit; with --set "), "{text}");

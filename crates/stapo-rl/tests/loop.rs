@@ -302,7 +302,7 @@ fn every_preset_trains_along_its_committed_curve() {
     let mut found = Map::new();
     for preset in stapo_core::objective::presets() {
         let objective = format!("objective.preset={}", preset.name);
-        found.insert(preset.name.to_string(), curve(&plan(&[&objective, "steps=3"])));
+        found.insert(preset.name.to_string(), curve(&plan(&[&objective, "steps=2"])));
     }
     if std::env::var_os("STAPO_WRITE_CURVES").is_some() {
         fs::write(path, format!("{:#}\n", Value::from(found.clone()))).unwrap();

@@ -257,7 +257,7 @@ mod tests {
     fn ranks_share_the_work_and_wait_for_the_longest_response() {
         let lengths =
             Lengths { prompt_mean: 200.0, response_mean: 3867.0, response_limit: 15360, spread: 0.8 };
-        let large = work(256, 8, lengths);
+        let large = work(128, 8, lengths);
         let [one, eight] = [1, 8].map(|n_ranks| on_ranks(&large, n_ranks));
         assert_eq!(one.slowest_seconds, one.mean_seconds);
         assert!(eight.slowest_seconds < one.slowest_seconds / 4.0);
