@@ -45,6 +45,13 @@ def by_transformers(model, tokens):
     return torch.log_softmax(logits.float(), -1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
 
+def one_rope(read):
+    """vLLM 0.24 reads OLMo 3 as if transformers gave it the rope of full layers alone, as version 4 did."""
+    if read.model_type == "olmo3":
+        read.rope_parameters = read.rope_parameters["full_attention"]
+    return read
+
+
 def by_vllm(folder, tokens):
     from vllm import LLM, SamplingParams
 
@@ -57,6 +64,7 @@ def by_vllm(folder, tokens):
         max_model_len=64,
         enable_prefix_caching=False,
         disable_log_stats=True,
+        hf_overrides=one_rope,
     )
     asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
     out = llm.generate([{"prompt_token_ids": tokens}], asked, use_tqdm=False)[0]
