@@ -33,6 +33,8 @@ struct Served {
     ignores_ranges: bool,
     /// The commit of the list of files instead of the right one.
     commit: Option<&'static str>,
+    /// Fills the list of files with blanks to this many bytes.
+    list_bytes: usize,
 }
 
 struct Server {
@@ -98,7 +100,8 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
             return reply(stream, "404 Not Found", &[], b"");
         }
         let (commit, files) = (served.commit.unwrap_or(COMMIT), files.join(","));
-        let text = format!("{{\"sha\":\"{commit}\",\"siblings\":[{files}]}}");
+        let mut text = format!("{{\"sha\":\"{commit}\",\"siblings\":[{files}]}}");
+        text += &" ".repeat(served.list_bytes.saturating_sub(text.len()));
         return reply(stream, "200 OK", &[], text.as_bytes());
     }
     let path = path.trim_start_matches("/datasets").trim_start_matches('/');
@@ -425,6 +428,11 @@ fn sizes_are_bounded_by_what_was_announced_and_by_a_limit() {
     let server = serve(Served { files: many, ..Served::default() });
     let said = complaint(&fetch(folder.path(), &server.address, None, &args));
     assert!(said.contains("the hub's list of files: 100001 files, at most 100000"), "{said}");
+    let of_bytes = |list_bytes| serve(Served { files: a_model(), list_bytes, ..Served::default() });
+    let said = complaint(&fetch(folder.path(), &of_bytes((16 << 20) + 1).address, None, &args));
+    assert!(said.contains("the hub's list of files: more than 16.0 MiB"), "{said}");
+    let other = tempfile::tempdir().unwrap();
+    ok(&fetch(other.path(), &of_bytes(16 << 20).address, None, &args));
     let server = serve(Served { files: a_model(), commit: Some("../../../evil"), ..Served::default() });
     let said = complaint(&fetch(folder.path(), &server.address, None, &args));
     assert!(said.contains("names the commit \"../../../evil\", expected 40 hexadecimal digits"), "{said}");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Faults per file and round; `STAPO_TRIALS` sets another number of rounds.
-const N_ROUNDS: usize = 2;
+const N_ROUNDS: usize = 1;
 /// A command that takes as long hangs: on these folders the slowest takes a few seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 

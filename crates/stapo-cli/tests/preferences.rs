@@ -160,4 +160,22 @@ fn sft_learns_the_recorded_responses_of_a_run_as_they_were_sampled() {
     fs::write(&file, text.replacen("\"wrong\"", "\"right\"", 1)).unwrap();
     let said = complaint(at, &words("sft --resume cut --set steps=2"));
     assert!(said.contains("data step-000001.jsonl"), "{said}");
+    // Rows 37 to 47 of the embedding have no token. One that was sampled is learned like any other, with no text.
+    let with_first = |id: u32, text: &str| {
+        let mut lines = lines(&file);
+        let right = lines.iter_mut().find(|it| it["verdict"] == "right").unwrap();
+        (right["tokens"]["id"][0], right["tokens"]["text"][0]) = (id.into(), text.into());
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        fs::write(&file, text).unwrap();
+    };
+    for (id, text, expected) in [
+        (40, "x", r#"token 40 is "", the run recorded "x""#),
+        (48, "", "token 48 is nothing, the run recorded"),
+    ] {
+        with_first(id, text);
+        let said = complaint(at, &words("sft --from-run run --out other --set steps=1"));
+        assert!(said.contains(expected), "{said}");
+    }
+    with_first(40, "");
+    ok(&stapo(at, &words("sft --from-run run --out padded --json --set steps=1")));
 }

@@ -138,6 +138,8 @@ fn reuse_a_reference_and_redraws_give_the_same_run_on_every_number_of_ranks() {
         "update.reuse={max=2}",
         "objective.kl={kind=\"k3\",beta=0.04}",
         "rollout.max_redraws=3",
+        "evaluation.benchmarks=[\"arithmetic\"]",
+        "evaluation.benchmark_limit=3",
     ]);
 }
 

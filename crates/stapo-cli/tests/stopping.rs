@@ -200,11 +200,21 @@ fn launch_notices_a_stopped_rank_within_seconds() {
         let mut run = Started::with_silence(at, &words, "2");
         run.wait_for_lines(&at.join(&out).join("metrics.jsonl"), 1);
         let began = Instant::now();
-        signal("-STOP", ranks_of(run.child.id())[stopped]);
+        let ranks = ranks_of(run.child.id());
+        // A signal from the terminal goes to the process group of the launcher, which passes it on.
+        let groups = ranks.iter().map(|rank| field_of(*rank, 2).unwrap()).collect::<Vec<_>>();
+        assert_eq!(groups, ranks, "each rank is alone in its process group");
+        signal("-STOP", ranks[stopped]);
         let (status, said, seconds) = run.end(began);
         assert!(status == Some(2) && seconds < 12.0, "rank {stopped}: {status:?} after {seconds} s: {said}");
         assert!(said.contains(&format!("rank {stopped}: gave no sign of life for 2 s")), "{said}");
     }
+}
+
+/// What the kernel says of a process: 1 is its parent, 2 its process group.
+fn field_of(pid: u32, number: usize) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.split(' ').nth(number)?.parse().ok()
 }
 
 /// The processes that a launcher has started, in order.
@@ -214,10 +224,7 @@ fn ranks_of(launcher: u32) -> Vec<u32> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        let status = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent =
-            status.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse::<u32>().ok());
-        if parent == Some(launcher) {
+        if field_of(pid, 1) == Some(launcher) {
             ranks.push(pid);
         }
     }

@@ -40,7 +40,7 @@ pub fn figures(study: &Study) -> Result<std::result::Result<Vec<Figure>, String>
             .filter(|t| t.x.is_finite() && t.norm.is_finite())
             .collect()
     };
-    if pushed(Against::Entropy).len() < N_BINS * MIN_TOKENS {
+    if !fill_the_bins(pushed(Against::Entropy).len()) {
         return Ok(Err(
             "Gradient norm against probability and entropy: too few recorded tokens with an advantage."
                 .into(),
@@ -50,6 +50,11 @@ pub fn figures(study: &Study) -> Result<std::result::Result<Vec<Figure>, String>
     let drawn: Result<Vec<Figure>> =
         both.map(|against| figure(study, against, &pushed(against))).into_iter().collect();
     Ok(Ok(drawn?))
+}
+
+/// Whether every bin could have as many tokens as a mean needs.
+fn fill_the_bins(n_tokens: usize) -> bool {
+    n_tokens >= N_BINS * MIN_TOKENS
 }
 
 fn figure(study: &Study, against: Against, tokens: &[Pushed]) -> Result<Figure> {
@@ -159,6 +164,11 @@ fn correlation(tokens: &[Pushed]) -> Result<Option<Estimate>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn twelve_bins_need_sixty_tokens() {
+        assert_eq!([59, 60].map(fill_the_bins), [false, true]);
+    }
 
     #[test]
     fn a_bin_has_the_means_of_its_tokens_and_the_interval_of_its_steps() {

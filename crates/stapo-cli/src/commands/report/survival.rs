@@ -252,6 +252,26 @@ pub fn pairs_table(pairs: &[Pair]) -> Table {
 mod tests {
     use super::*;
 
+    /// Of two settings the second collapses later; in both, the runs of `a` collapse before those of `b`. By hand: one half is
+    /// expected of the first event of each setting, with a variance of a quarter, and nothing of the second event.
+    #[test]
+    fn each_setting_is_a_stratum() {
+        use crate::shared::study::StudyKind;
+        use crate::shared::study::tests::{metrics, run, study};
+        use serde_json::json;
+        let collapsing = |step: u64| {
+            let entropy = |at: u64| json!({"entropy_mean": if at < step { 1.0 } else { 0.001 }});
+            vec![run("s/r", &[], (1..=9).map(|at| metrics(at, &entropy(at))).collect())]
+        };
+        let arms = [("a,x=1", 2), ("b,x=1", 4), ("a,x=2", 6), ("b,x=2", 8)];
+        let arms = arms.into_iter().map(|(name, step)| (name, collapsing(step))).collect();
+        let study = study(StudyKind::Experiment, arms);
+        let methods = methods(&study);
+        let found = test(&methods.iter().collect::<Vec<_>>(), Collapse::Entropy).unwrap();
+        assert_eq!((found.excess, found.n_events), (1.0, 4));
+        assert!((found.statistic - 2.0).abs() < 1e-12, "{found:?}");
+    }
+
     #[test]
     fn a_curve_keeps_its_value_between_events() {
         let life = |time, is_event| Lifetime { time, is_event };

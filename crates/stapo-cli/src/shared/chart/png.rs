@@ -274,6 +274,18 @@ mod tests {
         assert!(start.width() > 0.8 * width && width > 30.0, "{start:?} {width}");
     }
 
+    /// White around letters on a grey ground, and no other colour.
+    #[test]
+    fn the_rim_of_a_text_is_white() {
+        let mut pixmap = Pixmap::new(200, 100).unwrap();
+        pixmap.fill(Color::from_rgba8(90, 90, 90, 255));
+        let mut sheet = Sheet { pixmap, at: (0.0, 0.0) };
+        sheet.outline((10.0, 30.0), "HHH", 20.0, Anchor::Start);
+        let reds: Vec<u8> = sheet.pixmap.pixels().iter().map(|p| p.red()).collect();
+        assert!(reds.iter().filter(|red| **red == 255).count() > 100);
+        assert!(reds.iter().all(|red| *red >= 90));
+    }
+
     #[test]
     fn a_polygon_has_its_corners() {
         let path = polygon(&[(1.0, 2.0), (4.0, 2.0), (4.0, 9.0)]).finish().unwrap();
