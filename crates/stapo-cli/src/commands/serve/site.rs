@@ -247,6 +247,21 @@ mod tests {
         assert_eq!(ids(&site.news(0)), (vec!["b", "c"], vec!["a"]));
     }
 
+    /// A run that goes on from an earlier checkpoint may have a shorter file.
+    #[test]
+    fn metrics_that_begin_again_are_read_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = site(folder.path(), &["a"]);
+        let read = || {
+            let open = site.open("a").unwrap();
+            let open = lock(&open);
+            (open.generation, open.columns.steps().to_vec())
+        };
+        assert_eq!(read(), (0, vec![1.0]));
+        fs::write(folder.path().join("a/metrics.jsonl"), "").unwrap();
+        assert_eq!(read(), (1, vec![]));
+    }
+
     #[test]
     fn a_listener_counts_while_it_listens() {
         let folder = tempfile::tempdir().unwrap();

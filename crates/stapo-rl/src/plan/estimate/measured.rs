@@ -233,6 +233,8 @@ mod tests {
         let corrected = slow.correct(&shape).phases;
         assert!((corrected.rolled_out() / simulated.rolled_out() - 3.0).abs() < 1e-9);
         assert_eq!(corrected.record, simulated.record);
+        let expected = 3.0 * simulated.rolled_out() + simulated.learned();
+        assert!((expected_seconds(&shape, &slow, &plan) / expected - 1.0).abs() < 1e-9);
         // Waiting for an environment does not slow sampling down.
         let rollout_seconds = small.rolled_out() + 2.0;
         let waits = Measurement { rollout_seconds, environment_seconds: 2.0, ..as_simulated };
