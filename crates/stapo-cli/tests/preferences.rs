@@ -165,8 +165,8 @@ fn sft_learns_the_recorded_responses_of_a_run_as_they_were_sampled() {
         let mut lines = lines(&file);
         let right = lines.iter_mut().find(|it| it["verdict"] == "right").unwrap();
         (right["tokens"]["id"][0], right["tokens"]["text"][0]) = (id.into(), text.into());
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        fs::write(&file, text).unwrap();
+        let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+        fs::write(&file, lines.join("\n") + "\n").unwrap();
     };
     for (id, text, expected) in [
         (40, "x", r#"token 40 is "", the run recorded "x""#),
