@@ -89,11 +89,10 @@ fn answer(stream: &TcpStream, state: &Mutex<Served>, log: &Mutex<Vec<String>>) -
     if let Some(repo) =
         path.strip_prefix("/api/").and_then(|path| path.split_once("/revision/")).map(|both| both.0)
     {
-        let id = repo.split_once('/').unwrap().1;
         let files: Vec<String> = served
             .files
             .iter()
-            .filter(|f| f.0 == id)
+            .filter(|f| repo.split_once('/').unwrap().1 == f.0)
             .map(|f| format!("{{\"rfilename\":\"{}\"}}", f.1))
             .collect();
         if files.is_empty() {

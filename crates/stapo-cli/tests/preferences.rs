@@ -160,13 +160,17 @@ fn sft_learns_the_recorded_responses_of_a_run_as_they_were_sampled() {
     fs::write(&file, text.replacen("\"wrong\"", "\"right\"", 1)).unwrap();
     let said = complaint(at, &words("sft --resume cut --set steps=2"));
     assert!(said.contains("data step-000001.jsonl"), "{said}");
-    // Rows 37 to 47 of the embedding have no token. One that was sampled is learned like any other, with no text.
+    check_rows_without_tokens(at, &file);
+}
+
+/// Rows 37 to 47 of the embedding have no token. One that was sampled is learned like any other, with no text.
+fn check_rows_without_tokens(at: &Path, file: &Path) {
     let with_first = |id: u32, text: &str| {
-        let mut lines = lines(&file);
+        let mut lines = lines(file);
         let right = lines.iter_mut().find(|it| it["verdict"] == "right").unwrap();
         (right["tokens"]["id"][0], right["tokens"]["text"][0]) = (id.into(), text.into());
         let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
-        fs::write(&file, lines.join("\n") + "\n").unwrap();
+        fs::write(file, lines.join("\n") + "\n").unwrap();
     };
     for (id, text, expected) in [
         (40, "x", r#"token 40 is "", the run recorded "x""#),
