@@ -37,7 +37,7 @@ fn a_training_run_goes_on_from_every_fault() {
         name: "train",
         start: words("train config.toml --out out --json"),
         resume: words("train --resume out --json"),
-        stride: 3,
+        stride: 5,
     };
     work.sweep(&writer);
 }
@@ -49,7 +49,7 @@ fn a_supervised_run_goes_on_from_every_fault() {
         name: "sft",
         start: words("sft sft.toml --out out --json --set steps=4 --set checkpoint_every_steps=2"),
         resume: words("sft --resume out --json"),
-        stride: 4,
+        stride: 7,
     };
     work.sweep(&writer);
 }
@@ -63,7 +63,7 @@ fn a_run_on_preferences_goes_on_from_every_fault() {
             "prefer --model base/model --data pairs.jsonl --out out --json --set steps=4 --set update.batch_rows=4 --set record.checkpoint_every_steps=2",
         ),
         resume: words("prefer --resume out --json"),
-        stride: 4,
+        stride: 7,
     };
     work.sweep(&writer);
 }
@@ -77,7 +77,7 @@ fn a_reward_model_in_training_goes_on_from_every_fault() {
             "rm --model base/model --data pairs.jsonl --out out --json --set steps=4 --set update.batch_rows=4 --set record.checkpoint_every_steps=2",
         ),
         resume: words("rm --resume out --json"),
-        stride: 6,
+        stride: 11,
     };
     work.sweep(&writer);
 }
@@ -91,7 +91,7 @@ fn an_evaluation_goes_on_from_every_fault() {
             "eval --model base/model --benchmarks data.jsonl --template {{problem}} --samples 3 --max-tokens 12 --out out --json",
         ),
         resume: words("eval --resume out --json"),
-        stride: 2,
+        stride: 3,
     };
     work.sweep(&writer);
 }
@@ -100,7 +100,7 @@ fn an_evaluation_goes_on_from_every_fault() {
 fn an_experiment_goes_on_from_every_fault() {
     let work = Work::new();
     let words = words("experiment experiment.toml --out out --json");
-    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 11 };
+    let writer = Writer { name: "experiment", start: words.clone(), resume: words, stride: 17 };
     work.sweep(&writer);
 }
 
