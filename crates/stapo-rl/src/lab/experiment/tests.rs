@@ -46,6 +46,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("rising", 27),
         ("rising-builtin", 18),
         ("rising-probe", 6),
+        ("rising-starts", 9),
         ("scale", 40),
         ("stability", 24),
         ("stability-arms", 100),
