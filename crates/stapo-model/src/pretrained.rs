@@ -92,12 +92,8 @@ impl Pretrained {
 
     /// The tokenizer; refused if the tokenizer has ids beyond the model's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        match &self.origin {
-            Origin::Gguf(gguf) => {
-                let tokenizer = gguf.tokenizer()?;
-                tokenizer.check_vocabulary(gguf.location(), self.config.vocabulary)?;
-                Ok(tokenizer)
-            }
+        let (location, tokenizer) = match &self.origin {
+            Origin::Gguf(gguf) => (gguf.location().to_owned(), gguf.tokenizer()?),
             Origin::Folder(folder) => {
                 let path = folder.join("tokenizer.json");
                 if !path.exists() {
@@ -106,9 +102,12 @@ impl Pretrained {
                 }
                 let bytes = json::read_bytes(&path, MAX_TOKENIZER_JSON)?;
                 let location = path.display().to_string();
-                Tokenizer::for_vocabulary(&location, &bytes, self.config.vocabulary)
+                let tokenizer = Tokenizer::for_vocabulary(&location, &bytes, self.config.vocabulary)?;
+                (location, tokenizer)
             }
-        }
+        };
+        tokenizer.check_vocabulary(&location, self.config.vocabulary)?;
+        Ok(tokenizer)
     }
 
     /// The chat template; `None` for models without one.
@@ -242,7 +241,12 @@ fn folder_config(folder: &Path) -> Result<ModelConfig> {
 
 /// The keys of `tokenizer_config.json`; empty if there is no such file.
 fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
-    let path = folder.join("tokenizer_config.json");
+    object_in(folder, "tokenizer_config.json")
+}
+
+/// The keys of a file of a folder; empty if there is no such file.
+fn object_in(folder: &Path, name: &str) -> Result<Map<String, Value>> {
+    let path = folder.join(name);
     if path.exists() { json::read_object(&path, MAX_CONFIG_JSON) } else { Ok(Map::new()) }
 }
 
@@ -267,8 +271,7 @@ fn folder_template(folder: &Path, keys: &Map<String, Value>) -> Result<Option<St
         return Ok(Some(text.to_owned()));
     }
     // Where processors of multimodal models keep it.
-    let path = folder.join("chat_template.json");
-    let keys = if path.exists() { json::read_object(&path, MAX_CONFIG_JSON)? } else { Map::new() };
+    let keys = object_in(folder, "chat_template.json")?;
     Ok(keys.get("chat_template").and_then(Value::as_str).map(str::to_owned))
 }
 

@@ -230,6 +230,7 @@ fn set_ropes_by_kind(
     }
     let table =
         keys.get("rope_parameters").and_then(|table| table.get(SLIDING)).filter(|table| !table.is_null());
+    let has_theta = table.and_then(|table| table.get("rope_theta")).is_some_and(|theta| !theta.is_null());
     let theta = config.family.row().theta;
     let context = RopeContext { head_dim: 0, max_positions: config.max_positions, theta };
     for attention in config.attentions_mut() {
@@ -237,8 +238,7 @@ fn set_ropes_by_kind(
         let context = RopeContext { head_dim: attention.heads.dim, ..context };
         let kind = if is_sliding { SLIDING } else { FULL };
         (attention.rope, attention.rotary_dim) = rope::read(keys, kind, context)?;
-        let has_theta = |table: &Value| table.get("rope_theta").is_some_and(|theta| !theta.is_null());
-        if is_sliding && !table.is_some_and(has_theta) {
+        if is_sliding && !has_theta {
             attention.rope.theta = sliding_theta.unwrap_or(attention.rope.theta);
         }
         if is_sliding && table.is_none() {

@@ -105,7 +105,10 @@ fn a_part_of_an_image_without_an_embedding_is_plain_text() {
     let token = json!({"id": n, "content": "<image_soft_token>", "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false, "special": true});
     json["added_tokens"].as_array_mut().unwrap().push(token);
-    let read = |json: &Value, n: usize| Tokenizer::for_vocabulary("t", json.to_string().as_bytes(), n);
+    let read = |json: &Value, n: usize| {
+        let tokenizer = Tokenizer::for_vocabulary("t", json.to_string().as_bytes(), n)?;
+        tokenizer.check_vocabulary("t", n).map(|()| tokenizer)
+    };
     let text = "<|im_start|>the <image_soft_token> end";
     let whole = read(&json, n + 1).unwrap();
     assert!(whole.encode(text).unwrap().contains(&(n as u32)), "an id of the vocabulary");
