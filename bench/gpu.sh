@@ -116,7 +116,10 @@ if [ $quick -eq 0 ]; then
         run "family-$shape-train-16k" 150 "$bench" train --large=$number --8bit=1 --keep=0 --sequences=1 --length=16384 --microbatch=16384 --steps=2
         run "family-$shape-decode-128" 150 "$bench" decode --large=$number --prompts=16
         run "family-$shape-decode-512" 150 "$bench" decode --large=$number
-        run "family-$shape-decode-15000" 150 "$bench" decode --large=$number --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=60 --warm=0
+        # Gemma's windows leave so little of the keys and values that a fifth of the memory holds them.
+        kv=60
+        [ "$shape" != gemma-3-4b ] || kv=12
+        run "family-$shape-decode-15000" 150 "$bench" decode --large=$number --prompts=16 --samples=1 --prompt=15000 --new=100 --rows=16384 --kv-gib=$kv --warm=0
         run "exact-$shape" 150 "$bench" exact --large=$number
         number=$((number + 1))
     done

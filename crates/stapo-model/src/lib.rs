@@ -36,6 +36,7 @@ pub use error::{Error, Result};
 pub use pretrained::Pretrained;
 pub use stapo_ops::cuda;
 pub use stapo_ops::dtype::read_f32;
+pub use stapo_ops::lm_head::gpu_logit_rows;
 pub use stapo_ops::mapped::MappedFile;
 pub use stapo_ops::sha256::{Digest, LEAF};
 pub use stapo_ops::{

@@ -38,7 +38,7 @@ pub use context::{CudaOptions, Precision, Training};
 pub use error::{CudaError, guard, is_failing};
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
-pub(crate) use grid::{add_column_sums, copy_blocks, for_rows, parts_for};
+pub(crate) use grid::{MULTIPROCESSORS, add_column_sums, copy_blocks, for_rows, parts_for};
 pub use kernel_set::KernelUse;
 pub(crate) use launch::Launch;
 pub use libraries::{Library, SEARCH_VARIABLE};

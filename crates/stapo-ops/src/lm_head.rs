@@ -77,6 +77,11 @@ impl<'a> Kept<'a> {
     }
 }
 
+/// The most rows of logits that a GPU holds at once.
+pub fn gpu_logit_rows(vocab: usize) -> usize {
+    cuda::max_rows(vocab)
+}
+
 /// Numbers per token, each `[T]`.
 pub struct HeadScores<'a, T: Float> {
     /// Log-probability of the target.

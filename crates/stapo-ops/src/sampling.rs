@@ -115,7 +115,7 @@ pub struct Logits<T: Float>(Buffer<T>);
 impl<T: Float> Logits<T> {
     /// Room for the logits of `tokens` tokens, or of one chunk if that is fewer.
     pub fn new(device: &Device, vocab: usize, tokens: usize) -> Result<Self, OutOfMemory> {
-        let n_rows = if device.is_async() { chunk_rows(tokens) } else { 0 };
+        let n_rows = if device.is_async() { chunk_rows(tokens, vocab) } else { 0 };
         Ok(Logits(device.zeros(n_rows * row_pitch(vocab))?))
     }
 }

@@ -4,6 +4,10 @@ use super::context::Cuda;
 use super::kernels::ELEMENTWISE;
 use super::slice::Slice;
 
+/// Multiprocessors of the GPU that work is cut for where the cut determines bits. Another number costs speed, and cuts that changed
+/// with the GPU would change bits.
+pub(crate) const MULTIPROCESSORS: usize = 132;
+
 /// Number of blocks that rows are divided among when each block keeps a partial sum: enough to fill the GPU.
 pub(crate) fn parts_for(cuda: &Cuda, rows: usize) -> usize {
     (4 * cuda.gpu.multiprocessors as usize).min(rows).max(1)

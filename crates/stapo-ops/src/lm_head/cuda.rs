@@ -1,13 +1,28 @@
 use std::sync::Arc;
 
 use super::{Alternatives, Dims, HeadGrads, HeadScores, LogitRule, ScoreGrads};
-use crate::cuda::kernels::LM_HEAD;
-use crate::cuda::{Cuda, ElementType, MatrixProduct, Memory, Slice};
+use crate::cuda::kernels::{ELEMENTWISE, LM_HEAD};
+use crate::cuda::{
+    Cuda, ElementType, MULTIPROCESSORS, MatrixProduct, Memory, SPLIT_K_BYTES, Slice, StridedBatch,
+};
 use crate::{Float, Weight, Write, matmul};
 
-/// The most rows of a chunk. Each chunk reads and writes the whole gradient of the head, and the gradient of fewer rows has too few
-/// tiles for all multiprocessors. Plans of memory count as many rows.
+/// The most rows of a chunk: each chunk reads and writes the whole gradient of the head.
 const MAX_ROWS: usize = 2048;
+
+/// The most bytes of a chunk's logits, so that the head of a vocabulary of 262k takes no more memory than one of 152k with
+/// [`MAX_ROWS`] does.
+const MAX_BYTES: usize = 5 << 28;
+
+/// Rows and columns of a tile of the products that cuBLASLt chooses for a head.
+const TILE: [usize; 2] = [128, 256];
+
+/// The most parts of the vocabulary in the gradient of the rows, and the fewest tokens of a part.
+const MAX_PARTS: usize = 8;
+const PART_TOKENS: usize = 2048;
+
+/// Parts of the vocabulary begin at multiples of this many tokens.
+const PART_STEP: usize = 64;
 
 /// Threads that sum over a row. Training and sampling use the same number, because it determines the order of the sums.
 pub(crate) const ROW_THREADS: usize = 1024;
@@ -23,11 +38,37 @@ fn n_aligned(vocab: usize, kind: ElementType) -> usize {
     if kind == ElementType::Bf16 && vocab >= 8 { vocab / 8 * 8 } else { vocab }
 }
 
+/// The most rows of logits that are held at once. Plans of memory count as many.
+pub(crate) fn max_rows(vocab: usize) -> usize {
+    let rows = MAX_BYTES / (ElementType::F32.n_bytes() * row_pitch(vocab).max(1));
+    (rows / TILE[0] * TILE[0]).clamp(TILE[0], MAX_ROWS)
+}
+
 /// Rows of logits that a chunk holds. Chunks are as even as multiples of 8 allow: products of a last chunk with few rows would leave
 /// most multiprocessors without work.
-pub(crate) fn chunk_rows(tokens: usize) -> usize {
-    let n_chunks = tokens.div_ceil(MAX_ROWS).max(1);
+pub(crate) fn chunk_rows(tokens: usize, vocab: usize) -> usize {
+    let n_chunks = tokens.div_ceil(max_rows(vocab)).max(1);
     tokens.div_ceil(n_chunks).next_multiple_of(8).min(tokens)
+}
+
+/// Parts of the vocabulary that the gradient of `n` rows is summed in. This product is as deep as the vocabulary and has few tiles: one
+/// chain for each element would leave multiprocessors without work. Chosen is the smallest number of parts whose tiles fill nine tenths
+/// of the multiprocessors' rounds, because the partial sums of each part are written and read; if none does, the one that fills most.
+fn vocabulary_parts(n: usize, width: usize, vocab: usize, kind: ElementType) -> usize {
+    if kind != ElementType::Bf16 || !width.is_multiple_of(8) {
+        return 1;
+    }
+    let tiles = n.div_ceil(TILE[0]) * width.div_ceil(TILE[1]);
+    let fits = SPLIT_K_BYTES / (ElementType::F32.n_bytes() * n * width);
+    let most = MAX_PARTS.min(vocab / PART_TOKENS).min(fits).max(1);
+    // Tiles that as many rounds have place for.
+    let places = |parts: usize| (parts * tiles).next_multiple_of(MULTIPROCESSORS);
+    let fullest = |best: usize, parts: usize| {
+        let is_fuller = parts * places(best) > best * places(parts);
+        if is_fuller { parts } else { best }
+    };
+    let is_full = |parts: &usize| 10 * parts * tiles >= 9 * places(*parts);
+    (1..=most).find(is_full).unwrap_or_else(|| (1..=most).fold(1, fullest))
 }
 
 /// Computes the logits chunk by chunk and calls `body(first token, number of tokens, logits)` for each. `memory` has
@@ -99,7 +140,7 @@ pub(super) fn forward<T: Float>(
     let op = "lm_head::forward";
     let vocab = weight.shape().outputs;
     let numbers = [&scores.logp, &scores.entropy, &scores.collision, &scores.lse].map(|x| x.cuda().f32(op));
-    let n_logits = chunk_rows(dims.tokens) * row_pitch(vocab);
+    let n_logits = chunk_rows(dims.tokens, vocab) * row_pitch(vocab);
     let memory = Memory::scratch(cuda, n_logits, ElementType::F32);
     let slopes = scores.slopes.as_ref().map(|slopes| slopes.cuda());
     for_chunks(cuda, (dims.tokens, dims.rule), hidden, weight, memory.slice(), |start, n, logits| {
@@ -154,18 +195,41 @@ fn backward_chunk<T: Float>(
     let launch = launch.arg(vocab).arg((1.0 / dims.temperature) as f32);
     let launch = launch.arg(dims.rule.softcap.unwrap_or(0.0) as f32).arg((1.0 / dims.rule.divisor) as f32);
     launch.run([n, 1], ROW_THREADS, 0);
-    let chunk = matmul::Dims { tokens: n, inputs: width, outputs: vocab };
-    let to = d_hidden.part(start * width, n * width);
-    let (k, stride) = (n_aligned(vocab, weight.kind), weight.len / vocab);
-    let product = |write| {
-        let whole = matmul::cuda::input_gradient(chunk, d_logits, weight, write, to);
+    rows_gradient(cuda, (d_logits, pitch), (weight, vocab), d_hidden.part(start * width, n * width));
+    d_logits
+}
+
+/// `to [n, width] = d_logits weight`, summed over parts of the vocabulary: each part is one chain, and what is left over continues the
+/// first part's. Rows of `d_logits` are `pitch` elements apart.
+fn rows_gradient(
+    cuda: &Arc<Cuda>,
+    (d_logits, pitch): (Slice, usize),
+    (weight, vocab): (Slice, usize),
+    to: Slice,
+) {
+    let n = d_logits.len / pitch;
+    let dims = matmul::Dims { tokens: n, inputs: to.len / n, outputs: vocab };
+    let (aligned, stride) = (n_aligned(vocab, weight.kind), weight.len / vocab);
+    let n_parts = vocabulary_parts(n, dims.inputs, vocab, weight.kind);
+    let part = if n_parts > 1 { aligned / n_parts / PART_STEP * PART_STEP } else { aligned };
+    let sums = if n_parts > 1 { cuda.split_k_workspace(n_parts * to.len) } else { to };
+    let product = |write, to| {
+        let whole = matmul::cuda::input_gradient(dims, d_logits, weight, write, to);
         whole.with_stride(0, stride).with_stride(1, pitch)
     };
-    cuda.product(&MatrixProduct { k, ..product(Write::Set) });
-    if k < vocab {
-        cuda.product(&MatrixProduct { k: vocab - k, ..product(Write::Add).with_starts([k * stride, k, 0]) });
+    let batch = StridedBatch { n: n_parts, apart: [part * stride, part, to.len] };
+    let batch = (n_parts > 1).then_some(batch);
+    cuda.product(&MatrixProduct { k: part, batch, ..product(Write::Set, sums) });
+    for (from, end) in [(n_parts * part, aligned), (aligned, vocab)] {
+        if from < end {
+            let rest = product(Write::Add, sums.part(0, to.len));
+            cuda.product(&MatrixProduct { k: end - from, ..rest.with_starts([from * stride, from, 0]) });
+        }
     }
-    d_logits
+    if n_parts > 1 {
+        let launch = cuda.kernel(&ELEMENTWISE, "sum_of_parts_bf16").arg(sums).arg(to);
+        launch.arg(to.len).arg(n_parts).run([to.len.div_ceil(8 * 256), 1], 256, 0);
+    }
 }
 
 /// Rows times a number each.
@@ -192,7 +256,7 @@ pub(super) fn backward<T: Float>(
     let op = "lm_head::backward";
     let (vocab, width) = (weight.shape().outputs, weight.shape().inputs);
     let numbers = [grads.lse, grads.entropy, grads.d_logp, grads.d_entropy].map(|x| x.cuda().f32(op));
-    let (at_once, pitch) = (chunk_rows(dims.tokens), row_pitch(vocab));
+    let (at_once, pitch) = (chunk_rows(dims.tokens, vocab), row_pitch(vocab));
     let mut has_logits = last.is_some();
     let memory = last.unwrap_or_else(|| Memory::scratch(cuda, at_once * pitch, ElementType::F32));
     assert!(memory.slice().len == at_once * pitch, "{op}: logits of another forward");
@@ -227,5 +291,53 @@ pub(super) fn backward<T: Float>(
                 cuda.product(&MatrixProduct { n: vocab - n, ..rest });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_vocabulary_takes_no_more_memory_than_one_of_152k() {
+        let bytes = |vocab: usize| 4 * max_rows(vocab) * vocab;
+        assert_eq!([32_000, 151_936].map(max_rows), [2048; 2]);
+        assert_eq!([248_320, 262_144].map(max_rows), [1280; 2]);
+        assert!(bytes(262_144) <= 5 << 28 && bytes(248_320) <= 5 << 28);
+        // A tile of rows at least, whatever the vocabulary.
+        assert_eq!(max_rows(1 << 26), 128);
+        assert_eq!(max_rows(0), 2048);
+    }
+
+    #[test]
+    fn chunks_are_even_and_within_the_cap() {
+        assert_eq!(chunk_rows(16_384, 151_936), 2048);
+        assert_eq!(chunk_rows(16_384, 262_144), 1264);
+        assert_eq!([0, 5, 2049].map(|tokens| chunk_rows(tokens, 151_936)), [0, 5, 1032]);
+    }
+
+    #[test]
+    fn parts_fill_multiprocessors_as_well_as_they_can() {
+        let parts = |n, width, vocab| vocabulary_parts(n, width, vocab, ElementType::Bf16);
+        // 128 tiles on 132 multiprocessors.
+        assert_eq!(parts(2048, 2048, 151_936), 1);
+        // 80 tiles: 240 in two rounds.
+        assert_eq!(parts(1264, 2048, 248_320), 3);
+        // 100 tiles: 500 in four rounds.
+        assert_eq!(parts(1264, 2560, 262_144), 5);
+        // 160 tiles: 480 in four rounds.
+        assert_eq!(parts(2048, 2560, 151_936), 3);
+        // 64 tiles: 128 in one round.
+        assert_eq!(parts(2048, 896, 151_936), 2);
+        // 28 tiles: no number of parts fills nine tenths; four and eight fill most.
+        assert_eq!(parts(192, 3584, 151_936), 4);
+        // One tile: as many parts as there may be, each of 2,048 tokens at least.
+        assert_eq!(parts(24, 64, 151_936), 8);
+        assert_eq!(parts(24, 64, 3 * 2048), 3);
+        assert_eq!(parts(24, 64, 2047), 1);
+        // Partial sums beyond the workspace.
+        assert_eq!(parts(2048, 8192 + 2048, 151_936), 1);
+        assert_eq!(parts(24, 68, 151_936), 1);
+        assert_eq!(vocabulary_parts(24, 64, 151_936, ElementType::F32), 1);
     }
 }

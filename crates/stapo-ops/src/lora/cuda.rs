@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Adapter, Band, Join, Module};
 use crate::cuda::kernels::LORA;
-use crate::cuda::{Cuda, ElementType, Fields, Slice, TILE_COLUMNS, TensorMap};
+use crate::cuda::{Cuda, ElementType, Fields, MULTIPROCESSORS, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::Dims;
 use crate::matmul::cuda::{GROUP_ROWS, JoinedFactor};
 use crate::matmul::small_m::MAX_ROWS;
@@ -125,9 +125,6 @@ pub(super) fn tiles_of(columns: usize, widths: &[usize]) -> (usize, usize) {
     (*width.unwrap_or(&widest), n_tiles)
 }
 
-/// Multiprocessors of the GPU that work is cut for. Another number costs speed, and cuts that changed with the GPU would
-/// change bits.
-pub(super) const MULTIPROCESSORS: usize = 132;
 /// Clusters of [`PARTS`] blocks that run at once where a multiprocessor has one block: some multiprocessors have no partner.
 const CLUSTERS_AT_ONCE: usize = 30;
 /// Shared memory that a block can have on Hopper.

@@ -3,11 +3,9 @@
 use super::Adapter;
 use std::sync::Arc;
 
-use super::cuda::{
-    MODULES, MULTIPROCESSORS, Placed, ROWS, THREADS, fits, map_a, map_hidden, module_columns, tiles_of,
-};
+use super::cuda::{MODULES, Placed, ROWS, THREADS, fits, map_a, map_hidden, module_columns, tiles_of};
 use crate::cuda::kernels::LORA_BACKWARD;
-use crate::cuda::{Cuda, Fields, SPLIT_K_BYTES, Slice, TILE_COLUMNS, TensorMap};
+use crate::cuda::{Cuda, Fields, MULTIPROCESSORS, SPLIT_K_BYTES, Slice, TILE_COLUMNS, TensorMap};
 use crate::{Float, Weight, Write};
 
 /// Threads of the kernels that update tiles in place, as in operands.cu.

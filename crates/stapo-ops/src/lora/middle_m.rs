@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::cuda::{Layer, MULTIPROCESSORS, Placed, map_a, n_columns, projected, split};
+use super::cuda::{Layer, Placed, map_a, n_columns, projected, split};
 use crate::Float;
 use crate::cuda::kernels::LORA_MIDDLE_M;
-use crate::cuda::{Cuda, Slice, TILE_COLUMNS, TensorMap};
+use crate::cuda::{Cuda, MULTIPROCESSORS, Slice, TILE_COLUMNS, TensorMap};
 use crate::matmul::Dims;
 
 /// The most rows: of more, a kernel for `x A^T` takes a small part of the time.

@@ -10,7 +10,7 @@ use crate::reward::{JUDGE, JudgeReading, JudgeSpec, REWARD_MODEL, RewardModelSpe
 use serde::Serialize;
 use stapo_model::decoder::{ArenaLayout, BatchRows, LoraSpec, Purpose, QuantisedBase, Recompute, SumsLayout};
 use stapo_model::generate::{EngineSettings, MODEL_DRAFT_ROWS};
-use stapo_model::{DeltaNetSpec, Device, DeviceName, LayerSpec, ModelConfig, TensorSpec};
+use stapo_model::{DeltaNetSpec, Device, DeviceName, LayerSpec, ModelConfig, TensorSpec, gpu_logit_rows};
 use std::fmt;
 
 /// A part of a run's memory.
@@ -84,8 +84,6 @@ fn sum(parts: &[MemoryPart]) -> u64 {
     parts.iter().map(|part| part.bytes).sum()
 }
 
-/// The most rows of logits that training holds at once on a GPU.
-const GPU_LOGIT_ROWS: usize = 2048;
 /// Context, kernels and workspace, as measured on an H200.
 const GPU_LIBRARY_BYTES: u64 = 700 << 20;
 /// Rounding of the many buffers in a region, and buffers of a step.
@@ -301,8 +299,9 @@ impl Needs<'_> {
         );
         if self.device != DeviceName::Cpu {
             // Rows of logits in f32, which their gradient overwrites.
-            let rows = self.plan.config.update.microbatch_tokens.min(GPU_LOGIT_ROWS);
-            let logits = (4 * rows * self.model.vocabulary) as u64;
+            let vocabulary = self.model.vocabulary;
+            let rows = self.plan.config.update.microbatch_tokens.min(gpu_logit_rows(vocabulary));
+            let logits = (4 * rows * vocabulary) as u64;
             parts.push(MemoryPart { name: "logits", bytes: logits });
             let chunks = |spec: DeltaNetSpec| spec.heads.backward_bytes(self.microbatch_tokens()) as u64;
             let chunks = self.model.layers.iter().filter_map(LayerSpec::delta_net).map(chunks).max();
@@ -338,7 +337,8 @@ impl Needs<'_> {
         let n_bytes = self.device.compute_bytes();
         let is_gpu = self.device != DeviceName::Cpu;
         let kv_bytes = if writes { kv_bytes_of_judge(spec, model, n_bytes, is_gpu) } else { 0 };
-        let logits = if is_gpu { 4 * rows.min(GPU_LOGIT_ROWS) * model.vocabulary } else { 0 };
+        let logits =
+            if is_gpu { 4 * rows.min(gpu_logit_rows(model.vocabulary)) * model.vocabulary } else { 0 };
         self.arena(model, None, (rows, rows).into(), Purpose::Inference)
             + logits as u64
             + kv_bytes
