@@ -59,10 +59,10 @@ def rows(results):
             yield f"training step 1.7B, shared prompts, {what}", text, f"{asked} times", whole >= asked * r["seconds"]
         elif name == "torch":
             yield "  PyTorch, same work", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
-        elif name.startswith("exact") or name == "lora-exact":
+        elif r.get("task") == "exact":
             text = f"{r['differ']} of {r['tokens']} tokens differ, max {r['max_abs']}"
             of = {"exact": "", "exact-long": " at a context of 16384", "lora-exact": ", adapters of rank 32"}
-            of = of.get(name, ", " + name.removeprefix("exact-"))
+            of = of.get(name, ", " + name.removeprefix("exact-").removesuffix("-exact"))
             yield f"sampled against training log-probs{of}", text, "0", r["differ"] == 0
         elif name == "lora-train":
             times = r["tokens_per_s"] / full if full else 0
@@ -127,9 +127,15 @@ def rows(results):
         elif name == "train-8b-kept":
             text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB (planned {r['planned_gib']})"
             yield "  8 x 2048, everything kept", text, "12500 tokens/s, 139 GiB", r["tokens_per_s"] >= 12500 and r["gib"] <= 139
-        elif name.startswith("family-"):
-            text = f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB" + (f" (planned {r['planned_gib']})" if "planned_gib" in r else "")
-            yield name[7:].replace("-", " "), text, "", ""
+        elif name.startswith(("family-", "hybrid-", "train-8b-16k", "decode-8b")):
+            text = f"{r['tokens_per_s']} tokens/s"
+            if r["task"] == "decode":
+                text += f"; alone {r['decode_tokens_per_s']}, {100 * r['share']:.1f} % of {r['copy_bytes_per_s'] / 1e12:.2f} TB/s"
+            else:
+                text += f", {100 * r['share']:.0f} % of the peak"
+            text += f", {r['gib']} GiB" if "gib" in r else ""
+            text += f" (planned {r['planned_gib']})" if "planned_gib" in r else ""
+            yield name.removeprefix("family-").replace("-", " "), text, "", ""
         elif name.startswith("rollout"):
             text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.1f} % of an ideal scheduler"
             yield f"rollout of {r['sequences']} spread lengths", text, "70 %", r["share"] >= 0.7
@@ -137,8 +143,6 @@ def rows(results):
             text = f"sampling {r['sample_s']} s, update {r['update_s']} s, {r['gib']} GiB (planned {r['planned_gib']})"
             ok = abs(r["planned_gib"] / r["gib"] - 1) <= 0.05
             yield f"one step of 8 x 8 responses, {r['shape']}", text, "plan within 5 %", ok
-        elif name == "decode-8b":
-            yield f"decode 8B, {r['sequences']} sequences", f"{r['tokens_per_s']} tokens/s, {r['gib']} GiB", "", ""
 
 
 def main():

@@ -448,13 +448,17 @@ fn a_target_ends_the_run_early() {
     assert_eq!(train(&plan, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
     let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
     assert_eq!((metrics.len(), metrics[0].eval_accuracy), (1, Some(0.375)));
-    // A target that is reached in the last step is reached too.
-    let last = Plan { config: Config { steps: 1, ..plan.config.clone() }, ..plan };
+    assert!(metrics[0].eval_accuracy_before.is_some());
+    // A target that is reached in the last step is reached too, and without the evaluation at the start to the same bits.
+    let mut last = Plan { config: Config { steps: 1, ..plan.config.clone() }, ..plan };
+    last.config.evaluation.at_start = false;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run");
     let (mut run, mut trainer) = start(&path, &last);
     assert_eq!(train(&last, &mut run, &mut trainer, &mut Quiet::new()).unwrap(), Outcome::TargetReached);
     assert_eq!(read_events(&path).unwrap().last().unwrap().reason, Some(StopReason::TargetReached));
+    let metrics = Run::read_metrics::<Metrics>(&path).unwrap();
+    assert_eq!((metrics[0].eval_accuracy_before, metrics[0].eval_accuracy), (None, Some(0.375)));
 }
 
 /// Evaluations, hashes, responses and checkpoints of every second step, and of the last where a run ends with one.

@@ -16,8 +16,8 @@ use stapo_core::objective::{
 };
 use stapo_model::cuda::{CudaOptions, Training};
 use stapo_model::decoder::{
-    ArenaLayout, BatchRows, Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass,
-    Policy, PolicySpec, Purpose, Recompute, TokenScores,
+    BatchRows, Gradients, HeadOptions, LoraScale, LoraSpec, LoraTarget, PackedBatch, Pass, Policy,
+    PolicySpec, Recompute, TokenScores,
 };
 use stapo_model::generate::{Completion, Engine, EngineMemory, EngineSettings, Event, Request};
 use stapo_model::optimizer::{AdamWSettings, Optimizer, Update};
@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
+mod bounds;
 mod prefill;
 mod quantised;
 mod rollout;
@@ -88,26 +89,6 @@ fn used_gib(device: &Device) -> f64 {
     device.memory().map_or(0.0, |(free, total)| (total - free) as f64 / f64::from(1 << 30))
 }
 
-/// The expected memory: weights, gradients, optimizer states, activations, logits and their gradient, libraries.
-fn planned_gib(config: &ModelConfig, options: &Options, rows: BatchRows, recompute: Recompute) -> f64 {
-    let lora = lora(options);
-    let n = lora.as_ref().map_or(config.n_parameters(), |lora| lora.n_parameters(config)) as usize;
-    let padded = |lora: &LoraSpec| {
-        2 * (config.n_parameters() + lora.n_padded(config) + lora.n_joined(config)) as usize
-    };
-    let frozen = lora.as_ref().map_or(0, padded);
-    let is_looked_up = config.tied_embeddings && lora.is_none();
-    let vocabulary = config.vocabulary * config.width;
-    let lookup = if is_looked_up { vocabulary } else { 0 };
-    let apart = if lora.is_some() { 0 } else { vocabulary };
-    let trained = if options.get("8bit", 0) == 0 { 14 * n } else { 4 * n + n / 32 };
-    let adapters = lora.as_ref().map(|lora| lora.hidden_layout(config, true));
-    let purpose = Purpose::Training(recompute);
-    let arena = ArenaLayout::new(config, rows, purpose, adapters.as_ref()).bytes(2);
-    let logits = rows.tokens.min(2048) * config.vocabulary * 6;
-    (frozen + trained + 4 * (n + lookup + apart) + arena + logits + (700 << 20)) as f64 / f64::from(1 << 30)
-}
-
 /// The micro-batches of `sequences` x `length` tokens, with at most `microbatch` tokens each. Every `samples` of the sequences
 /// begin with the same `prompt` tokens, whose rows they share with `--share=1`.
 fn lessons(options: &Options, vocabulary: usize) -> Result<Vec<(Range<usize>, PackedBatch)>, Failure> {
@@ -160,8 +141,8 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, mut begun: Sta
         keys: most(PackedBatch::n_key_rows),
     };
     let mut lesson = Lesson::new(n_sequences);
-    let planned =
-        planned_gib(policy.config(), options, rows, recompute) - saved_bytes as f64 / f64::from(1 << 30);
+    let planned = bounds::planned_gib(policy.config(), options, rows, recompute)
+        - saved_bytes as f64 / f64::from(1 << 30);
     let mut best = f64::INFINITY;
     let mut parts = [0.0; 4];
     let mut peak = 0.0f64;
@@ -201,8 +182,9 @@ fn train(mut policy: Policy, options: &Options, saved_bytes: u64, mut begun: Sta
         }
     }
     println!(
-        r#"{{"task": "train", "tokens_per_s": {:.0}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {:.2}, "start": {{{}}}, "kernel_s": {:.2}, "planned_gib": {planned:.1}}}"#,
+        r#"{{"task": "train", "tokens_per_s": {:.0}, "share": {:.3}, "seconds": {best:.4}, "forward": {:.4}, "objective": {:.4}, "backward": {:.4}, "optimizer": {:.4}, "gib": {peak:.1}, "first_step_after": {:.2}, "start": {{{}}}, "kernel_s": {:.2}, "planned_gib": {planned:.1}}}"#,
         (n_sequences * length) as f64 / best,
+        bounds::train_flops(policy.config(), n_sequences, length) / best / bounds::PEAK,
         parts[0],
         parts[3],
         parts[1],
@@ -368,13 +350,16 @@ fn decode(policy: &Policy, options: &Options) -> Result<(), Failure> {
     let Steady { tokens_per_s: decode_rate, context } =
         steady.ok_or("the first response ends before the last sequence decodes: raise --new or --rows")?;
     let n: usize = responses.iter().map(|r| r.tokens.len()).sum();
+    let n_steps_per_s = decode_rate / responses.len() as f64;
+    let bytes_per_s = bounds::decode_bytes(policy.config(), responses.len(), context) * n_steps_per_s;
+    let copy_rate = copy_rate(policy.device())?;
     println!(
-        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "context": {context:.0}, "prompt": {}, "copy_bytes_per_s": {:.3e}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
+        r#"{{"task": "decode", "sequences": {}, "prompts": {}, "tokens_per_s": {:.0}, "decode_tokens_per_s": {decode_rate:.0}, "context": {context:.0}, "prompt": {}, "copy_bytes_per_s": {copy_rate:.3e}, "share": {:.3}, "seconds": {seconds:.4}, "gib": {:.1}}}"#,
         responses.len(),
         options.get("prompts", 64),
         n as f64 / seconds,
         options.get("prompt", 128),
-        copy_rate(policy.device())?,
+        bytes_per_s / copy_rate,
         used_gib(policy.device()),
     );
     Ok(())

@@ -1,14 +1,11 @@
 //! `prefill`: prompts alone, each with one sampled token, with the kernel of prefill and without it; and the packed forward pass
 //! of training over the same tokens, whose head scores as few rows.
 
+use super::bounds::{PEAK, prefill_flops};
 use super::{Failure, Options, settings, tokens};
-use stapo_model::ModelConfig;
 use stapo_model::decoder::{HeadOptions, PackedBatch, Pass, Policy};
 use stapo_model::generate::{Engine, EngineMemory, Request};
 use std::time::Instant;
-
-/// bf16 products of 8192^3 on random data, measured on an H200.
-const PEAK: f64 = 790e12;
 
 pub fn prefill(policy: &Policy, options: &Options) -> Result<(), Failure> {
     let (n, len) = (options.get("prompts", 64), options.get("prompt", 2048));
@@ -21,7 +18,7 @@ pub fn prefill(policy: &Policy, options: &Options) -> Result<(), Failure> {
     drop(memory);
     let packed = packed(policy, &prompts, &options)?;
     let rate = |seconds: f64| (n * len) as f64 / seconds;
-    let flops = flops(policy.config(), n, len);
+    let flops = prefill_flops(policy.config(), n, len);
     println!(
         r#"{{"task": "prefill", "prompts": {n}, "prompt": {len}, "rows": {}, "tokens_per_s": {:.0}, "tflops": {:.0}, "share": {:.3}, "without_kernel": {:.0}, "packed": {:.0}}}"#,
         options.get("rows", 0),
@@ -74,14 +71,4 @@ fn packed(policy: &Policy, prompts: &[Vec<u32>], options: &Options) -> Result<f6
         }
         Ok(start.elapsed().as_secs_f64())
     })
-}
-
-/// Floating-point operations of layers and attention over `n` prompts of `len` tokens, and of the head for their last tokens.
-fn flops(config: &ModelConfig, n: usize, len: usize) -> f64 {
-    let head = (config.vocabulary * config.width) as f64;
-    let n_tables = if config.tied_embeddings { 1.0 } else { 2.0 };
-    let per_token = 2.0 * (config.n_parameters() as f64 - n_tables * head);
-    let pairs = (len * (len + 1) / 2) as f64;
-    let attention: f64 = config.attentions().map(|spec| 4.0 * pairs * spec.heads.out_width() as f64).sum();
-    n as f64 * (len as f64 * per_token + attention + 2.0 * head)
 }

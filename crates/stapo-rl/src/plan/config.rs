@@ -248,6 +248,8 @@ pub struct UpdateConfig {
 pub struct EvaluationConfig {
     /// Steps between evaluations; 0 evaluates only before the first and after the last step.
     pub every_steps: u64,
+    /// Whether to evaluate before the first step. Runs that start from the same model need this once.
+    pub at_start: bool,
     /// Held-out problems of one evaluation.
     pub problems: usize,
     /// Samples per held-out problem.
@@ -414,6 +416,7 @@ impl Default for EvaluationConfig {
     fn default() -> Self {
         EvaluationConfig {
             every_steps: 10,
+            at_start: true,
             problems: 256,
             samples: 1,
             target_accuracy: None,

@@ -33,7 +33,7 @@ pub(super) trait Role {
     /// What the role keeps of a step until all ranks have reported.
     type Written;
 
-    /// Takes the evaluation of a run that has made no step, and says how the run continues.
+    /// Takes the evaluation of a run that has made no step, where the plan asks for one, and says how the run continues.
     fn begin(&mut self, trainer: &Trainer, before: Option<Evaluation>) -> Result<Option<Decision>>;
     /// Takes the signal for which a rollout was abandoned, and says what is saved.
     fn abandoned(&mut self, trainer: &Trainer, signal: i32) -> Option<Decision>;
@@ -56,8 +56,11 @@ pub(super) trait Role {
 /// Makes the steps from the trainer's to the plan's last, or until rank 0 ends the run.
 pub(super) fn make_steps<R: Role>(plan: &Plan, trainer: &mut Trainer, role: &mut R) -> Result<Outcome> {
     trainer.open_benchmarks(plan)?;
-    let before = if trainer.learner.counters.step == 0 {
+    let is_fresh = trainer.learner.counters.step == 0;
+    if is_fresh {
         trainer.learner.check_finite()?;
+    }
+    let before = if is_fresh && plan.config.evaluation.at_start {
         match trainer.evaluate(plan) {
             Err(Error::Abandoned { signal }) => {
                 role.abandoned(trainer, signal);

@@ -180,13 +180,9 @@ impl Screen {
         let n_steps = self.accuracy.len();
         let time = span(self.started.elapsed());
         let headline = headline(outcome, best, n_steps, &time);
-        let shown = |value: Option<f64>| value.map_or("-".to_string(), percent);
         let row = |label: &str, value: &str| format!("{:<18} {value}", label.to_lowercase());
         let mut rows = vec![
-            row(
-                EVAL_ACCURACY.label,
-                &format!("{} -> {}", shown(self.start_accuracy), shown(self.eval.last().copied())),
-            ),
+            row(EVAL_ACCURACY.label, &held_out_text(self.start_accuracy, self.eval.last().copied())),
             row(ACCURACY.label, &curve(&self.accuracy, &percent)),
             row(ENTROPY_MEAN.label, &curve(&self.entropy, &nats)),
             row(N_SILENCED.label, &silenced_text(self.n_silenced, self.n_tokens)),
@@ -228,6 +224,12 @@ fn headline(outcome: Outcome, best: Option<&Best>, n_steps: usize, time: &str) -
 fn benchmark_text(score: &BenchmarkScore) -> String {
     let error = score.standard_error.map_or(String::new(), |e| format!(" ± {:.1}", 100.0 * e));
     format!("{:.1}{error} %, {} questions x {}", 100.0 * score.accuracy, score.n_questions, score.n_samples)
+}
+
+/// Held-out accuracy before training, where it was evaluated, and in the last evaluation.
+fn held_out_text(before: Option<f64>, last: Option<f64>) -> String {
+    let before = before.map_or(String::new(), |accuracy| format!("{} -> ", percent(accuracy)));
+    before + &last.map_or("-".to_string(), percent)
 }
 
 fn silenced_text(n_silenced: usize, n_tokens: usize) -> String {

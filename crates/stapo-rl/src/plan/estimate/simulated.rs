@@ -362,15 +362,16 @@ impl RunShape<'_> {
 
     fn evaluate(&self) -> f64 {
         let config = &self.plan.config;
-        let n_evaluations = match config.evaluation.every_steps {
-            0 => 2,
-            every => 2 + (config.steps - 1) / every,
+        let n_before = u64::from(config.evaluation.at_start);
+        let n_after = match config.evaluation.every_steps {
+            0 => 1,
+            every => 1 + (config.steps - 1) / every,
         };
         let n_responses = (config.evaluation.problems * config.evaluation.samples) as f64;
         let sampled = self.sample(config.evaluation.problems, config.evaluation.samples);
         let graded = n_responses * self.machine.fixed.response / self.world.ranks();
         let seconds = sampled.slowest_seconds + graded + self.waiting(n_responses, sampled);
-        n_evaluations as f64 * seconds / config.steps as f64
+        (n_before + n_after) as f64 * seconds / config.steps as f64
     }
 
     /// A checkpoint is copied to the host of rank 0, and hashed and written during the steps that follow; the last one is waited

@@ -84,6 +84,8 @@ fn a_curve_shows_its_ends_and_the_means_of_its_columns() {
 fn shares_are_percent_and_powers_of_ten() {
     assert_eq!(silenced_text(3, 2000), "3 of 2000 (1.5e-3)");
     assert_eq!(silenced_text(0, 0), "0 of 0 (0.0e0)");
+    assert_eq!(held_out_text(Some(0.4), Some(0.975)), "40.0 % -> 97.5 %");
+    assert_eq!([held_out_text(None, Some(0.975)), held_out_text(None, None)], ["97.5 %", "-"]);
     let mut score = BenchmarkScore {
         accuracy: 0.625,
         standard_error: Some(0.05),

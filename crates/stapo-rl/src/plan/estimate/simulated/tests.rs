@@ -100,6 +100,9 @@ fn every_setting_that_costs_is_counted() {
     assert!(before.update > 1.15 * shared.update && before.rollout == shared.rollout);
     let evaluated = changed(&|c| c.evaluation.samples = 64);
     assert!(evaluated.evaluate > 3.0 * before.evaluate);
+    // Before the first step, after every tenth and after the last: 11 evaluations.
+    let later = changed(&|c| c.evaluation.at_start = false);
+    near("evaluations", later.evaluate, 10.0 / 11.0 * before.evaluate, 1e-9);
 }
 
 #[test]
