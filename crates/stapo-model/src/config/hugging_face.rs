@@ -234,6 +234,13 @@ fn unread_structure<'a>(keys: &ObjectReader<'a>, family: Family) -> Option<(&'st
             factors.into_iter().find_map(|key| other_than(key, &|value| value.as_f64() == Some(1.0)));
         found = found.or(unread);
     }
+    // transformers ignores a softcap on the scores of Gemma 3, and vLLM applies it.
+    if family != Family::Gemma2 {
+        found = found.or(other_than("attn_logit_softcapping", &|_| false));
+    }
+    if !matches!(family, Family::Gemma2 | Family::Gemma3) {
+        found = found.or(other_than("final_logit_softcapping", &|_| false));
+    }
     if family != Family::SmolLm3 {
         found = found.or(other_than("no_rope_layers", &|list| all_are(list, &json!(1))));
     }

@@ -121,6 +121,14 @@ fn keys_of_structure_that_a_family_does_not_read_are_refused() {
         assert!(llama(key, json!(8.0)).unwrap_err().contains(key));
         assert_eq!([llama(key, json!(false)), llama(key, Value::Null)], [Ok(()), Ok(())]);
     }
+    let (scores, logits) = ("attn_logit_softcapping", "final_logit_softcapping");
+    let (gemma2, gemma3) = (named("gemma2", "Gemma2"), named("gemma3_text", "Gemma3"));
+    let reads = [(&llama, scores), (&llama, logits), (&gemma3, scores), (&gemma3, logits), (&gemma2, scores)];
+    let is_refused = reads.map(|(read, key)| {
+        let names = |value: Value| read(key, value).is_err_and(|refusal| refusal.contains(key));
+        (names(json!(50.0)), names(Value::Null))
+    });
+    assert_eq!(is_refused, [true, true, true, false, false].map(|of_number| (of_number, false)));
 }
 
 /// A message names the part that a family lacks, or says that only its description is missing.
