@@ -37,8 +37,10 @@ pub fn check_learned(plan: &Plan, step: u64, learned: &Learned) -> Result<()> {
         );
     }
     if let Some(name) = learned.unreached.first() {
+        // Where ratios are clipped, what is left may be equal tokens of a right and of a wrong response, which cancel.
+        let may_cancel = learned.gradient_norm == 0.0 && learned.members.iter().all(|m| !m.is_on_policy);
         let has_contrast = learned.members.iter().any(|m| m.effects.iter().any(|e| e.d_logp != 0.0));
-        if has_contrast {
+        if has_contrast && !may_cancel {
             return stop(
                 "gradient",
                 format!("{name} and {} more tensors got no gradient", learned.unreached.len() - 1),

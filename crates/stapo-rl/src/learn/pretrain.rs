@@ -106,14 +106,18 @@ impl Pretrainer {
             (_, None) => unreachable!("only a fresh model has no source"),
         };
         let mut warnings = Vec::new();
+        let mut longest_asked = 0;
         if let Some(task) = &mut task {
             let plan = config.evaluation_plan()?;
+            longest_asked = plan.longest_sequence();
             task.load_model_judges(device)?;
             warnings.extend(fit_prompts(&plan, &model.prompting(&plan.style)?, task)?);
         }
         model.policy.fit_longest(config.update.microbatch_tokens);
         let max_tokens = config.update.microbatch_tokens.min(model.policy.config().position_limit());
         let texts = Texts::open(&config.data, config.row_kind(), &model, max_tokens)?;
+        // The factors are those of the sequences that there are, as for every reader of the model.
+        model.policy.fit_longest(texts.longest().unwrap_or(max_tokens).max(longest_asked));
         check_texts(config, texts.file())?;
         warnings.extend(texts.warnings());
         let learner = Learner::new(model, config.optimizer())?;

@@ -1,6 +1,7 @@
 //! Files of problems, read once and checked row by row.
 
 mod array;
+mod chosen;
 mod collected;
 mod compressed;
 mod csv;

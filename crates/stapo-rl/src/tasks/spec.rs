@@ -6,8 +6,8 @@ use super::guess::GuessSpec;
 use super::rows::{DataPath, file_kind};
 use crate::reward::spec::VerifierSpec;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value as Json};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
+use serde_json::Value as Json;
 use stapo_core::settings::{self, SettingsError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -165,8 +165,9 @@ pub struct RowsSpec {
     /// At most this many rows of each entry of `path` are read, the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rows: Option<u64>,
-    /// Only rows whose fields have one of the given values are problems: `only = { split = ["train", "validation"] }`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// Only rows whose fields have one of the given values are problems: `only = { split = ["train", "validation"],
+    /// level = 3 }`. Fields are names or paths; numbers are equal by value.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "one_value_or_more")]
     pub only: BTreeMap<String, Vec<String>>,
     /// The field of the problem; by default recognised by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -218,15 +219,6 @@ impl RowsSpec {
         }
     }
 
-    /// Whether `only` lets a row through.
-    pub(crate) fn wants(&self, row: &Map<String, Json>) -> bool {
-        self.only.iter().all(|(field, values)| match row.get(field) {
-            Some(Json::String(text)) => values.contains(text),
-            Some(other) => values.contains(&other.to_string()),
-            None => false,
-        })
-    }
-
     /// Whether the template is the default that adds an instruction.
     pub(crate) fn has_instruction(&self) -> bool {
         self.template() == BOXED_TEMPLATE
@@ -243,6 +235,25 @@ impl RowsSpec {
             (None, _) => PLAIN_TEMPLATE,
         }
     }
+}
+
+/// The values of each field as text, from one value or a list of texts, numbers and booleans.
+fn one_value_or_more<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Vec<String>>, D::Error> {
+    let text_of = |value: Json| match value {
+        Json::String(text) => Ok(text),
+        Json::Number(_) | Json::Bool(_) => Ok(value.to_string()),
+        other => Err(D::Error::custom(format!(
+            "{other}, expected a text, a number, true or false, or a list of them"
+        ))),
+    };
+    let fields = BTreeMap::<String, Json>::deserialize(deserializer)?;
+    let texts_of = |(field, values)| {
+        let values = if let Json::Array(values) = values { values } else { vec![values] };
+        Ok((field, values.into_iter().map(text_of).collect::<Result<_, _>>()?))
+    };
+    fields.into_iter().map(texts_of).collect()
 }
 
 /// How rows without a reference are treated.
@@ -263,21 +274,21 @@ fn default_held_out_share() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
-    fn only_rows_with_one_of_the_values_of_every_field_are_problems() {
-        let only = [("split", vec!["train", "test"]), ("level", vec!["3"]), ("is_clean", vec!["true"])];
-        let only =
-            only.map(|(field, values)| (field.into(), values.iter().map(ToString::to_string).collect()));
-        let spec = RowsSpec { only: BTreeMap::from(only), ..RowsSpec::new("x.jsonl") };
-        let wants = |row: Json| spec.wants(row.as_object().unwrap());
-        assert!(wants(json!({"split": "test", "level": 3, "is_clean": true})));
-        assert!(wants(json!({"split": "train", "level": "3", "is_clean": true, "other": 1})));
-        assert!(!wants(json!({"split": "dev", "level": 3, "is_clean": true})));
-        assert!(!wants(json!({"split": "test", "level": 4, "is_clean": true})));
-        assert!(!wants(json!({"split": "test", "is_clean": true})), "a field that is absent");
-        assert!(RowsSpec::new("x.jsonl").wants(json!({}).as_object().unwrap()));
+    fn a_value_or_a_list_of_texts_numbers_and_booleans_chooses_rows() {
+        let only = |written: &str| {
+            let text = format!("path = \"x.jsonl\"\nonly = {written}");
+            toml::from_str::<RowsSpec>(&text).map(|spec| spec.only).map_err(|error| error.to_string())
+        };
+        let expected = [("b", vec!["true"]), ("n", vec!["3", "1.5"]), ("split", vec!["train"])];
+        let expected =
+            expected.map(|(field, values)| (field.into(), values.iter().map(ToString::to_string).collect()));
+        let found = only(r#"{ split = "train", n = [3, 1.5], b = true }"#).unwrap();
+        assert_eq!(found, BTreeMap::from(expected));
+        for wrong in ["{ n = [[3]] }", "{ n = { a = 1 } }"] {
+            assert!(only(wrong).unwrap_err().contains("expected a text, a number, true or false"));
+        }
     }
 
     #[test]

@@ -42,6 +42,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("main", 20),
         ("main-quick", 8),
         ("math", 10),
+        ("math-1.5b", 4),
         ("math-short", 10),
         ("rising", 27),
         ("rising-builtin", 18),

@@ -188,6 +188,12 @@ fn a_broken_update_stops_the_run_and_an_update_without_contrast_does_not() {
 
     let said = checked(&plan, learned(&plan, members(true, same), &["a", "b"], moved)).unwrap_err();
     assert!(said.contains("canary gradient: a and 1 more tensors got no gradient"), "{said}");
+    for (is_on_policy, gradient_norm, is_broken) in
+        [(true, 0.0, true), (false, 1.0, true), (false, 0.0, false)]
+    {
+        let update = learned(&plan, members(is_on_policy, same), &["a"], (true, gradient_norm));
+        assert_eq!(checked(&plan, update).is_err(), is_broken, "{is_on_policy} {gradient_norm}");
+    }
     let nothing = (-0.5, 0.0);
     assert_eq!(
         checked(&plan, learned(&plan, members(true, nothing), &["a"], moved)),

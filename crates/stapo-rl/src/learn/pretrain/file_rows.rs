@@ -22,6 +22,8 @@ pub struct FileRows {
     rows: Vec<TextRow>,
     /// Tokens of each row, all its sequences together.
     lengths: Vec<usize>,
+    /// Tokens of the longest sequence, of all rows.
+    longest: usize,
     /// Rows that are not learned from.
     held_out: Vec<TextRow>,
     /// What the user should know.
@@ -51,13 +53,20 @@ impl FileRows {
         check_share("data.held_out_share", spec.held_out_share)?;
         let measured = measure(encoder, &places, &rows)?;
         let warnings = check_characters(spec, encoder, &places, &rows)?.into_iter().collect();
-        let mut file = Self { spec: spec.clone(), rows, lengths: Vec::new(), held_out: Vec::new(), warnings };
+        let mut file = Self {
+            spec: spec.clone(),
+            rows,
+            lengths: Vec::new(),
+            longest: 0,
+            held_out: Vec::new(),
+            warnings,
+        };
         let n_rows = measured.len();
-        let is_long = |row: &Measured| row.longest > max_tokens;
+        let is_long = |row: &Measured| row.n_together > max_tokens;
         let n_long = measured.iter().filter(|row| is_long(row)).count();
         // Of several longest rows the first is named.
-        let longest = measured.iter().rev().max_by_key(|row| row.longest).filter(|_| n_long > 0);
-        if let Some(&Measured { row_place: Place { ref path, number }, longest: n_tokens, .. }) = longest {
+        let longest = measured.iter().rev().max_by_key(|row| row.n_together).filter(|_| n_long > 0);
+        if let Some(&Measured { row_place: Place { ref path, number }, n_together: n_tokens, .. }) = longest {
             let path = path.to_path_buf();
             if spec.long_rows == LongRows::Refuse || n_long == n_rows {
                 return Err(Error::LongRows { path, n_long, n_rows, number, n_tokens, limit: max_tokens });
@@ -69,7 +78,9 @@ impl FileRows {
         }
         let mut kept = measured.iter().map(|row| !is_long(row));
         file.rows.retain(|_| kept.next() == Some(true));
-        file.lengths = measured.iter().filter(|row| !is_long(row)).map(|row| row.n_tokens).collect();
+        let short = || measured.iter().filter(|row| !is_long(row));
+        file.lengths = short().map(|row| row.n_tokens).collect();
+        file.longest = short().map(|row| row.longest).max().unwrap_or(0);
         file.hold_out()?;
         Ok(file)
     }
@@ -114,6 +125,10 @@ impl FileRows {
     /// The rows that are not learned from.
     pub(super) fn held_out(&self) -> &[TextRow] {
         &self.held_out
+    }
+
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     /// Rows and tokens of one epoch.
@@ -298,7 +313,8 @@ struct Measured {
     row_place: Place,
     /// Of all sequences together.
     n_tokens: usize,
-    /// Of the longest sequence; of all together where they are compared, since these share a pass.
+    /// Of the sequences that share a pass: of all where they are compared, else of the longest.
+    n_together: usize,
     longest: usize,
     shortest: usize,
 }
@@ -328,9 +344,10 @@ fn measure(encoder: &TextEncoder, places: &[Place], rows: &[TextRow]) -> Result<
                 let lengths = || sequences.iter().map(|sequence| sequence.tokens.len());
                 let n_tokens = lengths().sum();
                 let is_judged = sequences.iter().any(|sequence| sequence.side.is_some());
-                let longest = if is_judged { n_tokens } else { lengths().max().unwrap_or(0) };
+                let longest = lengths().max().unwrap_or(0);
+                let n_together = if is_judged { n_tokens } else { longest };
                 let shortest = lengths().min().unwrap_or(0);
-                Measured { row_place: row_place.clone(), n_tokens, longest, shortest }
+                Measured { row_place: row_place.clone(), n_tokens, n_together, longest, shortest }
             });
             let measured: Vec<Measured> = measured.collect();
             match measured.iter().find(|row| row.shortest < 2) {

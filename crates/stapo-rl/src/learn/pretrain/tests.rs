@@ -8,6 +8,7 @@ use crate::testing::{TEMPLATE, chat_model};
 use serde_json::{Map, Value, json};
 use stapo_core::Turn;
 use stapo_model::CpuOptions;
+use stapo_model::config::{LongFactors, RopeScaling};
 use std::path::PathBuf;
 
 fn device() -> Device {
@@ -194,6 +195,36 @@ fn long_rows_are_found_at_the_start_and_refused_or_dropped() {
     assert!(pretrainer.next_sequences(&config).is_ok());
     config.update.microbatch_tokens = longest - 1;
     assert!(pretrainer.next_sequences(&config).is_err());
+}
+
+/// Micro-batches hold many rows, and nothing of a model may depend on their size.
+#[test]
+fn the_longest_row_chooses_the_factors_of_long_rope() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = chat_model(folder.path(), "");
+    let config_path = model.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&config_path).unwrap()).unwrap();
+    config["rope_parameters"] = json!({
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
+        "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16],
+    });
+    std::fs::write(&config_path, config.to_string()).unwrap();
+    let model = format!("model={{kind=\"path\",path={model:?}}}");
+    let used = |defaults: &PretrainConfig, row: Value, settings: &[&str]| {
+        let settings = [&[model.as_str(), "steps=1"], settings].concat();
+        let (_, pretrainer) = open_with(defaults, folder.path(), &[row], &settings).unwrap();
+        match pretrainer.learner.model.policy.config().attentions().next().unwrap().rope.scaling {
+            RopeScaling::Long { used, .. } => used,
+            ref other => panic!("{other:?}"),
+        }
+    };
+    let row = |n_tokens: usize| json!({"prompt": "1".repeat(n_tokens - 2), "response": "1"});
+    let tuned = |n_tokens, settings: &[&str]| used(&PretrainConfig::fine_tuning(), row(n_tokens), settings);
+    assert_eq!(tuned(64, &[]), LongFactors::Short);
+    assert_eq!(tuned(65, &[]), LongFactors::Long);
+    let pair = json!({"prompt": "1".repeat(40), "chosen": "1", "rejected": "2"});
+    let of_pair = used(&PretrainConfig::preferring(), pair, &[]);
+    assert_eq!(of_pair, LongFactors::Short, "both answers together are longer, neither is");
 }
 
 #[test]

@@ -200,6 +200,17 @@ impl Texts {
         Ok(encoder(model)?.with_arguments(&file.spec).sequences(&rows)?.concat())
     }
 
+    /// The tokens of the longest sequence; `None` if texts are made while they are learned.
+    pub(super) fn longest(&self) -> Option<usize> {
+        match self {
+            Texts::Solutions { .. } => None,
+            Texts::File(file) => Some(file.longest()),
+            Texts::Mixture(parts) => {
+                parts.iter().try_fold(0, |most, (_, part)| Some(part.longest()?.max(most)))
+            }
+        }
+    }
+
     /// The file, where the texts are one file.
     pub fn file(&self) -> Option<&FileRows> {
         match self {

@@ -1,5 +1,6 @@
 //! Collects the rows of the files as problems, and checks each.
 
+use super::chosen::Chosen;
 use super::layout::RowLayout;
 use super::mixture::Mixture;
 use super::{DataFile, FileCensus, KeptRows, ProblemRows, RowPlace};
@@ -20,6 +21,9 @@ const PENDING: usize = 4096;
 /// The rows read so far.
 pub(super) struct Collected<'a> {
     spec: &'a RowsSpec,
+    chosen: Chosen,
+    /// Why the first row that `only` left out was left out.
+    left_out: Option<String>,
     kept: KeptRows,
     wording: Wording,
     file: Option<OpenFile>,
@@ -57,6 +61,8 @@ impl<'a> Collected<'a> {
             (!spec.weights.is_empty()).then(|| Mixture::new(&spec.weights, n_entries)).transpose()?;
         Ok(Self {
             spec,
+            chosen: Chosen::new(&spec.only)?,
+            left_out: None,
             kept,
             wording: Wording::new(spec.template(), spec.system.as_deref())?,
             file: None,
@@ -97,11 +103,12 @@ impl<'a> Collected<'a> {
         row_place: RowPlace,
         row: Map<String, Value>,
     ) -> Result<(), TaskError> {
-        if !self.spec.wants(&row) {
+        let row = Value::Object(row);
+        if let Some(why) = self.chosen.refuse(&row) {
+            self.left_out.get_or_insert(format!("{} {}: {why}", row_place.unit, row_place.number));
             return Ok(());
         }
         let refuse = |(problem, remedy): (String, String)| row_place.refuse(problem, remedy);
-        let row = Value::Object(row);
         let open = match self.file.take().filter(|_| self.paths.last() == Some(&file.path)) {
             Some(open) => open,
             None => self.open(file, row_place, &row)?,
@@ -191,10 +198,13 @@ impl<'a> Collected<'a> {
         let n_held_out = self.rows.held_out.len() as u64;
         let share = self.spec.held_out_share;
         if n_train + n_held_out == 0 {
-            return refuse(
-                "holds no problem".into(),
-                "one problem per row, and `only` lets rows through whose field has one of its values",
-            );
+            return match &self.left_out {
+                None => refuse("holds no problem".into(), "one problem per row"),
+                Some(why) => refuse(
+                    format!("holds no problem that `only` chooses; the first row left out: {why}"),
+                    "only = { FIELD = [VALUES] } with fields and values that rows have",
+                ),
+            };
         }
         if n_held_out == 0 && share > 0.0 {
             let problem =
