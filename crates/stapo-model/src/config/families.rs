@@ -257,6 +257,14 @@ fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
     keys.insert("sliding_window".into(), json!(config.layers.iter().find_map(window)));
 }
 
+/// The same for families of which `transformers` builds the mask of a window even where no layer has one.
+fn write_windows_of_some(config: &ModelConfig, keys: &mut Map<String, Value>) {
+    write_windows(config, keys);
+    if config.attentions().all(|attention| attention.rule.window.is_none()) {
+        keys.insert("sliding_window".into(), json!(config.family.row().window));
+    }
+}
+
 /// `rope_parameters` by kind of layer for `transformers` 5, and `rope_theta`, `rope_scaling` and `sliding_theta_key` for
 /// older versions, whose `rope_scaling` belongs to full layers.
 fn write_ropes_by_kind(config: &ModelConfig, keys: &mut Map<String, Value>, sliding_theta_key: Option<&str>) {

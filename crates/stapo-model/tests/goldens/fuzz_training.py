@@ -6,7 +6,8 @@
 The gradient's norm of one step of `stapo sft` may differ by 0.1 % from that of `transformers` in f64, and micro-batches, recomputation
 and threads may not change a bit of the step. Then three runs of `stapo train` take random settings that may not change a bit (threads,
 memory for keys and values, drafts, recomputation, micro-batches or ranks), and the third is killed and resumed: equal state hashes
-after every step, and a sampled log-prob never differs from the trained one. Exits with 1 where something is off.
+after every step, and a sampled log-prob never differs from the trained one. The export of the first scores as the run, here and in
+`transformers`. Exits with 1 where something is off.
 """
 
 import json
@@ -19,7 +20,7 @@ import time
 
 import torch
 import transformers
-from fuzz_families import FAMILIES, model_of
+from fuzz_families import FAMILIES, expected, model_of, scored
 from make_models import LETTERS, tokenizer_of
 
 N_STEPS = 3
@@ -157,7 +158,22 @@ def check_runs(stapo, folder, seed, r, n_tokens):
     assert len(hashes[0]) == N_STEPS and hashes[0] == hashes[1] == hashes[2], f"{hashes} of {keys}"
     exactness = {row["exactness_max_abs"] for rows in runs for row in rows}
     assert exactness == {0.0}, f"sampled and trained log-probs differ by {exactness} of {keys}"
-    return sum(row["decoding"]["accepted"] for rows in runs for row in rows)
+    return sum(row["decoding"]["accepted"] for rows in runs for row in rows), "model.lora.rank" in keys
+
+
+def check_export(stapo, folder, has_adapters, lengths):
+    """The exported policy of a run is that of the run, for `transformers` too."""
+    merge = ["--merge"] if has_adapters else []
+    must([stapo, "export", "-q", "--f32", *merge, folder / "first", "--out", folder / "exported"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported", attn_implementation="eager").eval()
+    draw = torch.Generator().manual_seed(sum(lengths))
+    sequences = [torch.randint(0, model.config.vocab_size, (length,), generator=draw) for length in lengths]
+    trained, exported = (torch.cat(scored(stapo, folder / of, sequences)).double() for of in ("first", "exported"))
+    single = expected(model, sequences)
+    double = expected(model.double(), sequences)
+    assert has_adapters or torch.equal(trained, exported), "the export has other bits than the run"
+    off, rounding = ((logp - double).abs().max().item() for logp in (trained, single))
+    assert off < max(2e-4, 10 * rounding), f"export off by {off}, transformers in f32 by {rounding}"
 
 
 def check(stapo, family, seed):
@@ -173,7 +189,11 @@ def check(stapo, family, seed):
         tokenizer_of(model.config.vocab_size).save_pretrained(folder / "model")
         try:
             check_gradient(stapo, folder, model, lengths, r)
-            return check_runs(stapo, folder, seed, r, model.config.vocab_size)
+            n_drafted, has_adapters = check_runs(stapo, folder, seed, r, model.config.vocab_size)
+            # transformers chooses LongRoPE's factors by the length of each call, a run by its longest sequence.
+            if model.config.rope_parameters.get("rope_type") != "longrope":
+                check_export(stapo, folder, has_adapters, lengths)
+            return n_drafted
         except AssertionError as wrong:
             return f"{wrong}\n{(folder / 'model/config.json').read_text()}"
 
