@@ -63,8 +63,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let started = Rank::start(&command, rank, world, port, &token);
         ranks.push(started.with_context(|| format!("starting rank {rank}"))?);
     }
-    let statuses = watch(&mut ranks, &stop)?;
-    let code = exit_code(&statuses, stop.signal());
+    let (statuses, ended) = watch(&mut ranks, &stop)?;
+    let code = exit_code(&ended, stop.signal());
     let stderrs = ranks.into_iter().filter_map(|rank| rank.stderr);
     let texts = stderrs.map(|stderr| stderr.join().unwrap_or_default());
     for text in errors_of_others(texts, &statuses) {
@@ -153,8 +153,10 @@ const GRACE: Duration = Duration::from_secs(30);
 const SHORT_GRACE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for all ranks. Every signal is passed on to all of them.
-fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
+/// Waits for all ranks. Every signal is passed on to all of them. Returns all statuses, and those of ranks that were not given up:
+/// another rank's status says why a rank was.
+fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<(Vec<ExitStatus>, Vec<ExitStatus>)> {
+    let mut given_up = vec![false; ranks.len()];
     let mut statuses: Vec<Option<ExitStatus>> = vec![None; ranks.len()];
     let mut n_passed_on = 0;
     let mut failed_at: [Option<Instant>; 2] = [None, None];
@@ -174,14 +176,18 @@ fn watch(ranks: &mut [Rank], stop: &Stop) -> Result<Vec<ExitStatus>> {
             }
         }
         let waited = failed_at.map(|at| at.map_or(Duration::ZERO, |at| at.elapsed()));
-        for (rank, _) in ranks.iter_mut().zip(&statuses).filter(|(_, status)| status.is_none()) {
-            if is_given_up(waited, || is_stopped(&rank.child)) {
+        for ((rank, given_up), status) in ranks.iter_mut().zip(&mut given_up).zip(&statuses) {
+            if status.is_none() && is_given_up(waited, || is_stopped(&rank.child)) {
+                *given_up = true;
                 let _ = rank.child.kill();
             }
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(statuses.into_iter().flatten().collect())
+    let statuses: Vec<ExitStatus> = statuses.into_iter().flatten().collect();
+    let ended =
+        statuses.iter().zip(given_up).filter(|(_, given_up)| !given_up).map(|(status, _)| *status).collect();
+    Ok((statuses, ended))
 }
 
 /// Whether any rank has failed, and whether rank 0 has.
@@ -304,6 +310,23 @@ mod tests {
         assert!(!given_up(SHORT_GRACE, almost(SHORT_GRACE), false));
         assert!(given_up(SHORT_GRACE, Duration::ZERO, true));
         assert!(!given_up(almost(SHORT_GRACE), Duration::ZERO, true));
+    }
+
+    /// A rank that the signal ended before it could listen leaves another one waiting.
+    #[test]
+    fn a_rank_that_was_given_up_does_not_decide_the_status() {
+        let start = |script: &str| {
+            let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            Rank { child, stderr: None }
+        };
+        let stop = Stop::default();
+        stop.raise(15);
+        let mut ranks = [start("kill -TERM $$"), start("exec sleep 60")];
+        let (statuses, ended) = watch(&mut ranks, &stop).unwrap();
+        let signals =
+            |statuses: &[ExitStatus]| statuses.iter().map(ExitStatusExt::signal).collect::<Vec<_>>();
+        assert_eq!((signals(&statuses), signals(&ended)), (vec![Some(15), Some(9)], vec![Some(15)]));
+        assert_eq!(exit_code(&ended, stop.signal()), 143);
     }
 
     #[test]
