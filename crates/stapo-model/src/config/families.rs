@@ -248,21 +248,15 @@ fn set_ropes_by_kind(
     Ok(())
 }
 
-/// `layer_types`, `sliding_window` and, where kinds of layers have different ropes, `rope_parameters` by kind.
+/// `layer_types` and `sliding_window`. Where no layer has a window, the key is the family's: `transformers` builds the mask of a
+/// window for every model of a family with kinds of layers.
 fn write_windows(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let window = |layer: &LayerSpec| layer.attention()?.rule.window;
     let kind = |layer| if window(layer).is_some() { SLIDING } else { FULL };
     let kinds: Vec<&str> = config.layers.iter().map(kind).collect();
     keys.insert("layer_types".into(), json!(kinds));
-    keys.insert("sliding_window".into(), json!(config.layers.iter().find_map(window)));
-}
-
-/// The same for families of which `transformers` builds the mask of a window even where no layer has one.
-fn write_windows_of_some(config: &ModelConfig, keys: &mut Map<String, Value>) {
-    write_windows(config, keys);
-    if config.attentions().all(|attention| attention.rule.window.is_none()) {
-        keys.insert("sliding_window".into(), json!(config.family.row().window));
-    }
+    let written = config.layers.iter().find_map(window).or(config.family.row().window);
+    keys.insert("sliding_window".into(), json!(written));
 }
 
 /// `rope_parameters` by kind of layer for `transformers` 5, and `rope_theta`, `rope_scaling` and `sliding_theta_key` for

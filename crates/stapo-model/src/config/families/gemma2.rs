@@ -2,7 +2,7 @@
 
 use super::{
     FamilyRow, Gate, NormPlacement, ObjectReader, llama, set_biases, set_score_scale, set_windows,
-    sliding_layers, write_biases, write_no_padding, write_windows_of_some,
+    sliding_layers, write_biases, write_no_padding, write_windows,
 };
 use crate::config::{EmbeddingScale, ModelConfig};
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     },
     write: |config, keys| {
         write_softcaps(config, keys);
-        write_windows_of_some(config, keys);
+        write_windows(config, keys);
     },
     ..llama::ROW
 };

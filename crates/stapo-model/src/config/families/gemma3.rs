@@ -3,7 +3,7 @@
 
 use super::{
     FamilyRow, ObjectReader, QkNorm, Sizes, gemma2, set_ropes_by_kind, set_windows, sliding_layers,
-    write_ropes_by_kind, write_windows_of_some,
+    write_ropes_by_kind, write_windows,
 };
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -22,7 +22,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     describe,
     write: |config, keys| {
         gemma2::write_softcaps(config, keys);
-        write_windows_of_some(config, keys);
+        write_windows(config, keys);
         write_ropes_by_kind(config, keys, Some(SLIDING_THETA));
     },
     ..gemma2::ROW

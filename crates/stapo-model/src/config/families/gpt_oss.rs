@@ -1,9 +1,7 @@
 //! gpt-oss: Llama with learned sinks, biases on all attention projections and windows in every other layer. Its feed-forward, a
 //! mixture of experts, is not built: only a description without experts is read, which tests of its attention use.
 
-use super::{
-    AttentionBiases, FamilyRow, ObjectReader, llama, set_windows, sliding_layers, write_windows_of_some,
-};
+use super::{AttentionBiases, FamilyRow, ObjectReader, llama, set_windows, sliding_layers, write_windows};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use serde_json::json;
@@ -28,7 +26,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     write: |config, keys| {
         keys.insert("attention_bias".into(), json!(true));
         keys.insert(EXPERTS.into(), json!(0));
-        write_windows_of_some(config, keys);
+        write_windows(config, keys);
     },
     ..llama::ROW
 };

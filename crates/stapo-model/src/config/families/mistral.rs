@@ -1,6 +1,7 @@
 //! Mistral: Llama with a window in all layers, where the model has one.
 
-use super::{FamilyRow, llama, set_windows, write_windows};
+use super::{FamilyRow, llama, set_windows};
+use serde_json::json;
 
 pub(super) const ROW: FamilyRow = FamilyRow {
     name: "mistral",
@@ -10,8 +11,8 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     n_kv_heads: Some(8),
     describe: |keys, config| set_windows(keys, config, &vec![true; config.layers.len()]),
     write: |config, keys| {
-        write_windows(config, keys);
-        keys.remove("layer_types");
+        let window = config.attentions().find_map(|attention| attention.rule.window);
+        keys.insert("sliding_window".into(), json!(window));
     },
     ..llama::ROW
 };

@@ -2,7 +2,7 @@
 
 use super::{
     FamilyRow, ObjectReader, olmo2, set_biases, set_ropes_by_kind, set_windows, sliding_layers, write_biases,
-    write_no_padding, write_ropes_by_kind, write_windows_of_some,
+    write_no_padding, write_ropes_by_kind, write_windows,
 };
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub(super) const ROW: FamilyRow = FamilyRow {
     write: |config, keys| {
         write_biases(config, keys);
         write_no_padding(keys);
-        write_windows_of_some(config, keys);
+        write_windows(config, keys);
         write_ropes_by_kind(config, keys, None);
     },
     ..olmo2::ROW
