@@ -5,10 +5,11 @@
 #   cargo test -p stapo-ops --lib --no-run; cargo test -p stapo-model --test all --test cuda_lost --no-run
 #   bench/gpu.sh --bench target/release/examples/bench_gpu --ops target/release/examples/bench_gpu_ops \
 #       --tests "target/debug/deps/stapo_ops-HASH cuda" --tests "target/debug/deps/all-HASH cuda::" ..
-# Options: --bench FILE; --ops FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --out DIR
-# keeps the logs in DIR.
+# Options: --bench FILE; --ops FILE; --tests "FILE [FILTER]" (may be repeated); --quick leaves out PyTorch and the 8B shape; --only REGEX
+# runs the rows whose names match, so that the rows can be measured in parts; --out DIR keeps the logs in DIR, and what parts of other
+# calls have left there stays in the table.
 set -u
-bench='' ops='' quick=0 out=$(mktemp -d) tests=()
+bench='' ops='' quick=0 only='' out=$(mktemp -d) tests=()
 while [ $# -gt 0 ]; do
     case $1 in
         --bench) bench=$2; shift 2 ;;
@@ -16,13 +17,14 @@ while [ $# -gt 0 ]; do
         --tests) tests+=("$2"); shift 2 ;;
         --out) out=$2; shift 2 ;;
         --quick) quick=1; shift ;;
+        --only) only=$2; shift 2 ;;
         *) echo "unknown option $1" >&2; exit 2 ;;
     esac
 done
 [ -x "$bench" ] || { echo "--bench: no program at '$bench'" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$out"
-: > "$out/results.jsonl"
+touch "$out/results.jsonl"
 cache=$(mktemp -d)
 export STAPO_KERNEL_CACHE=$cache
 
@@ -30,6 +32,9 @@ export STAPO_KERNEL_CACHE=$cache
 run() {
     local name=$1 limit=$2
     shift 2
+    [[ $name =~ $only ]] || return 0
+    # A row that is measured again replaces what an earlier call wrote.
+    sed -i "/^{\"name\": \"$name\",/d" "$out/results.jsonl"
     local start=$SECONDS
     timeout "$limit" "$@" > "$out/$name.log" 2>&1
     local status=$?
@@ -42,10 +47,11 @@ for program in ${tests[@]+"${tests[@]}"}; do
     name=test-$(basename "${program%%:*}" | tr " " -)
     # shellcheck disable=SC2086 # a program and its filter
     run "$name" 240 $program --test-threads=1 --nocapture --skip every_kernel_compiles
-    grep -E '^test result' "$out/$name.log" | sed 's/.*: \(.*\). \([0-9]*\) passed; \([0-9]*\) failed.*/{"name": "parity", "passed": \2, "failed_tests": \3}/' >> "$out/results.jsonl"
+    grep -qs "\"$name\"" "$out/results.jsonl" || grep -sE '^test result' "$out/$name.log" \
+        | sed 's/.*: \(.*\). \([0-9]*\) passed; \([0-9]*\) failed.*/{"name": "'"$name"'", "passed": \2, "failed_tests": \3}/' >> "$out/results.jsonl"
 done
 # NVRTC keeps what it compiled in the driver's cache.
-run train-cold 120 env CUDA_CACHE_DISABLE=1 "$bench" train --steps=1
+run train-cold 120 env CUDA_CACHE_DISABLE=1 STAPO_KERNEL_CACHE="$cache/cold" "$bench" train --steps=1
 run train 120 "$bench" train --steps=4
 run train-16k 120 "$bench" train --sequences=2 --length=16384 --microbatch=16384 --steps=2
 run train-16k-recomputed 120 "$bench" train --sequences=2 --length=16384 --microbatch=16384 --steps=2 --keep=0
@@ -78,6 +84,16 @@ prefill 40 15000
 prefill 16 8192
 prefill 64 2048
 prefill 512 128
+# Prompts and responses, as vLLM's script generates them.
+generate() {
+    run "generate-$1-$2-$3" 120 "$bench" decode --prompts="$1" --samples="$2" --prompt="$3" --new="$4" --rows=16384 --kv-gib=90
+}
+generate 64 8 128 512
+generate 8 8 128 512
+generate 512 1 128 512
+generate 2 1 128 512
+generate 8 8 8192 256
+generate 40 1 15000 256
 [ $quick -eq 1 ] || run vllm 900 python3 "$here/gpu/vllm.py" --mode default --mode batch-invariant --mode no-logprobs
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
 [ -z "$ops" ] || run attention 60 "$ops" attention

@@ -17,10 +17,13 @@ def step_flops(tokens, length):
     return tokens * (6 * PARAMETERS + attention)
 
 
-def peer_rate(results, task, shape):
-    """The best rate of vLLM for prompts of this shape; 0 where it did not run."""
-    of_shape = (r for r in results if r["name"] == "vllm" and r.get("task") == task)
-    return max((r["tokens_per_s"] for r in of_shape if (r["prompts"], r["prompt"]) == shape), default=0)
+def peer_rate(results, task, r):
+    """The best rate of vLLM with log-probs for prompts as those of the row `r`; 0 where it did not run."""
+    same = [(p, r.get(p)) for p in ("prompts", "prompt")]
+    if task == "generate":
+        same.append(("samples", r["sequences"] // r["prompts"]))
+    of_task = (p for p in results if p["name"] == "vllm" and p.get("task") == task and p["mode"] != "no-logprobs")
+    return max((p["tokens_per_s"] for p in of_task if all(p[name] == value for name, value in same)), default=0)
 
 
 def rows(results):
@@ -29,7 +32,7 @@ def rows(results):
         name = r["name"]
         if "failed" in r:
             yield name, f"failed with status {r['failed']}: see its log", "", ""
-        elif name == "parity":
+        elif "failed_tests" in r:
             yield "tests on the GPU", f"{r['passed']} passed, {r['failed_tests']} failed", "0 failed", r["failed_tests"] == 0
         elif name == "train-cold":
             ok = r["first_step_after"] <= 3
@@ -91,12 +94,16 @@ def rows(results):
             ok = share >= asked and (n < 512 or r["tokens_per_s"] >= 20000) if asked else ""
             yield f"decode {n} of {context:.0f} keys, {prompts}", text, f"{100 * asked:.0f} %" if asked else "", ok
         elif name.startswith("prefill"):
-            shape = (r["prompts"], r["prompt"])
-            peer = peer_rate(results, "prefill", shape)
+            peer = peer_rate(results, "prefill", r)
             text = f"{r['tokens_per_s']} tokens/s, {100 * r['share']:.0f} % of the peak; without its kernel {r['without_kernel']}"
             asked = f"1.1 x vLLM's {peer:.0f}" if peer else ""
-            yield f"prefill {shape[0]} x {shape[1]}", text, asked, r["tokens_per_s"] >= 1.1 * peer if peer else ""
+            yield f"prefill {r['prompts']} x {r['prompt']}", text, asked, r["tokens_per_s"] >= 1.1 * peer if peer else ""
             yield "  packed forward of training", f"{r['packed']} tokens/s", "", ""
+        elif name.startswith("generate"):
+            peer = peer_rate(results, "generate", r)
+            text = f"{r['tokens_per_s']} tokens/s" + (f", {r['tokens_per_s'] / peer:.2f} times vLLM's" if peer else "")
+            samples = r["sequences"] // r["prompts"]
+            yield f"generate {r['prompts']} x {samples}, prompts of {r['prompt']}", text, "", ""
         elif name == "vllm" and "skipped" in r:
             yield "vLLM", r["skipped"], "", ""
         elif name == "vllm":

@@ -4,8 +4,9 @@
 
 Each mode runs in a process of its own, because vLLM keeps the GPU's memory: `default`, the only one unless others are named, and
 `batch-invariant` (the environment variable VLLM_BATCH_INVARIANT) return the log-prob of each sampled token, as stapo always does;
-`no-logprobs` does not. Samples of one prompt share its keys and values; prompts share nothing. Rates are end to end, prompts included, of
-the best of two runs behind a first one; responses of spread lengths run once. Prints JSON objects for bench/gpu/table.py, and one that says
+`no-logprobs` does not. Samples of one prompt share its keys and values (vLLM shares them through its prefix cache, which is emptied
+before each run); prompts share nothing. Rates are end to end, prompts included, of the best of two runs behind a first one; responses
+of spread lengths run once. Prints JSON objects for bench/gpu/table.py, and one that says
 why where vLLM is not installed or a mode fails. The script uses vLLM's documented interface for offline inference; the figures in
 docs/exactness.md are of vLLM 0.24.
 """
@@ -67,6 +68,7 @@ def measure(mode, quick):
         batch = [tokens(prompt, length) for prompt in range(prompts)]
         best = float("inf")
         for run in range(3):
+            llm.reset_prefix_cache()
             start = time.perf_counter()
             llm.generate(batch, params(samples, new), use_tqdm=False)
             best = min(best, time.perf_counter() - start) if run else best
@@ -77,7 +79,7 @@ def measure(mode, quick):
         # vLLM starts `python -m vllm...`, which must not find this file in its working directory.
         os.chdir(folder)
         llm = vllm.LLM(
-            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", enable_prefix_caching=False,
+            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", enable_prefix_caching=True,
             max_model_len=16_384, max_num_batched_tokens=16_384, max_num_seqs=512, gpu_memory_utilization=0.85, seed=0)
 
         def report(task, speed, **shape):
