@@ -259,7 +259,8 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
     let again: Value = serde_json::from_str(&ok(&stapo(at, &args))).unwrap();
     assert_eq!(again, first);
     let other = [&args[..], &["--set", "steps=3"]].concat();
-    assert!(complaint(at, &other).contains("holds another experiment"));
+    let said = complaint(at, &other);
+    assert!(said.contains("holds another experiment: its run grpo/seed-0 has other settings"), "{said}");
 }
 
 #[test]
@@ -284,6 +285,16 @@ fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_d
     assert!(output.status.success() && !said.contains("left"), "{said}");
     assert!(said.contains("a/seed-3 done\n") && said.contains("b/seed-3 done\n"), "{said}");
     assert!(at.join("short/b/seed-3/manifest.sha256").is_file());
+    // A seed is added to the folder, whose runs stay; other settings are another experiment.
+    let receipt = || std::fs::read(at.join("short/a/seed-3/manifest.sha256")).unwrap();
+    let before = receipt();
+    let more = |seeds| [&["experiment", "long.toml", "--seeds", seeds, "--out", "short"], &TINY[..]].concat();
+    let added = [&more("4")[..], &["--only", "a", "--json"]].concat();
+    let summary: Value = serde_json::from_str(&ok(&stapo(at, &added))).unwrap();
+    assert_eq!((&summary[0]["n_runs"], &summary[1]["n_runs"]), (&Value::from(2), &Value::from(1)));
+    assert!(receipt() == before && !at.join("short/b/seed-4").exists());
+    let said = complaint(at, &[&more("5")[..], &["--set", "steps=3"]].concat());
+    assert!(said.contains("its run a/seed-3 has other settings: without steps=3"), "{said}");
     let said = ok(&stapo(at, &["experiment", "long.toml", "--power", "--set", "evaluation.problems=256"]));
     // Three seeds detect 3.33 deviations, and 256 answers deviate by 3.125 points in each of two arms.
     assert!(said.contains("3 seeds, 256 problems") && said.contains("14.7"), "{said}");

@@ -1,13 +1,14 @@
 //! `stapo experiment`
 
 mod child;
+mod folder;
 mod minutes;
 mod power;
 mod show;
 
 use crate::shared::clock::span;
 use crate::shared::option::positive;
-use crate::shared::program::{PROGRAM, writer};
+use crate::shared::program::PROGRAM;
 use crate::shared::stop::{self, Stop};
 use crate::shared::{run_folder, shipped};
 use anyhow::{Context, Result, bail};
@@ -18,7 +19,7 @@ use stapo_rl::Config;
 use stapo_rl::lab::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
 use stapo_rl::plan::config::CanaryConfig;
 use stapo_rl::run::disk::write_whole;
-use stapo_rl::run::{FolderLock, NewFolder, Run, check_tree, describe_writer, hash_bytes, holder, receipt};
+use stapo_rl::run::{Run, describe_writer, hash_bytes, holder, receipt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -28,8 +29,8 @@ use std::time::{Duration, Instant};
 /// Runs a matrix of training runs from one file: arms x seeds x settings, everything else equal.
 ///
 /// Run the same command again to continue: finished runs are kept, and interrupted ones are resumed. If an arm fails, the
-/// output names it and the other arms still run. All arms of a seed run before the next seed. Without a file it lists
-/// the shipped experiments.
+/// output names it and the other arms still run. All arms of a seed run before the next seed. Seeds and arms may be added
+/// later. Without a file it lists the shipped experiments.
 #[derive(clap::Args)]
 pub struct Args {
     /// A TOML file, or the name of a shipped experiment.
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// Seeds instead of the file's.
+    /// Seeds instead of the file's; those that the folder already has keep their runs.
     #[arg(long, value_delimiter = ',')]
     seeds: Option<Vec<u64>>,
 
@@ -79,19 +80,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let spec = read_spec(file, args)?;
-    let mut experiment = spec.expand()?;
-    let chosen = chosen(&experiment, &args.only)?;
+    let asked = spec.expand()?;
+    let chosen_of_asked = chosen(&asked, &spec.seeds, &args.only)?;
     if args.dry_run {
-        show::planned(chosen.iter().map(|&place| &experiment.arms[place]));
+        show::planned(chosen_of_asked.iter().map(|&place| &asked.arms[place]));
         return Ok(ExitCode::SUCCESS);
     }
-    let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&experiment.name));
+    let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&asked.name));
     if args.power {
-        return print_power(&folder, &spec, &experiment);
+        return print_power(&folder, &spec, &asked);
     }
     let stop = stop::on_signals()?;
     // Held to the end: a second process on this folder is refused.
-    let lock = prepare(&folder, &spec, &mut experiment)?;
+    let (lock, mut experiment) = folder::prepare(&folder, &spec, asked)?;
+    let chosen = chosen(&experiment, &spec.seeds, &args.only)?;
     if let Some(text) = lock.warning() {
         eprintln!("warning: {text}");
     }
@@ -163,43 +165,6 @@ fn read_spec(file: &str, args: &Args) -> Result<ExperimentSpec> {
     Ok(spec)
 }
 
-/// Makes the folder as a whole, or checks that an existing one holds the same experiment, whose errors it takes over; and locks it.
-fn prepare(folder: &Path, spec: &ExperimentSpec, experiment: &mut Experiment) -> Result<FolderLock> {
-    check_tree(folder)?;
-    let path = folder.join("experiment.json");
-    if !path.exists() {
-        let is_empty =
-            |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-        if folder.exists() && !is_empty(folder) {
-            bail!(
-                "folder {}: is not empty and holds no experiment\nhint: choose another with --out",
-                folder.display()
-            );
-        }
-        let mut new = NewFolder::begin_in_place_of_empty(folder)?;
-        write_whole(&new.path().join("config.toml"), spec.config_text().as_bytes())?;
-        write_whole(&new.path().join("experiment.json"), experiment.to_line().as_bytes())?;
-        new.lock.sign(&writer("experiment"))?;
-        return Ok(new.appear()?);
-    }
-    let mut lock = FolderLock::take(folder)?;
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let before: Experiment = stapo_core::record::parse(&text).context(path.display().to_string())?;
-    let runs = |arms: &[Arm]| {
-        arms.iter().map(|arm| (arm.name.clone(), arm.run.clone(), arm.settings.clone())).collect::<Vec<_>>()
-    };
-    let config = std::fs::read_to_string(folder.join("config.toml")).unwrap_or_default();
-    if runs(&before.arms) != runs(&experiment.arms) || config != spec.config_text() {
-        bail!("folder {}: holds another experiment\nhint: choose another with --out", folder.display());
-    }
-    for (arm, before) in experiment.arms.iter_mut().zip(before.arms) {
-        arm.error = before.error;
-    }
-    lock.sign(&writer("experiment"))?;
-    receipt::withdraw_with_manifest(folder)?;
-    Ok(lock)
-}
-
 /// How long a run of an experiment that was killed may take to notice it.
 const LAST_MOMENTS: Duration = Duration::from_secs(10);
 
@@ -221,14 +186,8 @@ fn wait_for_runs(folder: &Path, experiment: &Experiment) -> Result<()> {
 
 /// The arms to run in their order: all of the first seed, then all of the next, so that an experiment that is stopped has
 /// compared them all.
-fn chosen(experiment: &Experiment, only: &[String]) -> Result<Vec<usize>> {
+fn chosen(experiment: &Experiment, seeds: &[u64], only: &[String]) -> Result<Vec<usize>> {
     let arms = &experiment.arms;
-    let mut seeds: Vec<u64> = Vec::new();
-    for arm in arms {
-        if !seeds.contains(&arm.seed) {
-            seeds.push(arm.seed);
-        }
-    }
     let mut is_chosen = vec![only.is_empty(); arms.len()];
     for text in only {
         // `justrl` is the arm of that name under every setting, and not `justrl-kl`.
@@ -379,6 +338,7 @@ impl<'a> FinishedRun<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stapo_rl::run::FolderLock;
 
     /// A run of a process that was killed may hold its folder a moment longer.
     #[test]
@@ -408,7 +368,7 @@ mod tests {
         let experiment = ExperimentSpec::from_toml(text).unwrap().expand().unwrap();
         let runs = |only: &[&str]| {
             let only: Vec<String> = only.iter().map(ToString::to_string).collect();
-            let places = chosen(&experiment, &only).map_err(|error| error.to_string())?;
+            let places = chosen(&experiment, &[7, 3], &only).map_err(|error| error.to_string())?;
             Ok::<_, String>(
                 places.into_iter().map(|place| experiment.arms[place].run.clone()).collect::<Vec<_>>(),
             )
