@@ -121,12 +121,70 @@ fn a_config_of_verl_becomes_ours() {
     ok(&stapo(folder.path(), &["plan", "stapo.toml", "--no-measure", "--machine", "h200"]));
 }
 
+/// Most runs of verl start from a script with hydra's overrides, and those of TRL from flags or a Python file.
+#[test]
+fn what_starts_a_training_becomes_a_config() {
+    let folder = TempDir::new().unwrap();
+    let verl = "#!/bin/bash\nlongest=$((1024 * 4))\nMODEL=${MODEL_OF_THIS_TEST:-\"o/m\"}\n\
+        python3 -m verl.trainer.main_ppo \\\n    algorithm.adv_estimator=rloo \\\n    data.train_files=$ROWS_OF_THIS_TEST \\\n    \
+        data.max_response_length=$longest \\\n    actor_rollout_ref.model.path=\"$MODEL\" $@\n";
+    let trl = "accelerate launch src/grpo.py --config peer.yaml --num_generations 32\n";
+    let python =
+        "args = GRPOConfig(num_generations=32, loss_type='dr_grpo')\nGRPOTrainer(model='o/m', args=args)\n";
+    fs::write(folder.path().join("peer.yaml"), TRL).unwrap();
+    for (name, text, expected) in [
+        (
+            "verl.sh",
+            verl,
+            [
+                ("model.path", "o/m"),
+                ("rollout.max_response_tokens", "4096"),
+                ("objective.advantage.kind", "leave_one_out"),
+            ],
+        ),
+        (
+            "trl.sh",
+            trl,
+            [
+                ("rollout.group_size", "32"),
+                ("rollout.max_response_tokens", "1024"),
+                ("objective.preset", "dr-grpo"),
+            ],
+        ),
+        (
+            "trl.py",
+            python,
+            [("rollout.group_size", "32"), ("model.path", "o/m"), ("objective.preset", "dr-grpo")],
+        ),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+        let said = ok(&stapo(folder.path(), &["init", "--from", name, "--force"]));
+        let config: toml::Table =
+            fs::read_to_string(folder.path().join("stapo.toml")).unwrap().parse().unwrap();
+        for (path, expected) in expected {
+            assert_eq!(at(&config, path), expected, "{name}: {path}");
+        }
+        assert_eq!(
+            said.contains("`data.train_files` is \"${ROWS_OF_THIS_TEST}\""),
+            name == "verl.sh",
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn a_file_without_settings_is_refused() {
     let folder = TempDir::new().unwrap();
-    for (text, expected) in [("- a\n", "holds no settings"), ("a: [1\n", "file peer.yaml")] {
-        fs::write(folder.path().join("peer.yaml"), text).unwrap();
-        let said = complaint(folder.path(), &["init", "--from", "peer.yaml"]);
+    let two = "run algorithm.gamma=1\nrun algorithm.gamma=2\n";
+    for (name, text, expected) in [
+        ("peer.yaml", "- a\n", "holds no settings"),
+        ("peer.yaml", "a: [1\n", "file peer.yaml: while parsing"),
+        ("run.sh", "echo \"a\n", "file run.sh: holds no settings"),
+        ("run.sh", two, "file run.sh: starts 2 trainings"),
+        ("run.sh", "trl grpo --config gone.yaml", "file gone.yaml, which run.sh names"),
+    ] {
+        fs::write(folder.path().join(name), text).unwrap();
+        let said = complaint(folder.path(), &["init", "--from", name]);
         assert!(said.contains(expected), "{said}");
     }
     assert!(complaint(folder.path(), &["init"]).contains("--model"));

@@ -38,9 +38,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE", required_unless_present = "from")]
     data: Option<PathBuf>,
 
-    /// Translates a config of TRL (the YAML file of `trl grpo --config`) or of verl (hydra's YAML file), and lists what it
-    /// cannot translate.
-    #[arg(long, value_name = "YAML")]
+    /// Translates what starts TRL or verl, and lists what it cannot translate: a YAML file (of `trl grpo --config`, or
+    /// hydra's), a shell script, or a Python file with `GRPOConfig(..)`. Nothing in it is run.
+    #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 
     /// cpu, cuda or cuda:N; by default the CPU, and with --from a GPU.

@@ -62,7 +62,7 @@ fn grown(spec: &ExperimentSpec, before: &Experiment) -> Result<Result<Experiment
             return Ok(Err(format!("the file has no arm for its run {}", old.run)));
         };
         if arm.settings != old.settings {
-            return Ok(Err(format!("its run {} has other settings: {}", old.run, changes(old, arm))));
+            return Ok(Err(format!("its run {} was made {}", old.run, changes(old, arm))));
         }
         arm.error.clone_from(&old.error);
     }
@@ -76,7 +76,7 @@ fn changes(old: &Arm, new: &Arm) -> String {
         missing.map(|setting| format!("{sign} {setting}")).collect::<Vec<_>>()
     };
     let all = [only(old, new, "with"), only(new, old, "without")].concat();
-    if all.is_empty() { "in another order".to_string() } else { all.join(", ") }
+    if all.is_empty() { "with its settings in another order".to_string() } else { all.join(", ") }
 }
 
 #[cfg(test)]
@@ -111,9 +111,9 @@ mod tests {
         let said = |text: &str| grown(&spec(text), &before).unwrap().unwrap_err();
         assert_eq!(said(&text.replace("\"a\"", "\"b\"")), "the file has no arm for its run a/seed-0");
         let other = text.replace("steps=5", "steps=6");
-        assert_eq!(said(&other), "its run a/seed-0 has other settings: with steps=5, without steps=6");
+        assert_eq!(said(&other), "its run a/seed-0 was made with steps=5, without steps=6");
         let turned =
             text.replace("\"steps=5\", \"evaluation.problems=9\"", "\"evaluation.problems=9\", \"steps=5\"");
-        assert_eq!(said(&turned), "its run a/seed-0 has other settings: in another order");
+        assert_eq!(said(&turned), "its run a/seed-0 was made with its settings in another order");
     }
 }

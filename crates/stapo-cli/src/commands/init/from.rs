@@ -1,10 +1,14 @@
-//! `stapo init --from`: a config from the YAML file of TRL or verl.
+//! `stapo init --from`: a config from what starts TRL or verl: a YAML file, a shell script or a Python file.
 
+mod python;
+mod shell;
+mod sum;
 mod translate;
 mod yaml;
 
 use crate::shared::terminal::{COLUMNS, wrapped};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use stapo_rl::untrusted::read_text;
 use stapo_rl::{Config, Plan};
 use std::fmt::Write;
 use std::path::Path;
@@ -41,8 +45,47 @@ const MAX_PROMPT_TOKENS: i64 = 1024;
 /// The tokens of a micro-batch by default.
 const MICROBATCH_TOKENS: i64 = 8192;
 
+/// The settings of a file by their names, those first that come before others of the same name.
+fn settings(file: &Path) -> Result<Vec<(String, Value)>> {
+    let named = || format!("file {}", file.display());
+    let text = read_text(file).with_context(named)?;
+    let from_yaml = yaml::settings(&text);
+    if let Ok(found) = &from_yaml
+        && !found.is_empty()
+    {
+        return Ok(found.clone());
+    }
+    let is_python = text.contains("GRPOConfig(") || text.contains("GRPOTrainer(");
+    let mut trainings = if is_python { python::trainings(&text) } else { shell::trainings(&text) };
+    match trainings.len() {
+        0 => {
+            if file.extension().is_some_and(|ending| ending == "yaml" || ending == "yml") {
+                from_yaml.with_context(named)?;
+            }
+            bail!(
+                "{}: holds no settings\nhint: a YAML file with lines such as `num_generations: 8`, a shell script that starts verl or TRL, or a Python file with GRPOConfig(..)",
+                named()
+            )
+        }
+        1 => {}
+        n => bail!("{}: starts {n} trainings\nhint: keep one of them in a copy of the file", named()),
+    }
+    let mut found = trainings.remove(0);
+    // Flags come before what is in the file that `--config` names.
+    if let Some(place) = found.iter().position(|(name, value)| name == "config" && value.is_str()) {
+        let (_, config) = found.remove(place);
+        let config = Path::new(config.as_str().unwrap_or_default());
+        let from_script = file.parent().unwrap_or(Path::new("")).join(config);
+        let config = if config.exists() { config } else { &from_script };
+        let named = || format!("file {}, which {} names", config.display(), file.display());
+        let text = read_text(config).with_context(named)?;
+        found.extend(yaml::settings(&text).with_context(named)?);
+    }
+    Ok(found)
+}
+
 pub fn translated(file: &Path, changes: &Changes) -> Result<Translated> {
-    let peer = Peer::new(&yaml::read(file)?);
+    let peer = Peer::new(&settings(file)?);
     let (mut entries, mut refused) = (Vec::new(), Vec::new());
     for (name, translation, is_default) in peer.translations() {
         match translation {
@@ -89,8 +132,10 @@ fn add(entries: &mut Vec<Entry>, changes: &Changes, program: &str) {
     set("reward.wrong", 0.0.into(), "rewards are 1 and 0 there, 1 and -1 here");
     if program == "verl" {
         set("rollout.chat", true.into(), "verl renders every prompt with the chat template");
-    } else {
-        set("rollout.max_prompt_tokens", MAX_PROMPT_TOKENS.into(), "TRL has no limit");
+    } else if !entries.iter().any(|entry| entry.key == "rollout.max_prompt_tokens") {
+        let origin = "TRL has no limit".to_string();
+        let key = "rollout.max_prompt_tokens".to_string();
+        entries.push(Entry { key, value: MAX_PROMPT_TOKENS.into(), origin });
     }
     let tokens =
         |key: &str| entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.value.as_integer());

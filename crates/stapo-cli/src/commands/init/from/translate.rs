@@ -41,10 +41,8 @@ impl Peer {
                     given.push((setting.name.clone(), value.clone(), false));
                 }
                 Some(_) => {}
-                None => match path.split_once("custom_reward_function.") {
-                    Some((_, key)) => {
-                        given.push((format!("custom_reward_function.{key}"), value.clone(), false));
-                    }
+                None => match part_of_table(path) {
+                    Some(name) => given.push((name, value.clone(), false)),
                     None => unnamed.push(path.clone()),
                 },
             }
@@ -83,8 +81,8 @@ impl Peer {
     }
 
     fn translation(&self, name: &str, value: &Value) -> Translation {
-        if value.as_str().is_some_and(|text| text.starts_with("${") || text == "???") {
-            return Refused(format!("`{name}` is {value}, which hydra fills in"));
+        if is_open(value) {
+            return Refused(format!("`{name}` is {value}, which is filled in when the training starts"));
         }
         self.batches(name)
             .or_else(|| self.objective(name, value))
@@ -296,6 +294,17 @@ impl Peer {
             }
             "data.filter_overlong_prompts" => one("rollout.long_prompts", "drop".into()),
             "mask_truncated_completions" => one("rollout.truncated", "drop".into()),
+            "overlong_buffer.enable" if value.as_bool() == Some(true) => {
+                let tokens = |name: &str| Some(Value::Integer(self.number(name)? as i64));
+                let longest = tokens("data.max_response_length").unwrap_or(Value::Integer(512));
+                let pairs = [("max_tokens", longest), ("buffer_tokens", tokens("overlong_buffer.len")?)];
+                let pairs = pairs.into_iter().map(|(key, value)| (key.to_string(), value));
+                one("rollout.overlong", Value::Table(pairs.collect()))
+            }
+            "overlong_buffer.penalty_factor" if as_number(value) != Some(1.0) => {
+                Refused(format!("`{name}` = {value}: the penalty of the longest responses is 1 here"))
+            }
+            "overlong_buffer.enable" | "overlong_buffer.len" | "overlong_buffer.penalty_factor" => Nothing,
             _ => return None,
         })
     }
@@ -360,6 +369,12 @@ impl Peer {
                 }
             },
             "lr_scheduler_type" | "actor.optim.lr_scheduler_type" => self.schedule(value.as_str()?),
+            // verl's rate is constant behind a warm-up unless it says otherwise.
+            "actor.optim.lr_warmup_steps"
+                if self.get("actor.optim.lr_scheduler_type").is_none() && number? > 0.0 =>
+            {
+                self.schedule("constant")
+            }
             "warmup_steps" | "warmup_ratio" | "actor.optim.lr_warmup_steps" => Nothing,
             "num_train_epochs" | "trainer.total_epochs" => Refused(format!(
                 "`{name}` = {value}: `steps` counts rollout batches; one pass over the data is rows / rollout.problems_per_step"
@@ -404,6 +419,12 @@ impl Peer {
         };
         let mut schedule = Table::from_iter([("kind".to_string(), Value::from(kind))]);
         let steps = self.number("warmup_steps").or_else(|| self.number("actor.optim.lr_warmup_steps"));
+        // verl moves its rate once for a rollout batch, which has several optimizer steps.
+        let batch = self.number("data.train_batch_size");
+        let minibatch = self.number("actor_rollout_ref.actor.ppo_mini_batch_size");
+        let epochs = self.number("actor_rollout_ref.actor.ppo_epochs").unwrap_or(1.0);
+        let n_updates = batch.zip(minibatch).map_or(1.0, |(batch, n)| (batch / n).max(1.0)) * epochs;
+        let steps = steps.map(|steps| steps * n_updates);
         let share = self.number("warmup_ratio");
         match (steps.filter(|n| *n > 0.0), share.filter(|share| *share > 0.0)) {
             (Some(steps), _) => schedule.insert("warmup_steps".to_string(), Value::Integer(steps as i64)),
@@ -415,6 +436,25 @@ impl Peer {
 
     fn refused(&self, name: &str) -> Option<Translation> {
         self.table.iter().find(|setting| setting.name == name).map(|setting| Refused(setting.sentence()))
+    }
+}
+
+/// The name of a setting below a table that lies elsewhere in other versions of verl.
+fn part_of_table(path: &str) -> Option<String> {
+    let tables = [
+        ("overlong_buffer.", "overlong_buffer"),
+        ("overlong_buffer_cfg.", "overlong_buffer"),
+        ("custom_reward_function.", "custom_reward_function"),
+    ];
+    tables.iter().find_map(|(table, name)| Some(format!("{name}.{}", path.split_once(table)?.1)))
+}
+
+/// Whether hydra, a shell or Python fills in a value or a part of it.
+fn is_open(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains("${") || text.contains("$(") || text == "???",
+        Value::Array(values) => values.iter().any(is_open),
+        _ => false,
     }
 }
 

@@ -1,23 +1,24 @@
-//! The settings of a YAML file, each by its path.
+//! The settings of a YAML text, each by its path.
 
-use anyhow::{Context, Result, bail};
-use saphyr::{LoadableYamlNode, Scalar, Yaml};
-use std::path::Path;
+use saphyr::{LoadableYamlNode, Scalar, ScanError, Yaml};
 use toml::Value;
 
-/// The values of a file by their dotted paths, in the order of the file. Values that are null are left out.
-pub fn read(path: &Path) -> Result<Vec<(String, Value)>> {
-    let named = || format!("file {}", path.display());
-    let text = stapo_rl::untrusted::read_text(path).with_context(named)?;
-    let documents = Yaml::load_from_str(&text).with_context(named)?;
+/// The values of a text by their dotted paths, in the order of the text. Values that are null are left out; a text that is no table
+/// has none.
+pub fn settings(text: &str) -> Result<Vec<(String, Value)>, ScanError> {
     let mut found = Vec::new();
-    match documents.first() {
-        Some(Yaml::Mapping(_)) => leaves("", &documents[0], &mut found),
-        _ => {
-            bail!("{}: holds no settings\nhint: a YAML file with lines such as `num_generations: 8`", named())
-        }
+    if let Some(table @ Yaml::Mapping(_)) = Yaml::load_from_str(text)?.first() {
+        leaves("", table, &mut found);
     }
     Ok(found)
+}
+
+/// A value of a command line; `None` for null. What a shell would fill in stays a text.
+pub fn scalar(text: &str) -> Option<Value> {
+    match Yaml::load_from_str(text) {
+        Ok(documents) if !text.contains("${") && !text.contains("$(") => documents.first().and_then(value),
+        _ => Some(Value::String(text.to_string())),
+    }
 }
 
 fn leaves(path: &str, node: &Yaml, found: &mut Vec<(String, Value)>) {
@@ -68,10 +69,7 @@ mod tests {
     /// `1e-6` and `-5e-1` are texts in YAML 1.1, and `inf` and a name stay texts.
     #[test]
     fn numbers_that_yaml_reads_as_texts_are_numbers() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.yaml");
         let text = "lr: 1e-6\nlow: -5e-1\nquoted: \"-2e-6\"\nname: inf\nsteps: 3\nnone: null\nactor:\n  on: true\n  lens: [1, 2.5]\n";
-        std::fs::write(&path, text).unwrap();
         let expected = [
             ("lr", Value::Float(1e-6)),
             ("low", Value::Float(-0.5)),
@@ -81,6 +79,22 @@ mod tests {
             ("actor.on", Value::Boolean(true)),
             ("actor.lens", Value::Array(vec![Value::Integer(1), Value::Float(2.5)])),
         ];
-        assert_eq!(read(&path).unwrap(), expected.map(|(key, value)| (key.to_string(), value)));
+        assert_eq!(settings(text).unwrap(), expected.map(|(key, value)| (key.to_string(), value)));
+    }
+    #[test]
+    fn values_of_a_command_line_are_those_of_yaml_but_for_what_a_shell_fills_in() {
+        let text = |text: &str| Some(Value::String(text.into()));
+        for (written, expected) in [
+            ("1e-6", Some(Value::Float(1e-6))),
+            ("True", Some(Value::Boolean(true))),
+            ("[a, 'b']", Some(Value::Array(vec!["a".into(), "b".into()]))),
+            ("null", None),
+            ("", None),
+            ("[${A}]", text("[${A}]")),
+            ("$(date)", text("$(date)")),
+            ("a: [", text("a: [")),
+        ] {
+            assert_eq!(scalar(written), expected, "{written}");
+        }
     }
 }

@@ -248,8 +248,8 @@ fn objectives_of_verl_keep_their_estimators_clips_and_aggregates() {
         &[
             ("algorithm: {adv_estimator: gae}", "only estimators relative to a group are here"),
             ("actor_rollout_ref: {actor: {use_kl_loss: true, kl_loss_type: abs}}", "`kl_loss_type` = abs"),
-            ("data: {train_batch_size: '${n}'}", "which hydra fills in"),
-            ("data: {max_prompt_length: '???'}", "which hydra fills in"),
+            ("data: {train_batch_size: '${n}'}", "which is filled in when the training starts"),
+            ("data: {max_prompt_length: '???'}", "which is filled in when the training starts"),
         ],
     );
 }
@@ -289,6 +289,14 @@ fn penalties_adapters_and_rollouts_of_verl_keep_their_values() {
                 &[("update.schedule.kind", "cosine"), ("update.schedule.warmup_steps", "5")],
             ),
             (
+                &[
+                    "data: {train_batch_size: 64}",
+                    &actor("ppo_mini_batch_size: 16, ppo_epochs: 2, optim: {lr_warmup_steps: 5}"),
+                ],
+                &[("update.schedule.kind", "constant"), ("update.schedule.warmup_steps", "40")],
+            ),
+            (&[&actor("optim: {lr_warmup_steps: -1}")], &[("update.schedule", "")]),
+            (
                 &[&actor("optim: {lr: 2e-6}")],
                 &[("update.learning_rate", "0.000002"), ("update.weight_decay", "0.01")],
             ),
@@ -319,4 +327,20 @@ fn penalties_adapters_and_rollouts_of_verl_keep_their_values() {
     );
     check("trainer: {test_freq: -1}", &[(&[], &[("evaluation.every_steps", "0")])]);
     check("trainer: {save_freq: 20}", &[(&[], &[("record.checkpoint_every_steps", "20")])]);
+}
+
+#[test]
+fn the_buffer_of_dapo_shapes_the_reward_under_both_of_its_names() {
+    let (longest, buffer) = ("rollout.overlong.max_tokens", "rollout.overlong.buffer_tokens");
+    for table in ["overlong_buffer", "reward_kwargs: {overlong_buffer_cfg"] {
+        let close = if table.contains('{') { "}" } else { "" };
+        let switched = |on: bool| {
+            format!("reward_model: {{{table}: {{enable: {on}, len: 40, penalty_factor: 1.0}}{close}}}")
+        };
+        let base = "trainer: {save_freq: -1}\ndata: {max_response_length: 200}";
+        check(base, &[(&[&switched(true)], &[(longest, "200"), (buffer, "40")])]);
+        check(base, &[(&[&switched(false)], &[(longest, "")])]);
+        let other = switched(true).replace("1.0", "0.5");
+        check_refused(base, &[(&other, "`overlong_buffer.penalty_factor` = 0.5")]);
+    }
 }
