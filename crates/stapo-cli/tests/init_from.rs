@@ -1,4 +1,4 @@
-//! `stapo init --from`: configs of TRL and verl become ours.
+//! `stapo init --from`: configs and scripts of TRL, verl and OpenRLHF become ours.
 
 use crate::common::{complaint, ok, stapo};
 use std::fs;
@@ -121,7 +121,7 @@ fn a_config_of_verl_becomes_ours() {
     ok(&stapo(folder.path(), &["plan", "stapo.toml", "--no-measure", "--machine", "h200"]));
 }
 
-/// Most runs of verl start from a script with hydra's overrides, and those of TRL from flags or a Python file.
+/// Most runs of verl start from a script with hydra's overrides, those of TRL from flags or a Python file.
 #[test]
 fn what_starts_a_training_becomes_a_config() {
     let folder = TempDir::new().unwrap();
@@ -149,6 +149,15 @@ fn what_starts_a_training_becomes_a_config() {
                 ("rollout.group_size", "32"),
                 ("rollout.max_response_tokens", "1024"),
                 ("objective.preset", "dr-grpo"),
+            ],
+        ),
+        (
+            "openrlhf.sh",
+            "python3 -m openrlhf.cli.train_ppo_ray \\\n  --pretrain o/m --n_samples_per_prompt 4 --advantage_estimator rloo\n",
+            [
+                ("model.path", "o/m"),
+                ("rollout.group_size", "4"),
+                ("objective.advantage.kind", "leave_one_out"),
             ],
         ),
         (

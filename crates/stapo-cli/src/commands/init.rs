@@ -22,7 +22,7 @@ use std::process::ExitCode;
 /// Writes a config for your model and your data.
 ///
 /// Looks at both (family, size, chat template, context; fields, lengths, references), chooses values that fit, writes
-/// them with comments, and names the next commands. With --from it translates the config of TRL or verl instead. It asks
+/// them with comments, and names the next commands. With --from it translates the config of TRL, verl or OpenRLHF instead. It asks
 /// no questions.
 #[derive(clap::Args)]
 pub struct Args {
@@ -38,8 +38,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", required_unless_present = "from")]
     data: Option<PathBuf>,
 
-    /// Translates what starts TRL or verl, and lists what it cannot translate: a YAML file (of `trl grpo --config`, or
-    /// hydra's), a shell script, or a Python file with `GRPOConfig(..)`. Nothing in it is run.
+    /// Translates what starts TRL, verl or OpenRLHF, and lists what it cannot translate: a YAML file (of `trl grpo --config`,
+    /// or hydra's), a shell script, or a Python file with `GRPOConfig(..)`. Nothing in it is run.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 

@@ -1,11 +1,12 @@
-//! What the settings of TRL and verl are called here, for messages and for `stapo init --from`. The tables of `docs/from-trl.md` and
-//! `docs/from-verl.md` are the source: a row has their names, ours and a note.
+//! What the settings of TRL, verl and OpenRLHF are called here, for messages and for `stapo init --from`. The tables of
+//! `docs/from-trl.md`, `docs/from-verl.md` and `docs/from-openrlhf.md` are the source: a row has their names, ours and a note.
 
 use toml::Value;
 
-const PAGES: [(&str, &str, &str); 2] = [
+const PAGES: [(&str, &str, &str); 3] = [
     ("TRL", "docs/from-trl.md", include_str!("../../../../docs/from-trl.md")),
     ("verl", "docs/from-verl.md", include_str!("../../../../docs/from-verl.md")),
+    ("OpenRLHF", "docs/from-openrlhf.md", include_str!("../../../../docs/from-openrlhf.md")),
 ];
 /// Keys of an unknown table that are named in a hint.
 const MAX_NAMED: usize = 3;
@@ -24,7 +25,7 @@ pub struct PeerSetting {
     pub default: Option<&'static str>,
 }
 
-/// The rows of both pages, one entry for each name.
+/// The rows of all pages, one entry for each name.
 pub fn peer_settings() -> Vec<PeerSetting> {
     let mut settings = Vec::new();
     for (program, page, text) in PAGES {
@@ -49,7 +50,7 @@ pub fn peer_settings() -> Vec<PeerSetting> {
     settings
 }
 
-/// The hint for an unknown key at `path`, with the value that was given; `None` if neither program has such a setting.
+/// The hint for an unknown key at `path`, with the value that was given; `None` if no program has such a setting.
 pub(super) fn hint(path: &str, value: Option<&Value>) -> Option<String> {
     let mut paths = Vec::new();
     leaves(path, value, &mut paths);

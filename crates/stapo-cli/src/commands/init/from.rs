@@ -1,4 +1,4 @@
-//! `stapo init --from`: a config from what starts TRL or verl: a YAML file, a shell script or a Python file.
+//! `stapo init --from`: a config from what starts TRL, verl or OpenRLHF: a YAML file, a shell script or a Python file.
 
 mod python;
 mod shell;
@@ -63,7 +63,7 @@ fn settings(file: &Path) -> Result<Vec<(String, Value)>> {
                 from_yaml.with_context(named)?;
             }
             bail!(
-                "{}: holds no settings\nhint: a YAML file with lines such as `num_generations: 8`, a shell script that starts verl or TRL, or a Python file with GRPOConfig(..)",
+                "{}: holds no settings\nhint: a YAML file with lines such as `num_generations: 8`, a shell script that starts TRL, verl or OpenRLHF, or a Python file with GRPOConfig(..)",
                 named()
             )
         }
@@ -132,7 +132,7 @@ fn add(entries: &mut Vec<Entry>, changes: &Changes, program: &str) {
     set("reward.wrong", 0.0.into(), "rewards are 1 and 0 there, 1 and -1 here");
     if program == "verl" {
         set("rollout.chat", true.into(), "verl renders every prompt with the chat template");
-    } else if !entries.iter().any(|entry| entry.key == "rollout.max_prompt_tokens") {
+    } else if program == "TRL" && !entries.iter().any(|entry| entry.key == "rollout.max_prompt_tokens") {
         let origin = "TRL has no limit".to_string();
         let key = "rollout.max_prompt_tokens".to_string();
         entries.push(Entry { key, value: MAX_PROMPT_TOKENS.into(), origin });

@@ -1,4 +1,4 @@
-//! The settings in a shell script that starts verl or TRL. Nothing is run: assignments, variables, arrays and sums are followed,
+//! The settings in a shell script that starts TRL, verl or OpenRLHF. Nothing is run: assignments, variables, arrays and sums are followed,
 //! and what only a running shell knows stays as `${NAME}`.
 
 use super::{sum, yaml};
@@ -29,7 +29,7 @@ fn overrides(words: &[String]) -> Vec<(String, Value)> {
     words.iter().filter_map(setting).collect()
 }
 
-/// `--num_generations 8 --bf16 --reward_funcs accuracy format`, where they are settings of TRL or name a config of it.
+/// `--num_generations 8 --bf16 --reward_funcs accuracy format`, where they are settings of TRL or OpenRLHF, or name a config of TRL.
 fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
     let mut found: Vec<(String, Vec<Value>)> = Vec::new();
     for word in words {
@@ -45,8 +45,9 @@ fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
     let known = peer_settings();
     let is_known = |name: &str| known.iter().any(|setting| setting.program == "TRL" && setting.name == name);
     let n_known = found.iter().filter(|(name, _)| is_known(name)).count();
+    let is_openrlhf = words.iter().any(|word| word.contains("openrlhf"));
     let has_config = found.iter().any(|(name, _)| name == "config");
-    if n_known < 2 && !(has_config && words.iter().any(|word| word.contains("grpo"))) {
+    if n_known < 2 && !is_openrlhf && !(has_config && words.iter().any(|word| word.contains("grpo"))) {
         return None;
     }
     let value = |mut values: Vec<Value>| match values.len() {

@@ -1,5 +1,7 @@
-//! What a setting of TRL or verl becomes here. Settings that keep their value follow the table of the docs; the rules of the
+//! What a setting of TRL, verl or OpenRLHF becomes here. Settings that keep their value follow the table of the docs; the rules of the
 //! others are below.
+
+mod openrlhf;
 
 use stapo_core::settings::{PeerSetting, peer_settings};
 use toml::{Table, Value};
@@ -30,7 +32,13 @@ impl Peer {
     pub fn new(leaves: &[(String, Value)]) -> Self {
         let is_verl =
             |path: &str| ["actor_rollout_ref.", "algorithm.", "trainer."].iter().any(|t| path.starts_with(t));
-        let program = if leaves.iter().any(|(path, _)| is_verl(path)) { "verl" } else { "TRL" };
+        let openrlhf = openrlhf::settings(leaves);
+        let program = match &openrlhf {
+            _ if leaves.iter().any(|(path, _)| is_verl(path)) => "verl",
+            Some(_) => "OpenRLHF",
+            None => "TRL",
+        };
+        let leaves = openrlhf.as_deref().filter(|_| program == "OpenRLHF").unwrap_or(leaves);
         let table: Vec<PeerSetting> = peer_settings().into_iter().filter(|s| s.program == program).collect();
         let (mut given, mut unnamed): (Vec<(String, Value, bool)>, Vec<String>) = (Vec::new(), Vec::new());
         // Hydra's names of Python classes, and the critic, which no objective here has.
@@ -84,7 +92,8 @@ impl Peer {
         if is_open(value) {
             return Refused(format!("`{name}` is {value}, which is filled in when the training starts"));
         }
-        self.batches(name)
+        self.openrlhf(name, value)
+            .or_else(|| self.batches(name))
             .or_else(|| self.objective(name, value))
             .or_else(|| self.penalty(name, value))
             .or_else(|| self.prompts(name, value))
@@ -376,7 +385,7 @@ impl Peer {
                 self.schedule("constant")
             }
             "warmup_steps" | "warmup_ratio" | "actor.optim.lr_warmup_steps" => Nothing,
-            "num_train_epochs" | "trainer.total_epochs" => Refused(format!(
+            "num_train_epochs" | "trainer.total_epochs" | "train.num_episodes" => Refused(format!(
                 "`{name}` = {value}: `steps` counts rollout batches; one pass over the data is rows / rollout.problems_per_step"
             )),
             "trainer.save_freq" | "save_total_limit" | "trainer.total_training_steps"

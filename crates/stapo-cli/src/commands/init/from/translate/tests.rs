@@ -344,3 +344,137 @@ fn the_buffer_of_dapo_shapes_the_reward_under_both_of_its_names() {
         check_refused(base, &[(&other, "`overlong_buffer.penalty_factor` = 0.5")]);
     }
 }
+
+#[test]
+fn objectives_of_openrlhf_keep_their_estimators_clips_and_penalties() {
+    let (kind, low, high) =
+        ("objective.advantage.kind", "objective.surrogate.low", "objective.surrogate.high");
+    let base = "rollout.n_samples_per_prompt: 8";
+    check(
+        base,
+        &[
+            (
+                &["algo.advantage.estimator: group_norm"],
+                &[
+                    (kind, "group_z_score"),
+                    ("rollout.group_size", "8"),
+                    ("objective.preset", "justrl"),
+                    (low, "0.2"),
+                    (high, "0.2"),
+                    ("objective.aggregate.kind", "token_mean"),
+                    ("objective.kl_in_reward.kind", "k1"),
+                    ("objective.kl_in_reward.beta", "0.01"),
+                    ("update.learning_rate", "0.000001"),
+                    ("update.weight_decay", "0"),
+                    ("update.schedule.kind", "cosine"),
+                    ("update.schedule.warmup_share", "0.03"),
+                    ("update.schedule.final_factor", "0.1"),
+                    ("rollout.max_prompt_tokens", ""),
+                ],
+            ),
+            (&["advantage_estimator: rloo"], &[(kind, "leave_one_out")]),
+            (&["eval_dataset: q.jsonl"], &[("evaluation.benchmarks", "[q.jsonl]")]),
+            (&["advantage_estimator: dr_grpo"], &[(kind, "group_mean"), ("objective.whiten", "")]),
+            (
+                &["advantage_estimator: reinforce_baseline"],
+                &[(kind, "group_mean"), ("objective.whiten.kind", "tokens")],
+            ),
+            (&["advantage_estimator: reinforce"], &[("objective.preset", "reinforce++")]),
+            (&["actor.policy_loss_type: gspo"], &[("objective.preset", "gspo")]),
+            (
+                &["eps_clip: 0.1", "eps_clip_low_high: [0.2, 0.3]", "dual_clip: 4.0"],
+                &[(low, "0.2"), (high, "0.3"), ("objective.surrogate.dual", "4.0")],
+            ),
+            (&["eps_clip: 0.1"], &[(low, "0.1"), (high, "0.1")]),
+            (
+                &["use_kl_loss: true", "kl_estimator: k3", "init_kl_coef: 1e-3"],
+                &[
+                    ("objective.kl.kind", "k3"),
+                    ("objective.kl.beta", "0.001"),
+                    ("objective.kl_in_reward", ""),
+                ],
+            ),
+            (&["init_kl_coef: 0"], &[("objective.kl.kind", "none"), ("objective.kl_in_reward", "")]),
+            (
+                &["actor.loss_agg_mode: seq-mean-token-mean"],
+                &[("objective.aggregate.kind", "sequence_mean_of_token_mean")],
+            ),
+            (&["entropy_loss_coef: 0.01"], &[("objective.entropy_bonus.coefficient", "0.01")]),
+        ],
+    );
+}
+
+#[test]
+fn schedules_and_rollouts_of_openrlhf_keep_their_values_under_earlier_names() {
+    let base = "rollout.n_samples_per_prompt: 8";
+    check(
+        base,
+        &[
+            (
+                &["actor.lr_scheduler: constant", "lr_warmup_ratio: 0.1"],
+                &[
+                    ("update.schedule.kind", "constant"),
+                    ("update.schedule.warmup_share", "0.1"),
+                    ("update.schedule.final_factor", ""),
+                ],
+            ),
+            (
+                &["train_batch_size: 100", "rollout_batch_size: 64"],
+                &[("update.problems_per_minibatch", "13"), ("rollout.problems_per_step", "64")],
+            ),
+            (
+                &["prompt_data: rows.jsonl", "input_template: 'Q: {}'", "label_key: answer"],
+                &[
+                    ("task.path", "rows.jsonl"),
+                    ("task.template", "Q: {{ problem }}"),
+                    ("task.answer_field", "answer"),
+                ],
+            ),
+            (
+                &["data.max_len: 2048", "generate_max_len: 1500", "overlong_buffer_len: 100"],
+                &[
+                    ("rollout.max_prompt_tokens", "548"),
+                    ("rollout.max_response_tokens", "1500"),
+                    ("rollout.overlong.max_tokens", "1500"),
+                    ("rollout.overlong.buffer_tokens", "100"),
+                ],
+            ),
+            (
+                &["prompt_max_len: 700", "apply_chat_template: true"],
+                &[("rollout.max_prompt_tokens", "700"), ("rollout.chat", "true")],
+            ),
+            (
+                &["dynamic_filtering: true", "max_epochs: 2", "save_steps: -1", "eval_steps: 5"],
+                &[
+                    ("rollout.max_redraws", "10"),
+                    ("update.reuse.max", "2"),
+                    ("record.checkpoint_every_steps", ""),
+                    ("evaluation.every_steps", "5"),
+                ],
+            ),
+            (
+                &["pretrain: o/m", "lora_rank: 8", "lora_alpha: 16", "save_steps: 20", "max_ckpt_num: 3"],
+                &[
+                    ("model.path", "o/m"),
+                    ("model.lora.rank", "8"),
+                    ("model.lora.alpha", "16"),
+                    ("record.checkpoint_every_steps", "20"),
+                    ("record.keep_checkpoints", "3"),
+                ],
+            ),
+        ],
+    );
+    check_refused(
+        base,
+        &[
+            ("seed: 1", "`advantage.estimator` = gae"),
+            ("advantage_estimator: flash_reinforce", "`advantage.estimator` = flash_reinforce"),
+            ("data.max_len: 2048", "limits a prompt and its response together"),
+            ("num_episodes: 3", "`train.num_episodes` = 3"),
+            ("remote_rm_url: r.py", "`reward.remote_url` = \"r.py\": OpenRLHF gives a function"),
+            ("eps_clip_low_high: 0.2", "expected two numbers"),
+            ("overlong_penalty_factor: 0.5", "the penalty of the longest responses is 1 here"),
+            ("top_p: 0.9", "OpenRLHF's `rollout.top_p` has no counterpart"),
+        ],
+    );
+}
