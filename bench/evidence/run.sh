@@ -5,11 +5,13 @@
 # Arguments: EXPERIMENT:JOBS:SECONDS each, with :OPTIONS of `stapo experiment` after it if any. STAPO names the program (stapo), OUT the
 # folder for everything that is written (runs of 14M parameters take 0.2 GB each); models/ and data/ are read there. In OUT: base models
 # in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out checkpoints and responses.
+# TIDY=1 deletes the checkpoints of runs that have ended and the first one of a run that has made three steps: those of a model of
+# 1.5B parameters take 20 GiB each.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/../.." && pwd)
 stapo=$(command -v "${STAPO:-stapo}") || { echo "STAPO: no program '${STAPO:-stapo}'" >&2; exit 2; }
 stapo=$(realpath "$stapo")
-[ $# -gt 0 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
 for words in "$@"; do
     [[ $words =~ ^[a-z0-9.-]+:[0-9]+:[0-9]+(:--.*)?$ ]] || { echo "$words: expected EXPERIMENT:JOBS:SECONDS or EXPERIMENT:JOBS:SECONDS:OPTIONS" >&2; exit 2; }
     [ -f "$here/experiments/${words%%:*}.toml" ] || { echo "${words%%:*}: no such file in experiments/" >&2; exit 2; }
@@ -30,6 +32,18 @@ for base in $(grep -oh 'runs/base-[0-9a-z]*' "${files[@]}" | sort -u); do
         > "${base#runs/}.log" 2>&1 &
 done
 wait
+
+tidy() {
+    for run in experiments/*/*/seed-*; do
+        [ "$(cat "$run/metrics.jsonl" 2> /dev/null | wc -l)" -lt 3 ] || rm -rf "$run/checkpoints/step-000000"
+        # The manifest is written last.
+        if grep -qs '"reason":"done"' "$run/events.jsonl" && [ -f "$run/manifest.sha256" ]; then rm -rf "$run"/checkpoints/step-*; fi
+    done
+}
+if [ "${TIDY:-0}" = 1 ]; then
+    (while sleep 5; do tidy; done) &
+    trap "kill $!; echo quit | nvidia-cuda-mps-control > /dev/null 2>&1" EXIT
+fi
 
 for words in "$@"; do
     IFS=: read -r name jobs seconds options <<< "$words"

@@ -1,5 +1,5 @@
-//! The settings in a shell script that starts TRL, verl or OpenRLHF. Nothing is run: assignments, variables, arrays and sums are followed,
-//! and what only a running shell knows stays as `${NAME}`.
+//! The settings in a shell script that starts TRL, verl or OpenRLHF. Nothing is run: assignments, variables, arrays and sums are
+//! followed, and what only a running shell knows stays as `${NAME}`.
 
 use super::{sum, yaml};
 use stapo_core::settings::peer_settings;
@@ -32,7 +32,13 @@ fn overrides(words: &[String]) -> Vec<(String, Value)> {
 /// `--num_generations 8 --bf16 --reward_funcs accuracy format`, where they are settings of TRL or OpenRLHF, or name a config of TRL.
 fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
     let mut found: Vec<(String, Vec<Value>)> = Vec::new();
-    for word in words {
+    // Flags in front of the program belong to what starts it.
+    let is_openrlhf = |word: &String| word.starts_with("openrlhf.cli.train_ppo");
+    let is_program = |word: &String| {
+        word.rsplit_once('.').is_some_and(|(_, ending)| ending == "py") || word == "grpo" || is_openrlhf(word)
+    };
+    let begin = words.iter().position(is_program).unwrap_or(0);
+    for word in &words[begin..] {
         match (word.strip_prefix("--"), found.last_mut()) {
             (Some(flag), _) => {
                 let (name, value) = flag.split_once('=').unwrap_or((flag, ""));
@@ -45,9 +51,11 @@ fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
     let known = peer_settings();
     let is_known = |name: &str| known.iter().any(|setting| setting.program == "TRL" && setting.name == name);
     let n_known = found.iter().filter(|(name, _)| is_known(name)).count();
-    let is_openrlhf = words.iter().any(|word| word.contains("openrlhf"));
     let has_config = found.iter().any(|(name, _)| name == "config");
-    if n_known < 2 && !is_openrlhf && !(has_config && words.iter().any(|word| word.contains("grpo"))) {
+    if n_known < 2
+        && !words.iter().any(is_openrlhf)
+        && !(has_config && words.iter().any(|word| word.contains("grpo")))
+    {
         return None;
     }
     let value = |mut values: Vec<Value>| match values.len() {
@@ -426,7 +434,6 @@ mod tests {
         let script = "vllm serve --temperature 0.5\naccelerate launch --config_file z.yaml train.py \\\n  \
             --model_name_or_path Qwen/Qwen3-0.6B --num-generations=16 --bf16 --reward_funcs accuracy format --beta -1\n";
         let expected = [
-            "config_file=[\"z.yaml\", \"train.py\"]",
             "model_name_or_path=\"Qwen/Qwen3-0.6B\"",
             "num_generations=16",
             "bf16=true",
@@ -436,6 +443,9 @@ mod tests {
         assert_eq!(settings(script), expected);
         assert_eq!(settings("trl grpo --config a.yaml"), ["config=\"a.yaml\""]);
         assert!(trainings("vllm serve --temperature 0.5 --config a.yaml\nls\n").is_empty());
+        let openrlhf = "cd /openrlhf\ndeepspeed --module openrlhf.cli.train_sft --l2 1\nray job submit --no-wait \\\n  \
+            -- python3 -m openrlhf.cli.train_ppo_ray --colocate_all_models --eps_clip_low_high 0.2 0.3\n";
+        assert_eq!(settings(openrlhf), ["colocate_all_models=true", "eps_clip_low_high=[0.2, 0.3]"]);
         let two = "run algorithm.gamma=1\nrun algorithm.gamma=2\n";
         assert_eq!(trainings(two).len(), 2);
     }
