@@ -1,8 +1,9 @@
 //! The settings in a Python file that starts TRL: the arguments of `GRPOConfig`, `GRPOTrainer` and `LoraConfig`. Nothing is run:
 //! literals, names of literals and sums are followed, and any other expression stays as `${EXPRESSION}`.
 
-use super::{sum, yaml};
-use stapo_core::settings::peer_settings;
+use super::sum::{self, is_name};
+use super::translate::is_of_trl;
+use super::yaml;
 use std::collections::BTreeMap;
 use toml::Value;
 
@@ -10,10 +11,8 @@ use toml::Value;
 pub fn trainings(text: &str) -> Vec<Vec<(String, Value)>> {
     let code = Code::new(text);
     let names = code.names();
-    let known = peer_settings();
-    let is_known = |name: &str| known.iter().any(|setting| setting.program == "TRL" && setting.name == name);
     let trainer = code.calls("GRPOTrainer").into_iter().flat_map(|call| settings_of(call, &names));
-    let mut others: Vec<_> = trainer.filter(|(name, _)| is_known(name)).collect();
+    let mut others: Vec<_> = trainer.filter(|(name, _)| is_of_trl(name)).collect();
     if let [adapter] = &code.calls("LoraConfig")[..] {
         others.push(("use_peft".to_string(), Value::Boolean(true)));
         for (name, value) in settings_of(adapter, &names) {
@@ -34,7 +33,7 @@ pub fn trainings(text: &str) -> Vec<Vec<(String, Value)>> {
     trainings
 }
 
-/// A file, with blanks in place of its comments.
+/// A file without its comments.
 struct Code {
     text: String,
     /// Whether each byte is inside a string.
@@ -107,7 +106,7 @@ impl Code {
             };
             let value = self.up_to(line_start + name.len() + 1, true);
             let name = name.split(':').next().unwrap_or_default().trim();
-            if name.is_empty() || !name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric()) {
+            if !is_name(name) {
                 continue;
             }
             let is_argument = value.trim_end().ends_with(',');
@@ -124,8 +123,7 @@ fn settings_of(call: &str, names: &Names) -> Vec<(String, Value)> {
     let setting = |part: String| {
         let (name, expression) = part.split_once('=')?;
         let (name, expression) = (name.trim(), expression.trim());
-        let is_name = name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
-        if !is_name || expression.starts_with('=') || expression == "None" {
+        if !is_name(name) || expression.starts_with('=') || expression == "None" {
             return None;
         }
         let value = match value_of(expression, names) {

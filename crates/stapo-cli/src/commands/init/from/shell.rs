@@ -1,8 +1,9 @@
 //! The settings in a shell script that starts TRL, verl or OpenRLHF. Nothing is run: assignments, variables, arrays and sums are
 //! followed, and what only a running shell knows stays as `${NAME}`.
 
-use super::{sum, yaml};
-use stapo_core::settings::peer_settings;
+use super::sum::{self, is_name};
+use super::translate::is_of_trl;
+use super::yaml;
 use std::collections::BTreeMap;
 use toml::Value;
 
@@ -48,9 +49,7 @@ fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
             (None, None) => {}
         }
     }
-    let known = peer_settings();
-    let is_known = |name: &str| known.iter().any(|setting| setting.program == "TRL" && setting.name == name);
-    let n_known = found.iter().filter(|(name, _)| is_known(name)).count();
+    let n_known = found.iter().filter(|(name, _)| is_of_trl(name)).count();
     let has_config = found.iter().any(|(name, _)| name == "config");
     if n_known < 2
         && !words.iter().any(is_openrlhf)
@@ -64,11 +63,6 @@ fn flags(words: &[String]) -> Option<Vec<(String, Value)>> {
         _ => Value::Array(values),
     };
     Some(found.into_iter().map(|(name, values)| (name, value(values))).collect())
-}
-
-fn is_name(text: &str) -> bool {
-    text.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
-        && text.chars().all(|c| c == '_' || c.is_ascii_alphanumeric())
 }
 
 /// The name and the value of `NAME=value`.

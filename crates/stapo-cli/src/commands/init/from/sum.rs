@@ -1,5 +1,11 @@
 //! Sums of integers, as scripts write them: `(max_prompt_length + 1024) * 2`.
 
+/// Whether a text is a name, as shells and Python have them.
+pub fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
+        && text.chars().all(|c| c == '_' || c.is_ascii_alphanumeric())
+}
+
 /// The value of a sum whose names `integer` knows; `None` where it is none, is too large or has a division with a rest.
 pub fn value(text: &str, integer: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
     let mut reader = Reader { rest: text.trim(), integer, depth: 0 };

@@ -2,9 +2,11 @@
 //! others are below.
 
 mod openrlhf;
+mod values;
 
 use stapo_core::settings::{PeerSetting, peer_settings};
 use toml::{Table, Value};
+use values::{as_number, constant_length, of_kind, one, overlong, overlong_factor, parsed};
 
 /// The settings of a file of one program, under the names of the docs' table.
 pub struct Peer {
@@ -257,7 +259,7 @@ impl Peer {
             }
             "actor.kl_loss_coef" | "actor.kl_loss_type" | "use_bias_correction_kl" => Nothing,
             "algorithm.use_kl_in_reward" if value.as_bool() == Some(false) => Nothing,
-            "entropy_coef" | "actor.entropy_coeff" => match as_number(value)? {
+            "entropy_coef" | "actor.entropy_coeff" | "actor.entropy_coef" => match as_number(value)? {
                 0.0 => Nothing,
                 weight => one("objective.entropy_bonus", weighted("constant", "coefficient", weight)),
             },
@@ -304,16 +306,11 @@ impl Peer {
             "data.filter_overlong_prompts" => one("rollout.long_prompts", "drop".into()),
             "mask_truncated_completions" => one("rollout.truncated", "drop".into()),
             "overlong_buffer.enable" if value.as_bool() == Some(true) => {
-                let tokens = |name: &str| Some(Value::Integer(self.number(name)? as i64));
-                let longest = tokens("data.max_response_length").unwrap_or(Value::Integer(512));
-                let pairs = [("max_tokens", longest), ("buffer_tokens", tokens("overlong_buffer.len")?)];
-                let pairs = pairs.into_iter().map(|(key, value)| (key.to_string(), value));
-                one("rollout.overlong", Value::Table(pairs.collect()))
+                let longest = self.number("data.max_response_length").unwrap_or(512.0);
+                overlong(longest, self.number("overlong_buffer.len")?)
             }
-            "overlong_buffer.penalty_factor" if as_number(value) != Some(1.0) => {
-                Refused(format!("`{name}` = {value}: the penalty of the longest responses is 1 here"))
-            }
-            "overlong_buffer.enable" | "overlong_buffer.len" | "overlong_buffer.penalty_factor" => Nothing,
+            "overlong_buffer.penalty_factor" => overlong_factor(name, value),
+            "overlong_buffer.enable" | "overlong_buffer.len" => Nothing,
             _ => return None,
         })
     }
@@ -341,7 +338,7 @@ impl Peer {
             }
             "use_peft" | "lora_alpha" | "lora_target_modules" => Nothing,
             "lora_r" if !self.is_true("use_peft") => Nothing,
-            "lora_r" | "actor_rollout_ref.model.lora_rank" => match as_number(value)? {
+            "lora_r" | "actor_rollout_ref.model.lora_rank" | "ds.lora.rank" => match as_number(value)? {
                 0.0 => Nothing,
                 rank => {
                     let mut lora = Table::from_iter([("rank".to_string(), Value::Integer(rank as i64))]);
@@ -350,6 +347,8 @@ impl Peer {
                         ("targets", "lora_target_modules"),
                         ("alpha", "actor_rollout_ref.model.lora_alpha"),
                         ("targets", "actor_rollout_ref.model.target_modules"),
+                        ("alpha", "ds.lora.alpha"),
+                        ("targets", "ds.lora.target_modules"),
                     ];
                     lora.extend(
                         others
@@ -458,6 +457,11 @@ fn part_of_table(path: &str) -> Option<String> {
     tables.iter().find_map(|(table, name)| Some(format!("{name}.{}", path.split_once(table)?.1)))
 }
 
+/// Whether the page of TRL names a setting.
+pub fn is_of_trl(name: &str) -> bool {
+    peer_settings().iter().any(|setting| setting.program == "TRL" && setting.name == name)
+}
+
 /// Whether hydra, a shell or Python fills in a value or a part of it.
 fn is_open(value: &Value) -> bool {
     match value {
@@ -465,30 +469,6 @@ fn is_open(value: &Value) -> bool {
         Value::Array(values) => values.iter().any(is_open),
         _ => false,
     }
-}
-
-fn one(key: &str, value: Value) -> Translation {
-    Keys(vec![(key.to_string(), value)])
-}
-
-/// A default as the docs write it.
-fn parsed(text: &str) -> Value {
-    let number = || text.parse().map(Value::Integer).or_else(|_| text.parse().map(Value::Float)).ok();
-    number().or_else(|| text.parse().ok().map(Value::Boolean)).unwrap_or_else(|| Value::from(text))
-}
-
-fn of_kind(kind: &str) -> Value {
-    Value::Table(Table::from_iter([("kind".to_string(), Value::from(kind))]))
-}
-
-/// What divides the sum over the tokens of a response, whatever its length.
-fn constant_length(length: f64) -> Value {
-    let pairs = [("kind".to_string(), Value::from("constant")), ("length".to_string(), length.into())];
-    Value::Table(Table::from_iter(pairs))
-}
-
-fn as_number(value: &Value) -> Option<f64> {
-    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! What settings of OpenRLHF become.
 
+use super::Peer;
 use super::Translation::{self, Keys, Nothing, Refused};
-use super::{Peer, as_number, of_kind, one};
+use super::values::{as_number, of_kind, one, overlong, overlong_factor};
 use toml::{Table, Value};
 
 /// Names of earlier versions and those that they have now.
@@ -121,38 +122,28 @@ impl Peer {
     }
 
     fn openrlhf_penalty(&self, name: &str, value: &Value) -> Option<Translation> {
-        let weighted = |kind: &str, key: &str, weight: &Value| {
-            let pairs = [("kind".to_string(), Value::from(kind)), (key.to_string(), weight.clone())];
-            Value::Table(Table::from_iter(pairs))
-        };
         Some(match name {
             "algo.kl.init_coef" if as_number(value) == Some(0.0) => one("objective.kl", of_kind("none")),
             "algo.kl.init_coef" => {
                 let kind = self.text("algo.kl.estimator").unwrap_or("k1");
                 let key = if self.is_true("algo.kl.use_loss") { "kl" } else { "kl_in_reward" };
-                one(&format!("objective.{key}"), weighted(kind, "beta", value))
+                let pairs = [("kind".to_string(), Value::from(kind)), ("beta".to_string(), value.clone())];
+                one(&format!("objective.{key}"), Value::Table(Table::from_iter(pairs)))
             }
-            "actor.entropy_coef" => match as_number(value)? {
-                0.0 => Nothing,
-                _ => one("objective.entropy_bonus", weighted("constant", "coefficient", value)),
-            },
             "reward.overlong_buffer_len" => {
-                let longest = self.number("rollout.max_new_tokens")? as i64;
-                let buffer = as_number(value)? as i64;
-                let pairs = [("max_tokens", longest), ("buffer_tokens", buffer)];
-                let pairs = pairs.into_iter().map(|(key, n)| (key.to_string(), Value::Integer(n)));
-                one("rollout.overlong", Value::Table(pairs.collect()))
+                overlong(self.number("rollout.max_new_tokens")?, as_number(value)?)
             }
-            "reward.overlong_penalty_factor" if as_number(value) != Some(1.0) => {
-                Refused(format!("`{name}` = {value}: the penalty of the longest responses is 1 here"))
-            }
+            "reward.overlong_penalty_factor" => overlong_factor(name, value),
             "actor.lr_scheduler" => {
                 let (kind, has_floor) = match value.as_str()? {
                     "cosine_with_min_lr" => ("cosine", true),
                     kind => (kind, false),
                 };
                 let warmup = self.number("actor.lr_warmup_ratio").unwrap_or(0.03);
-                let Keys(mut keys) = self.schedule(kind) else { return Some(self.schedule(kind)) };
+                let mut keys = match self.schedule(kind) {
+                    Keys(keys) => keys,
+                    other => return Some(other),
+                };
                 for (_, schedule) in &mut keys {
                     let Value::Table(schedule) = schedule else { continue };
                     schedule.remove("warmup_steps");
@@ -172,8 +163,9 @@ impl Peer {
         let number = as_number(value);
         Some(match name {
             "data.prompt_dataset" => {
-                let Keys(mut keys) = self.prompts("data.train_files", value)? else {
-                    return self.prompts("data.train_files", value);
+                let mut keys = match self.prompts("data.train_files", value)? {
+                    Keys(keys) => keys,
+                    other => return Some(other),
                 };
                 if let Some(template) = self.text("data.input_template") {
                     keys.retain(|(key, _)| key != "task.template");
@@ -205,22 +197,10 @@ impl Peer {
                     .training("trainer.save_freq", value)
                     .or_else(|| Some(one("record.checkpoint_every_steps", value.clone())));
             }
-            "ds.lora.rank" => match number? {
-                0.0 => Nothing,
-                rank => {
-                    let others = [("alpha", "ds.lora.alpha"), ("targets", "ds.lora.target_modules")];
-                    let given = others
-                        .into_iter()
-                        .filter_map(|(key, name)| Some((key.to_string(), self.get(name)?.clone())));
-                    let rank = ("rank".to_string(), Value::Integer(rank as i64));
-                    one("model.lora", Value::Table(std::iter::once(rank).chain(given).collect()))
-                }
-            },
             "algo.kl.use_loss"
             | "algo.kl.estimator"
             | "actor.lr_warmup_ratio"
             | "actor.min_lr_ratio"
-            | "reward.overlong_penalty_factor"
             | "data.input_template"
             | "actor.gradient_checkpointing_enable"
             | "ds.lora.alpha"
