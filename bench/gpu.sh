@@ -96,8 +96,8 @@ generate 8 8 8192 256
 generate 40 1 15000 256
 [ $quick -eq 1 ] || run vllm 900 python3 "$here/gpu/vllm.py" --mode default --mode batch-invariant --mode no-logprobs
 run exact-long 120 "$bench" exact --prompts=2 --samples=2 --prompt=15900 --new=480 --rows=5000 --kv-gib=16 --together=1
-[ -z "$ops" ] || run attention 60 "$ops" attention
-[ -z "$ops" ] || [ $quick -eq 1 ] || run torch-attention 60 python3 "$here/gpu/torch_attention.py"
+[ -z "$ops" ] || run attention 120 "$ops" attention
+[ -z "$ops" ] || [ $quick -eq 1 ] || run torch-attention 120 python3 "$here/gpu/torch_attention.py"
 # Updates as `stapo train` makes them: 128 x 8 responses of 290 tokens, and a quarter of them by a larger model.
 run update-0.5b 120 "$bench" update --steps=3
 run update-1.7b 120 "$bench" update --shape=1 --problems=32 --minibatch=8 --steps=3 --folder=0

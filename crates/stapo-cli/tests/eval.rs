@@ -148,6 +148,7 @@ fn a_run_is_asked_as_it_was_trained_unless_the_command_line_says_otherwise() {
         "steps=1",
     ];
     let set: Vec<&str> = asked.iter().flat_map(|setting| ["--set", setting]).collect();
+    std::fs::create_dir(at.join("run")).unwrap();
     ok(&stapo(at, &[&["train", "--quiet", "--out", "run"], &TINY[..], &set].concat()));
     let eval = |out: &str, more: &[&str]| {
         let words = ["eval", "--model", "run", "--limit", "3", "--samples", "1", "--out", out];

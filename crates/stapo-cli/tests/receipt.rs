@@ -231,8 +231,13 @@ fn an_experiment_has_the_receipts_of_its_runs() {
     let plan = ok(&stapo(at, &["experiment", "falsify", "--dry-run"]));
     assert!(plan.contains("10 runs, none started") && plan.contains("without-s2t/seed-4"), "{plan}");
     assert_eq!(fs::read_dir(at).unwrap().count(), 0);
-    let said = ok(&stapo(at, &[&args[..], &SMALL[..]].concat()));
+    // A link to an empty folder on another disk is followed.
+    for folder in ["experiments", "large"] {
+        fs::create_dir(at.join(folder)).unwrap();
+    }
     let experiment = at.join("experiments/falsify");
+    std::os::unix::fs::symlink("../large", &experiment).unwrap();
+    let said = ok(&stapo(at, &[&args[..], &SMALL[..]].concat()));
     let receipt = sha256(&fs::read(experiment.join("manifest.json")).unwrap());
     assert!(said.contains(&format!("receipt {}", &receipt[..12])), "{said}");
     let at_end = "\nruns: experiments/falsify\nreport: stapo report experiments/falsify\nreceipt ";

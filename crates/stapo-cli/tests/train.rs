@@ -83,7 +83,7 @@ fn new_run(out: &'static str) -> Vec<&'static str> {
 fn bad_input_is_one_paragraph_with_the_remedy_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    std::fs::create_dir(at.join("there")).unwrap();
+    std::fs::create_dir_all(at.join("there/something")).unwrap();
     std::fs::write(at.join("empty.jsonl"), "").unwrap();
     std::fs::write(at.join("unanswered.jsonl"), "{\"problem\": \"1+1=\"}\n").unwrap();
     mismatched_model(&at.join("mismatched"));

@@ -7,7 +7,7 @@ use stapo_rl::device::cuda::Training;
 use stapo_rl::device::{Device, DeviceName};
 use stapo_rl::model_files::ModelConfig;
 use stapo_rl::plan::config::{ModelSource, PlanError, States};
-use stapo_rl::run::{Reopening, RunKind, plan_text};
+use stapo_rl::run::{Reopening, RunKind, is_free, plan_text};
 use stapo_rl::{Config, Error, Plan};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -93,11 +93,11 @@ pub fn device(name: DeviceName, threads: Option<usize>, for_use: Use) -> Result<
     Ok(Device::open(name, threads, training)?)
 }
 
-/// The folder of a new run: the given one, which must not exist, or `runs/<UTC time>-<name>`, with a number appended if that
+/// The folder of a new run: the given one, which must not exist or be empty, or `runs/<UTC time>-<name>`, with a number appended if that
 /// folder exists.
 pub fn new_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     if let Some(folder) = given {
-        return if folder.exists() { Err(Error::exists(folder).into()) } else { Ok(folder.to_owned()) };
+        return if is_free(folder) { Ok(folder.to_owned()) } else { Err(Error::exists(folder).into()) };
     }
     let stem = format!("{}-{name}", clock::stamp(SystemTime::now()));
     let numbered = (2..).map(|n| Path::new("runs").join(format!("{stem}-{n}")));

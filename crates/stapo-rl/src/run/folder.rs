@@ -6,13 +6,14 @@ use super::image::Image;
 use super::journal::{JOURNAL, Journal, METRICS, OPTIONAL_PARTS, PARTS};
 use super::lock::FolderLock;
 use super::manifest;
+use super::new_folder::NewFolder;
 use super::parts::{PartOrder, absolute, fresh_token};
 use super::receipt;
 use super::saving::{InFlight, Source, Spare};
 use super::state::{Counters, LoopState};
 use crate::error::{Error, Result};
 use crate::plan::config::Keeping;
-use crate::run::disk::{Appended, create_folder, remove_file, rename, write_whole};
+use crate::run::disk::{Appended, create_folder, remove_file, write_whole};
 use stapo_core::record::{
     self, Best, EventKind, FileHash, Identity, Manifest, Record, SCHEMA, StepHash, Stepped, StopReason,
     Writer,
@@ -74,57 +75,8 @@ pub(super) struct InParts {
 /// The best evaluation of a run, and the file that names it.
 const BEST: &str = "best.json";
 
-/// A folder in the making, under a temporary name in the folder where it will appear.
-pub struct NewFolder {
-    final_path: PathBuf,
-    temporary: PathBuf,
-    pub lock: FolderLock,
-    replaces_empty: bool,
-}
-
-impl NewFolder {
-    /// As `begin`, but an empty folder at `path` is no obstacle: the new folder replaces it.
-    pub fn begin_in_place_of_empty(path: &Path) -> Result<Self> {
-        Self::make(path, fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()))
-    }
-
-    /// Makes `.NAME.starting` next to `path` and locks it. A `path` that exists is refused. What an interrupted start
-    /// left in that folder is written again.
-    pub fn begin(path: &Path) -> Result<Self> {
-        Self::make(path, false)
-    }
-
-    fn make(path: &Path, replaces_empty: bool) -> Result<Self> {
-        if path.exists() && !replaces_empty {
-            return Err(Error::exists(path));
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let temporary = path.with_file_name(format!(".{name}.starting"));
-        create_folder(&temporary).map_err(|error| match error {
-            Error::Io { source, .. } => Error::io(path, source),
-            other => other,
-        })?;
-        let lock = FolderLock::take(&temporary)?;
-        Ok(Self { final_path: path.to_owned(), temporary, lock, replaces_empty })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.temporary
-    }
-
-    /// Gives the folder its name, as one rename.
-    pub fn appear(mut self) -> Result<FolderLock> {
-        if self.final_path.exists() && !self.replaces_empty {
-            return Err(Error::exists(&self.final_path));
-        }
-        rename(&self.temporary, &self.final_path)?;
-        self.lock.moved_to(&self.final_path);
-        Ok(self.lock)
-    }
-}
-
 impl Run {
-    /// Creates the folder of a new run. A folder that exists is refused.
+    /// Creates the folder of a new run. A folder that holds something is refused.
     pub fn create(
         folder: &Path,
         config_text: &str,

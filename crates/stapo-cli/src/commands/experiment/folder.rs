@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use stapo_core::record::{Arm, Experiment, Record};
 use stapo_rl::lab::experiment::ExperimentSpec;
 use stapo_rl::run::disk::write_whole;
-use stapo_rl::run::{FolderLock, NewFolder, check_tree, receipt};
+use stapo_rl::run::{FolderLock, NewFolder, check_tree, is_free, receipt};
 use std::path::Path;
 
 /// Makes the folder as a whole, or adds what was asked for to the runs of an existing one. Returns the experiment with all runs of
@@ -14,15 +14,13 @@ pub fn prepare(folder: &Path, spec: &ExperimentSpec, asked: Experiment) -> Resul
     check_tree(folder)?;
     let path = folder.join("experiment.json");
     if !path.exists() {
-        let is_empty =
-            |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-        if folder.exists() && !is_empty(folder) {
+        if !is_free(folder) {
             bail!(
                 "folder {}: is not empty and holds no experiment\nhint: choose another with --out",
                 folder.display()
             );
         }
-        let mut new = NewFolder::begin_in_place_of_empty(folder)?;
+        let mut new = NewFolder::begin(folder)?;
         write_whole(&new.path().join("config.toml"), spec.config_text().as_bytes())?;
         write_whole(&new.path().join("experiment.json"), asked.to_line().as_bytes())?;
         new.lock.sign(&writer("experiment"))?;

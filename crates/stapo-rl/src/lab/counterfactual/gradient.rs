@@ -8,6 +8,7 @@ use crate::learn::update::{GradientParts, MinibatchContext, gradient_parts, like
 use crate::plan::config::Plan;
 use crate::rollout::{Beginning, continuations};
 use crate::train::Trainer;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use stapo_core::random::Key;
 use stapo_core::stats::{Estimate, StatsError, mean_estimate};
@@ -71,10 +72,10 @@ fn effect(
     let GradientParts { kept, silenced, n_tokens, n_silenced, scale } = parts;
     let (of_kept, of_silenced, both) = (dot(kept, kept), dot(silenced, silenced), dot(kept, silenced));
     let whole = of_kept + of_silenced + 2.0 * both;
-    // Both gradients are of losses, so a positive product is a rise of the log-prob by a step down the loss.
-    let change = |part: &[f32]| rise.map(|rise| learning_rate * scale * dot(part, rise));
-    let towards =
-        |part: &[f32], size: f64| rise.and_then(|rise| cosine(dot(part, rise), size, dot(rise, rise)));
+    // With the steepest rise of right answers. Both gradients are of losses, so a positive product is a rise of the log-prob by a
+    // step down the loss.
+    let towards = rise.map(|rise| (dot(kept, rise), dot(silenced, rise), dot(rise, rise)));
+    let change = |product: f64| learning_rate * scale * product;
     GradientEffect {
         step,
         n_tokens: *n_tokens,
@@ -82,15 +83,21 @@ fn effect(
         silenced_share: if whole > 0.0 { of_silenced / whole } else { 0.0 },
         cosine_with_kept: cosine(both, of_kept, of_silenced),
         n_answers,
-        answers_by_silenced: change(silenced),
-        answers_by_kept: change(kept),
-        answers_cosine_silenced: towards(silenced, of_silenced),
-        answers_cosine_kept: towards(kept, of_kept),
+        answers_by_silenced: towards.map(|(_, silenced, _)| change(silenced)),
+        answers_by_kept: towards.map(|(kept, _, _)| change(kept)),
+        answers_cosine_silenced: towards
+            .and_then(|(_, silenced, of_rise)| cosine(silenced, of_silenced, of_rise)),
+        answers_cosine_kept: towards.and_then(|(kept, _, of_rise)| cosine(kept, of_kept, of_rise)),
     }
 }
 
+/// The sum of the products of two gradients, by chunks whose sums are added in order: the same bits with any number of threads.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    const CHUNK: usize = 1 << 16;
+    let of_chunk =
+        |(a, b): (&[f32], &[f32])| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    let sums: Vec<f64> = a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK)).map(of_chunk).collect();
+    sums.iter().sum()
 }
 
 fn cosine(product: f64, a: f64, b: f64) -> Option<f64> {
@@ -200,6 +207,9 @@ mod tests {
             (nothing.silenced_share, nothing.cosine_with_kept, nothing.answers_by_kept),
             (0.0, None, None)
         );
+        // Chunks and what is left of the last one.
+        let long: Vec<f32> = (0..200_000u32).map(|i| (i % 7) as f32).collect();
+        assert_eq!(dot(&long, &long), (0..200_000u32).map(|i| f64::from((i % 7) * (i % 7))).sum::<f64>());
         let summary = gradient_summary(&[found, nothing]).unwrap();
         assert_eq!((summary.n_steps, summary.n_silenced), (2, 4));
         assert_eq!(summary.answers_by_kept.unwrap().n_questions, 1);

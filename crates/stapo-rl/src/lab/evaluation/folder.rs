@@ -130,7 +130,7 @@ pub struct EvalFolder {
 }
 
 impl EvalFolder {
-    /// Creates the folder. A folder that exists is refused.
+    /// Creates the folder. One that holds something is refused.
     pub fn create(folder: &Path, plan: &EvalPlan, writer: &Writer) -> Result<Self> {
         let mut new = NewFolder::begin(folder)?;
         write_whole(&new.path().join("eval.json"), plan.to_sealed_text().as_bytes())?;
