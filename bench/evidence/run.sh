@@ -4,7 +4,7 @@
 #   bench/evidence/run.sh stability-arms:44:310 scale:30:250 'code:4:400:--seeds 1,2 --only stapo --only justrl'
 # Arguments: EXPERIMENT:JOBS:SECONDS each, with :OPTIONS of `stapo experiment` after it if any. STAPO names the program (stapo), OUT the
 # folder for everything that is written (runs of 14M parameters take 0.2 GB each); models/ and data/ are read there. In OUT: base models
-# in runs/, experiments/NAME, NAME.log and NAME.tar.gz, which leaves out checkpoints and responses.
+# in runs/, experiments/NAME (or what --out names), NAME.log and NAME.tar.gz, which leaves out checkpoints and responses.
 # TIDY=1 deletes the checkpoints of runs that have ended and the first one of a run that has made three steps: those of a model of
 # 1.5B parameters take 20 GiB each.
 set -euo pipefail
@@ -47,10 +47,13 @@ fi
 
 for words in "$@"; do
     IFS=: read -r name jobs seconds options <<< "$words"
+    folder=experiments/$name
+    [[ $options =~ --out[\ =]([^ ]+) ]] && folder=${BASH_REMATCH[1]}
+    log=$(basename "$folder")
     status=0
     start=$SECONDS
     timeout --signal TERM --kill-after 60 "$seconds" "$stapo" experiment "$here/experiments/$name.toml" --jobs "$jobs" \
-        $options ${DEVICE:+--set device="$DEVICE"} > "$name.log" 2>&1 || status=$?
-    echo "$name: status $status after $((SECONDS - start)) s"
-    tar --exclude=checkpoints --exclude=rollouts -czf "$name.tar.gz" "experiments/$name" "$name.log"
+        $options ${DEVICE:+--set device="$DEVICE"} > "$log.log" 2>&1 || status=$?
+    echo "$log: status $status after $((SECONDS - start)) s"
+    tar --exclude=checkpoints --exclude=rollouts -czf "$log.tar.gz" "$folder" "$log.log"
 done
