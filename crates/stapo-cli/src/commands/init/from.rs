@@ -42,8 +42,6 @@ pub struct Translated {
 
 /// Prompts that TRL takes at any length.
 const MAX_PROMPT_TOKENS: i64 = 1024;
-/// The tokens of a micro-batch by default.
-const MICROBATCH_TOKENS: i64 = 8192;
 
 /// The settings of a file by their names, those first that come before others of the same name.
 fn settings(file: &Path) -> Result<Vec<(String, Value)>> {
@@ -104,7 +102,7 @@ pub fn translated(file: &Path, changes: &Changes) -> Result<Translated> {
     }
     add(&mut entries, changes, peer.program);
     name_after(&mut entries, file);
-    entries.sort_by_key(|entry| (!entry.key.ends_with(".preset"), entry.key.clone()));
+    entries.sort_by_key(order);
     drop_refused(&mut entries, &mut refused)?;
     for (key, flag) in [("model.path", "--model MODEL"), ("task.path", "--data FILE")] {
         if !entries.iter().any(|entry| entry.key == key) {
@@ -137,15 +135,6 @@ fn add(entries: &mut Vec<Entry>, changes: &Changes, program: &str) {
         let key = "rollout.max_prompt_tokens".to_string();
         entries.push(Entry { key, value: MAX_PROMPT_TOKENS.into(), origin });
     }
-    let tokens =
-        |key: &str| entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.value.as_integer());
-    let longest =
-        tokens("rollout.max_prompt_tokens").unwrap_or(0) + tokens("rollout.max_response_tokens").unwrap_or(0);
-    if tokens("update.microbatch_tokens").unwrap_or(MICROBATCH_TOKENS) < longest {
-        entries.retain(|entry| entry.key != "update.microbatch_tokens");
-        let origin = "holds the longest sequence".to_string();
-        entries.push(Entry { key: "update.microbatch_tokens".to_string(), value: longest.into(), origin });
-    }
 }
 
 fn name_after(entries: &mut Vec<Entry>, file: &Path) {
@@ -155,20 +144,55 @@ fn name_after(entries: &mut Vec<Entry>, file: &Path) {
     entries.push(Entry { key: "name".to_string(), value: name.into(), origin: String::new() });
 }
 
-/// Takes out keys that a run would refuse, one by one, and lists why.
+/// Takes out keys that a run would refuse, one by one, and lists why. Where a default does not fit what is left, it is made to fit.
 fn drop_refused(entries: &mut Vec<Entry>, refused: &mut Vec<String>) -> Result<()> {
+    let mut fitted: Vec<String> = Vec::new();
     loop {
         let config = Config::from_toml(&lines(entries), []).and_then(Plan::resolve);
         let Err(error) = config else { return Ok(()) };
         let key = error.key().unwrap_or_default();
-        let Some(idx) = entries.iter().rposition(|entry| is_about(&key, &entry.key)) else {
+        let place_of = |key: &str| entries.iter().rposition(|entry| is_about(key, &entry.key));
+        // What does not fit a default of the same small table, such as objective.surrogate, is at fault.
+        let table = key.rsplit_once('.').map(|(table, _)| table).filter(|table| table.contains('.'));
+        if let Some(idx) = place_of(&key).or_else(|| table.and_then(place_of)) {
+            let entry = entries.remove(idx);
+            let problem = error.to_string().lines().next().unwrap_or_default().to_string();
+            refused.push(format!("`{}` = {}: {problem}", entry.origin, entry.value));
+        } else if let Some(entry) = fitting(entries, &key).filter(|_| !fitted.contains(&key)) {
+            entries.push(entry);
+            entries.sort_by_key(order);
+            fitted.push(key);
+        } else {
             return Err(error)
                 .context("the translated config does not fit, which is a fault of this program");
-        };
-        let entry = entries.remove(idx);
-        let problem = error.to_string().lines().next().unwrap_or_default().to_string();
-        refused.push(format!("`{}` = {}: {problem}", entry.origin, entry.value));
+        }
     }
+}
+
+/// The preset comes first, since other keys change it.
+fn order(entry: &Entry) -> (bool, String) {
+    (!entry.key.ends_with(".preset"), entry.key.clone())
+}
+
+/// The value of a key whose default does not fit the other keys.
+fn fitting(entries: &[Entry], key: &str) -> Option<Entry> {
+    let number = |key: &str, default: i64| {
+        let given = entries.iter().find(|entry| entry.key == key);
+        given.and_then(|entry| entry.value.as_integer()).unwrap_or(default)
+    };
+    let rollout = Config::default().rollout;
+    let (prompt, response) = (rollout.max_prompt_tokens as i64, rollout.max_response_tokens as i64);
+    let (value, origin) = match key {
+        "update.problems_per_minibatch" => {
+            (number("rollout.problems_per_step", rollout.problems_per_step as i64), "a rollout batch at most")
+        }
+        "update.microbatch_tokens" => (
+            number("rollout.max_prompt_tokens", prompt) + number("rollout.max_response_tokens", response),
+            "holds the longest sequence",
+        ),
+        _ => return None,
+    };
+    Some(Entry { key: key.to_string(), value: value.into(), origin: origin.to_string() })
 }
 
 /// Whether one of two keys is the other, or lies in its table.

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn arguments_are_literals_names_sums_or_left_open() {
-        let text = "\"\"\"Starts GRPOConfig(seed=1).\"\"\"\nfrom trl import GRPOConfig\nlongest: int = 1_024\nlr = 1e-6 # (small\n\
+        let text = "\"\"\"Starts\nGRPOConfig(seed=1).\"\"\"\nfrom trl import GRPOConfig\nlongest: int = 1_024\nlr = 1e-6 # (small\n\
             twice = 1\ntwice = 2\ndataset = load_dataset(\"json\", data_files='rows.jsonl', split=\"train\")\n\
             args = trl.GRPOConfig(\n    \"out\", learning_rate=lr, # GRPOConfig(\n    max_completion_length=longest * 2 - 48,\n    \
             num_generations=16, beta=-0.5, bf16=True, run_name=f\"a-{lr}\", seed=twice, steps=len(rows),\n    \
@@ -273,6 +273,9 @@ mod tests {
         let alone =
             "model = AutoModel.from_pretrained('m')\nGRPOTrainer(model=model, reward_funcs=accuracy_reward)";
         assert_eq!(settings(alone), ["model=\"m\"", "reward_funcs=\"accuracy_reward\""]);
+        let rows = "GRPOTrainer(train_dataset=load_dataset('a/b', 'main', split='train'))";
+        assert_eq!(settings(rows), ["train_dataset=\"a/b\""]);
+        assert_eq!(settings("GRPOConfig(seed == 3, **dict(beta=0.5), seed=4)"), ["seed=4"]);
         assert_eq!(trainings("GRPOConfig(seed=1)\nGRPOConfig(seed=2)").len(), 2);
         assert!(trainings("x = 1\n").is_empty() && trainings("").is_empty());
         // Cut off anywhere.

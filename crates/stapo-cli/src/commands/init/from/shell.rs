@@ -396,6 +396,8 @@ mod tests {
             ("A=1\nif [ -z $B ]; then\n  A=2\nfi\nexport C=3\nrun $A $C", "${A}|3"),
             ("[ -z $B ] && A=2\nB=4; run $A ${B:-5} ${D:=6} ${A:-7}", "${A}|4|6|${A:-7}"),
             ("for s in 1 2; do\n  run $s\ndone", "${s}"),
+            ("s=0\nfor s in 1 2; do\n  :\ndone\nrun $s", "${s}"),
+            ("A=(x y); run ${A[@]}", "x|y"),
             ("E=\nrun \"${E:-x}\" ${E-y}z `date`", "x|z|$(`)date$(`)"),
             ("run ${A%.*} \"open", "${A%.*}|open"),
         ] {

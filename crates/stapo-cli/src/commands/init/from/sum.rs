@@ -112,6 +112,7 @@ mod tests {
         ] {
             assert_eq!(value(text, &integer), expected, "{text}");
         }
+        assert_eq!(value(&("n+".repeat(100) + "1"), &integer), Some(601));
         let nested = |n: usize| value(&format!("{}1{}", "(".repeat(n), ")".repeat(n)), &integer);
         assert_eq!((nested(49), nested(50), nested(100_000)), (Some(1), None, None));
     }

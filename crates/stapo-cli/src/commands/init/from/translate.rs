@@ -118,18 +118,19 @@ impl Peer {
         let group = self.number("num_generations").unwrap_or(8.0);
         let per_device = self.number("per_device_train_batch_size").unwrap_or(8.0);
         let minibatch = per_device * self.number("gradient_accumulation_steps").unwrap_or(1.0);
-        let rollout = self.number("generation_batch_size").unwrap_or(minibatch);
+        let of_steps = self.number("steps_per_generation").map(|steps| per_device * steps);
+        let rollout = self.number("generation_batch_size").or(of_steps).unwrap_or(minibatch);
         let problems = |key: &str, responses: f64| {
             let n = (responses / group).ceil().max(1.0);
             (key.to_string(), Value::Integer(n as i64))
         };
         match name {
-            "per_device_train_batch_size" | "gradient_accumulation_steps" => {
+            "per_device_train_batch_size"
+            | "gradient_accumulation_steps"
+            | "generation_batch_size"
+            | "steps_per_generation" => {
                 let rollout = problems("rollout.problems_per_step", rollout.max(minibatch));
                 Some(Keys(vec![problems("update.problems_per_minibatch", minibatch), rollout]))
-            }
-            "generation_batch_size" => {
-                Some(Keys(vec![problems("rollout.problems_per_step", rollout.max(minibatch))]))
             }
             "max_steps" => {
                 let n_updates = (rollout / minibatch).max(1.0) * self.number("num_iterations").unwrap_or(1.0);

@@ -1,5 +1,7 @@
 //! What settings of TRL and verl become.
 
+mod sizes;
+
 use super::super::{Changes, translated};
 use super::*;
 
@@ -54,39 +56,6 @@ fn check_refused(base: &str, cases: &[(&str, &str)]) {
         let (_, refused) = config(&format!("{base}\n{line}\n"));
         assert!(refused.iter().any(|reason| reason.contains(expected)), "{line}: {refused:?}");
     }
-}
-
-/// TRL counts responses of all processes; here problems are counted.
-#[test]
-fn batches_of_trl_are_counted_in_problems() {
-    let sizes = ["update.problems_per_minibatch", "rollout.problems_per_step"];
-    for (lines, expected) in [
-        (
-            &["num_generations: 4", "per_device_train_batch_size: 6", "gradient_accumulation_steps: 2"][..],
-            ["3", "3"],
-        ),
-        (&["gradient_accumulation_steps: 2", "generation_batch_size: 64"], ["2", "8"]),
-        (&["per_device_train_batch_size: 20", "num_generations: 8"], ["3", "3"]),
-        (&["per_device_train_batch_size: 1", "num_generations: 8"], ["1", "1"]),
-    ] {
-        let (config, _) = config(&lines.join("\n"));
-        assert_eq!(sizes.map(|path| at(&config, path)), expected, "{lines:?}");
-    }
-    // A step of TRL is one mini-batch: four of a rollout batch, each used twice, are one step here.
-    let rollouts = [
-        "gradient_accumulation_steps: 2",
-        "generation_batch_size: 64",
-        "num_iterations: 2",
-        "max_steps: 100",
-    ];
-    check("", &[(&rollouts, &[("steps", "13"), ("update.reuse.max", "2"), ("update.reuse.gate", "none")])]);
-    check(
-        "",
-        &[(
-            &["max_steps: -1", "num_iterations: 1", "num_generations: 8"],
-            &[("steps", ""), ("update.reuse", "")],
-        )],
-    );
 }
 
 #[test]
@@ -155,6 +124,7 @@ fn schedules_adapters_and_rows_of_trl_keep_their_values() {
             (&adapters, &[("model.lora", ""), ("model.path", "o/m")]),
             (&["mask_truncated_completions: true"], &[("rollout.truncated", "drop")]),
             (&["mask_truncated_completions: false"], &[("rollout.truncated", "")]),
+            (&["chat_template_kwargs: {}"], &[("rollout.chat", "")]),
             (
                 &["chat_template_kwargs: {enable_thinking: false}"],
                 &[("rollout.chat", "true"), ("rollout.chat_arguments.enable_thinking", "false")],
@@ -199,6 +169,11 @@ fn schedules_adapters_and_rows_of_trl_keep_their_values() {
     let neutral =
         ["top_p: 1.0", "top_k: 0", "repetition_penalty: 1.0", "top_entropy_quantile: 1.0", "bf16: true"];
     assert_eq!(config(&neutral.join("\n")).1, [""; 0]);
+}
+
+#[test]
+fn arguments_of_a_template_that_are_no_table_are_named() {
+    check_refused("", &[("chat_template_kwargs: 3", "rollout.chat_arguments")]);
 }
 
 #[test]
@@ -285,8 +260,9 @@ fn penalties_adapters_and_rollouts_of_verl_keep_their_values() {
             ),
             (&[&actor("ppo_epochs: 2")], &[("update.reuse.max", "2")]),
             (
+                // By default a rollout batch of verl has four mini-batches.
                 &[&actor("optim: {lr_scheduler_type: cosine, lr_warmup_steps: 5}")],
-                &[("update.schedule.kind", "cosine"), ("update.schedule.warmup_steps", "5")],
+                &[("update.schedule.kind", "cosine"), ("update.schedule.warmup_steps", "20")],
             ),
             (
                 &[
