@@ -268,6 +268,27 @@ fn the_main_experiment_runs_end_to_end_and_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_dry_run_warns_once_of_data_that_no_run_could_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("rows.jsonl"), "{\"problem\": \"1+1=\", \"answer\": 2, \"split\": \"test\"}\n")
+        .unwrap();
+    let task = "task={kind=\"jsonl\",path=\"rows.jsonl\",held_out_share=0.0,only={split=[\"SPLIT\"]}}";
+    for (split, warnings) in [("test", 0), ("train", 1)] {
+        let set = task.replace("SPLIT", split);
+        let output = stapo(at, &["experiment", "falsify", "--seeds", "0,1", "--dry-run", "--set", &set]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("warning: ").count(), warnings, "{said}");
+        assert_eq!(
+            said.contains("with-s2t/seed-0: task file rows.jsonl: holds no problem"),
+            warnings > 0,
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn an_experiment_starts_no_run_that_would_not_end_in_time_and_says_what_it_can_detect() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

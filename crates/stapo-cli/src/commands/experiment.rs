@@ -15,11 +15,13 @@ use anyhow::{Context, Result, bail};
 use child::{Finished, Job, Leashes};
 use minutes::TimeLimit;
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
-use stapo_rl::Config;
 use stapo_rl::lab::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
 use stapo_rl::plan::config::CanaryConfig;
+use stapo_rl::reward::Programs;
 use stapo_rl::run::disk::write_whole;
 use stapo_rl::run::{Run, describe_writer, hash_bytes, holder, receipt};
+use stapo_rl::tasks::Task;
+use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -69,7 +71,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Checks and lists the runs with their settings, and starts none.
+    /// Checks and lists the runs with their settings, and starts none. Warns of data that cannot be opened.
     #[arg(long)]
     dry_run: bool,
 }
@@ -83,7 +85,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let asked = spec.expand()?;
     let chosen_of_asked = chosen(&asked, &spec.seeds, &args.only)?;
     if args.dry_run {
-        show::planned(chosen_of_asked.iter().map(|&place| &asked.arms[place]));
+        let arms: Vec<&Arm> = chosen_of_asked.iter().map(|&place| &asked.arms[place]).collect();
+        show::planned(arms.iter().copied());
+        warn_of_tasks(&spec, &arms)?;
         return Ok(ExitCode::SUCCESS);
     }
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&asked.name));
@@ -135,6 +139,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print_left(left.iter().map(|&(place, needed)| (experiment.arms[place].run.as_str(), needed)));
     let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Opens the tasks of the arms, each once, and warns of those that no run could open here.
+fn warn_of_tasks(spec: &ExperimentSpec, arms: &[&Arm]) -> Result<()> {
+    let config_text = spec.config_text();
+    let mut opened = Vec::new();
+    for arm in arms {
+        let set = arm.settings.iter().map(String::as_str);
+        let task = Plan::resolve(Config::from_toml(&config_text, set)?)?.task;
+        if opened.contains(&task) {
+            continue;
+        }
+        if let Err(error) = Task::open_with(&task, Programs::Never) {
+            eprintln!("warning: {}: {error}", arm.run);
+        }
+        opened.push(task);
+    }
+    Ok(())
 }
 
 /// Names the runs that did not start, with the time that each needs.

@@ -23,11 +23,11 @@ pub const CONFIGS: [Shipped; 10] = shipped!("configs": "stapo", "grpo", "justrl"
 pub const DEFAULT_CONFIG: &str = CONFIGS[0].1;
 
 /// The experiments of `stapo experiment`.
-pub const EXPERIMENTS: [Shipped; 29] = shipped!(
+pub const EXPERIMENTS: [Shipped; 32] = shipped!(
     "experiments": "main-quick", "main", "ablation-mask", "ablation-tau", "falsify", "transfer", "dgg", "dasd", "thresholds",
     "lora", "lora-gsm8k", "stability", "stability-stale", "stability-arms", "stability-builtin", "scale", "copying", "gsm8k",
-    "gsm8k-short", "gsm8k-human", "gsm8k-1.5b", "long-0.5b", "rising-probe", "rising", "rising-builtin", "math", "math-short", "math-1.5b",
-    "code",
+    "gsm8k-short", "gsm8k-human", "gsm8k-1.5b", "long-0.5b", "rising-probe", "rising", "rising-builtin", "rising-starts", "math", "math-short",
+    "math-1.5b", "code", "base-arithmetic", "base-gsm8k",
 );
 
 /// The text of a file, or of the shipped text of that name. A file that exists comes first.
@@ -74,6 +74,8 @@ mod tests {
 
     #[test]
     fn every_shipped_text_is_told_by_a_whole_sentence() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), EXPERIMENTS.len(), "every file is shipped");
         for (name, text) in EXPERIMENTS {
             let about = first_sentence(text);
             let n_stops = about.matches(". ").count() + about.matches("? ").count();
