@@ -19,9 +19,17 @@ done
 mkdir -p "${OUT:=$PWD/evidence}"
 cd "$OUT"
 
+# What this script starts ends with it.
+tidying='' has_mps=''
+end() {
+    [ -z "$tidying" ] || { kill "$tidying" && tidy; }
+    [ -z "$has_mps" ] || echo quit | nvidia-cuda-mps-control
+}
+trap end EXIT
+
 # Many processes on one GPU take turns without MPS.
 if command -v nvidia-cuda-mps-control > /dev/null && ! echo get_server_list | nvidia-cuda-mps-control > /dev/null 2>&1; then
-    nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
+    nvidia-cuda-mps-control -d && has_mps=1
 fi
 
 # The base models that the experiments name, side by side; one that is there is kept.
@@ -42,7 +50,7 @@ tidy() {
 }
 if [ "${TIDY:-0}" = 1 ]; then
     (while sleep 5; do tidy; done) &
-    trap "kill $!; echo quit | nvidia-cuda-mps-control > /dev/null 2>&1" EXIT
+    tidying=$!
 fi
 
 for words in "$@"; do
