@@ -11,7 +11,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")/../.." && pwd)
 stapo=$(command -v "${STAPO:-stapo}") || { echo "STAPO: no program '${STAPO:-stapo}'" >&2; exit 2; }
 stapo=$(realpath "$stapo")
-[ $# -gt 0 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
 for words in "$@"; do
     [[ $words =~ ^[a-z0-9.-]+:[0-9]+:[0-9]+(:--.*)?$ ]] || { echo "$words: expected EXPERIMENT:JOBS:SECONDS or EXPERIMENT:JOBS:SECONDS:OPTIONS" >&2; exit 2; }
     [ -f "$here/experiments/${words%%:*}.toml" ] || { echo "${words%%:*}: no such file in experiments/" >&2; exit 2; }
