@@ -50,9 +50,10 @@ class Memory(threading.Thread):
             time.sleep(0.5)
 
 
-def progress(side, seconds, accuracy):
+def progress(side, seconds, accuracy, memory):
     if seconds:
-        print(f"{side}: step {len(seconds)}, {seconds[-1]:.2f} s, accuracy {accuracy[-1]:.3f}", file=sys.stderr, flush=True)
+        step = f"{side}: step {len(seconds)}, {seconds[-1]:.2f} s, accuracy {accuracy[-1]:.3f}, {memory.most:.1f} GiB so far"
+        print(step, file=sys.stderr, flush=True)
 
 
 def summary(side, seconds, memory, mismatch, accuracy):
@@ -99,7 +100,7 @@ def ours(args):
             seconds += [now - last] if last is not None else []
             last = now
             accuracy.append(record["accuracy"])
-            progress("stapo", seconds, accuracy)
+            progress("stapo", seconds, accuracy, memory)
             mismatch = max(mismatch, record.get("exactness_max_abs") or 0.0)
         if process.wait() != 0:
             raise SystemExit("stapo train failed")
@@ -142,7 +143,7 @@ def theirs(args):
                 now = time.perf_counter()
                 seconds.append(now - self.last)
                 self.last = now
-                progress("trl", seconds, accuracy)
+                progress("trl", seconds, accuracy, memory)
 
         def on_log(self, _args, _state, _control, logs=None, **_):
             mismatch.append((logs or {}).get("sampling/sampling_logp_difference/max", 0.0))
