@@ -164,7 +164,9 @@ sources! {
     MATMUL_GATED_LARGE_M = "matmul_gated_large_m", HopperOnce, [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
     MATMUL_DEEP_LARGE_M = "matmul_deep_large_m", HopperOnce,
         [DEEP_PRODUCTS, GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
-    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
+    LORA = "lora", HopperOnce,
+        [GATE, WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu"),
+            include_str!("../lora/forward_swiglu.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,
