@@ -82,6 +82,7 @@ const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
+const FINISH: &str = include_str!("../rope/finish.cu");
 const DELTANET: &str = include_str!("../deltanet/heads.cu");
 const CONVOLUTION: &str = include_str!("../deltanet/convolution.cu");
 
@@ -101,7 +102,7 @@ sources! {
     RMSNORM = "rmsnorm", Once, [EIGHT, ROW_NORMS];
     RMSNORM_FLOAT = "rmsnorm_float", Once, [FLOAT_ROWS, EIGHT, ROW_NORMS];
     RMSNORM_WARPS = "rmsnorm_warps", Once, [include_str!("../rmsnorm/warps.cu")];
-    ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    ROPE = "rope", HeadDim, [HEAD, FINISH, include_str!("../rope/rope.cu")];
     ROPE_PARTS = "rope_parts", Once, [EIGHT, include_str!("../rope/parts.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [GATE, include_str!("../swiglu/swiglu.cu")];
