@@ -165,6 +165,8 @@ sources! {
     MATMUL_GATED_LARGE_M = "matmul_gated_large_m", HopperOnce, [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
     MATMUL_DEEP_LARGE_M = "matmul_deep_large_m", HopperOnce,
         [DEEP_PRODUCTS, GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
+    MATMUL_HEADS_LARGE_M = "matmul_heads_large_m", Hopper,
+        [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, FINISH, LARGE_M, include_str!("../matmul/heads_large_m.cu")];
     LORA = "lora", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
@@ -259,6 +261,7 @@ impl Source {
         let is_of = |part: &str| self.name.contains(part);
         match self.scope {
             _ if is_of("deltanet") => &[64, 128],
+            _ if is_of("heads_large_m") => &[128],
             _ if is_of("backward_wide") => &[256],
             // Tiles of two parts, one for each block.
             _ if is_of("paired") => &[96, 128],
