@@ -6,7 +6,7 @@
 //!
 //! Some families norm or scale what is added to the stream, and some have no norm in front.
 
-use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden};
+use super::arena::{AttentionBackward, AttentionViews, HalfEntry, HalfHiddenBackward, Hidden, Input};
 use super::context::{Context, Packed, Paged, PagedSet};
 use super::delta_net;
 use super::gradient::Gradient;
@@ -16,7 +16,7 @@ use super::parameter::Parameter;
 use super::weights::LayerWeights;
 use crate::config::{AttentionSpec, Mixer, QkNorm};
 use stapo_ops::attention::{key_copies, paged};
-use stapo_ops::fused::rope_paged_attention::{self, Unrotated};
+use stapo_ops::fused::rope_paged_attention::{self, Raw, Unrotated};
 use stapo_ops::rope::{HeadNorm, HeadNormGrad, HeadNormSums, NormExtent};
 use stapo_ops::{Float, View, ViewMut, attention, deltanet, output_gate, rope};
 
@@ -27,9 +27,10 @@ pub fn forward<T: Float>(
     context: &mut Context<'_, T>,
 ) {
     let weights = layer.weights;
-    project(layer, &mut views);
+    let attention_projects = attention_projects(layer, &views, context);
+    project(layer, &mut views, attention_projects);
     match &layer.spec.mixer {
-        Mixer::Attention(spec) => attend(layer, spec, &mut views, context),
+        Mixer::Attention(spec) => attend(layer, spec, &mut views, context, attention_projects),
         Mixer::DeltaNet(spec) => {
             let (mixed, out) = (views.qkv, views.attended.reborrow());
             let to = deltanet::Out { mixed, inv_norms: views.head_inv_rms, out };
@@ -50,12 +51,13 @@ pub fn forward<T: Float>(
     layer.leave(&weights.output, views.hidden.second.with(views.attended), exit);
 }
 
-/// From `raw_qkv` to `attended`.
+/// From `raw_qkv` to `attended`; with `projects` from the normed stream.
 fn attend<T: Float>(
     layer: &LayerPass<'_, T>,
     spec: &AttentionSpec,
     views: &mut AttentionViews<'_, T>,
     context: &mut Context<'_, T>,
+    projects: bool,
 ) {
     let device = layer.device;
     let RawRows { qkv: raw, gate, ungated } = RawRows::new(layer, spec, views.raw_qkv.reborrow());
@@ -74,11 +76,17 @@ fn attend<T: Float>(
             attention::forward(device, dims, inputs, sequences, out.reborrow(), lse);
         }
         Context::Paged(paged) => {
+            let raw = if projects {
+                let (x, weight) = (views.entry.normed.view(), layer.weights.qkv.unpacked(device));
+                Raw::Product { x, weight, rows: raw }
+            } else {
+                Raw::Rows(raw.into_view())
+            };
             let unrotated = Unrotated {
                 table: layer.rows.tables.layer(layer.index),
                 positions: layer.rows.positions,
                 norm: head_norm(layer, spec),
-                raw: raw.view(),
+                raw,
                 sinks: sinks(layer),
                 qkv,
                 inv_rms: head_inv_rms,
@@ -112,8 +120,22 @@ impl<'a, T: Float> RawRows<'a, T> {
     }
 }
 
-/// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated.
-fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>) {
+/// Whether attention computes the product of queries, keys and values too. Nothing else reads `raw_qkv` then.
+fn attention_projects<T: Float>(
+    layer: &LayerPass<'_, T>,
+    views: &AttentionViews<'_, T>,
+    context: &Context<'_, T>,
+) -> bool {
+    matches!(context, Context::Paged(_))
+        && layer.rows.n_tokens >= rope_paged_attention::LEAST_ROWS
+        && layer.spec.attention().is_some_and(|spec| !spec.has_output_gate)
+        && layer.weights.qkv.bias.is_none()
+        && matches!(views.hidden.first, Hidden::Absent)
+}
+
+/// From the normed stream at the entry to `raw_qkv`, or from what the layer before has activated; with `attention_projects` only
+/// to the normed stream.
+fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>, attention_projects: bool) {
     let qkv = &layer.weights.qkv;
     if let Some(spec) = layer.spec.attention().filter(|spec| spec.has_output_gate) {
         return project_gated(layer, spec, views);
@@ -121,6 +143,9 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
     let to = views.raw_qkv.reborrow();
     let entry = &mut views.entry;
     let (Some(unfinished), Some(norm)) = (layer.unfinished, &layer.weights.attention_norm) else {
+        if attention_projects {
+            return;
+        }
         let hidden = std::mem::replace(&mut views.hidden.first, Hidden::Absent);
         let input = hidden.with(entry.normed.reborrow());
         return qkv.forward(layer.device, layer.rows.n_tokens, input, to);
@@ -137,6 +162,9 @@ fn project<T: Float>(layer: &LayerPass<'_, T>, views: &mut AttentionViews<'_, T>
         },
     };
     let activated = views.activated.view();
+    if attention_projects {
+        return unfinished.forward_residual_norm(layer.device, Input::Plain(activated), residual);
+    }
     unfinished.forward_residual_norm_to(layer.device, activated, residual, qkv, NextRows::Product(to));
 }
 

@@ -275,7 +275,7 @@ impl<T: Float> Linear<Parameter<T>> {
     }
 
     /// The weight for the op that is called next: a quantised one is unpacked, which overwrites the one unpacked before.
-    fn unpacked(&self, device: &Device) -> &Weight<T> {
+    pub fn unpacked(&self, device: &Device) -> &Weight<T> {
         let weight = self.weight.matrix();
         if weight.is_quantised() {
             lora::unpack(device, weight, self.adapter.as_ref().map(Adapter::factors).as_ref());

@@ -34,7 +34,7 @@ pub(super) fn store(
 
 /// What a call reads and writes besides its rows: see `paged::forward`.
 pub(crate) struct PagedCall {
-    pub(super) dims: Dims,
+    pub(crate) dims: Dims,
     pub(super) sinks: Option<Slice>,
     pub(super) cache_dims: CacheDims,
     pub(super) slots: Slice,

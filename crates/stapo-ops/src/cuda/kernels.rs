@@ -82,6 +82,7 @@ const ADAPTERS: &str = include_str!("../lora/operands.cu");
 const SIGNALS: &str = include_str!("../lora/signals.cu");
 const GATE: &str = include_str!("../swiglu/gate.cu");
 const HEAD: &str = include_str!("../rope/head.cu");
+const FINISH: &str = include_str!("../rope/finish.cu");
 const DELTANET: &str = include_str!("../deltanet/heads.cu");
 const CONVOLUTION: &str = include_str!("../deltanet/convolution.cu");
 
@@ -101,7 +102,7 @@ sources! {
     RMSNORM = "rmsnorm", Once, [EIGHT, ROW_NORMS];
     RMSNORM_FLOAT = "rmsnorm_float", Once, [FLOAT_ROWS, EIGHT, ROW_NORMS];
     RMSNORM_WARPS = "rmsnorm_warps", Once, [include_str!("../rmsnorm/warps.cu")];
-    ROPE = "rope", HeadDim, [HEAD, include_str!("../rope/rope.cu")];
+    ROPE = "rope", HeadDim, [HEAD, FINISH, include_str!("../rope/rope.cu")];
     ROPE_PARTS = "rope_parts", Once, [EIGHT, include_str!("../rope/parts.cu")];
     SHA256 = "sha256", Once, [include_str!("../sha256/sha256.cu")];
     SWIGLU = "swiglu", Once, [GATE, include_str!("../swiglu/swiglu.cu")];
@@ -164,6 +165,8 @@ sources! {
     MATMUL_GATED_LARGE_M = "matmul_gated_large_m", HopperOnce, [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
     MATMUL_DEEP_LARGE_M = "matmul_deep_large_m", HopperOnce,
         [DEEP_PRODUCTS, GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
+    MATMUL_HEADS_LARGE_M = "matmul_heads_large_m", Hopper,
+        [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, FINISH, LARGE_M, include_str!("../matmul/heads_large_m.cu")];
     LORA = "lora", HopperOnce,
         [GATE, WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu"),
             include_str!("../lora/forward_swiglu.cu")];
@@ -260,6 +263,7 @@ impl Source {
         let is_of = |part: &str| self.name.contains(part);
         match self.scope {
             _ if is_of("deltanet") => &[64, 128],
+            _ if is_of("heads_large_m") => &[128],
             _ if is_of("backward_wide") => &[256],
             // Tiles of two parts, one for each block.
             _ if is_of("paired") => &[96, 128],

@@ -14,6 +14,9 @@
 #define NAMES_96 NAMES_64 \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_128 NAMES_96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_SHARED(N, NAMES, A, B, ADDS, MAJOR_A, MAJOR_B, ...)                                                      \
     template <int TA, int TB>                                                                                          \
     __device__ __forceinline__ void wgmma_shared(float (&d)[N / 8][4], u64 a, u64 b, bool adds) {                      \
@@ -31,3 +34,4 @@ WGMMA_SHARED(64, NAMES_32, 32, 33, 34, 35, 36, RESULTS_16(d, 0), RESULTS_16(d, 4
 WGMMA_SHARED(96, NAMES_48, 48, 49, 50, 51, 52, RESULTS_16(d, 0), RESULTS_16(d, 4), RESULTS_16(d, 8))
 WGMMA_SHARED(128, NAMES_64, 64, 65, 66, 67, 68, RESULTS_64(d, 0))
 WGMMA_SHARED(192, NAMES_96, 96, 97, 98, 99, 100, RESULTS_64(d, 0), RESULTS_16(d, 16), RESULTS_16(d, 20))
+WGMMA_SHARED(256, NAMES_128, 128, 129, 130, 131, 132, RESULTS_64(d, 0), RESULTS_64(d, 16))

@@ -3,32 +3,35 @@
 // - gated: silu(g) u, or gelu(g) u, with g and u the two halves of x W^T. A separate kernel would read both again.
 // - deep: the sum of several chains, each over a part of the depth (split-K). The sums stay in registers; as separate products,
 //   chains would write f32 and a further kernel would read it.
+// - heads: queries, keys and values, whose heads are normed and rotated (heads_large_m.cu).
 //
 // A block computes M rows and N columns at a time and goes on to other tiles; there are as many blocks as multiprocessors. One warp
-// copies tiles of x and W into a ring, two warpgroups multiply 64 rows each, and three warps finish what these leave in shared
+// copies tiles of x and W into a ring, warpgroups multiply 64 rows each, and three warps finish what these leave in shared
 // memory, while they multiply the next tile. The two blocks of a cluster compute the same columns of neighbouring rows: each
 // copies one half of every tile of W to both.
 
-#define N 192
 #define STEP 64
 #define SHARING 2
 #define FINISHERS 96
-// Elements from one row of results in shared memory to the next.
-#define APART (N + 8)
 // Clusters at work take tiles of this many pairs of row tiles before others, so that rows and weights stay in the L2 cache.
 #define GROUP 8
 
-// A block with GROUPS_ warpgroups that multiply, 64 rows each, and STAGES_ stages of the ring.
-template <bool DEEP_, int GROUPS_, int STAGES_> struct Tiling {
-    static constexpr bool DEEP = DEEP_;
-    static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, M = 64 * GROUPS;
+enum Kind { GATED, DEEP, HEADS };
+
+// A block with GROUPS_ warpgroups that multiply, 64 rows and N_ columns each, and STAGES_ stages of the ring.
+template <Kind KIND_, int GROUPS_, int STAGES_, int N_> struct Tiling {
+    static constexpr Kind KIND = KIND_;
+    static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, M = 64 * GROUPS, N = N_;
+    // Elements from one row of results in shared memory to the next.
+    static constexpr int APART = N + 8;
     // Columns of y in a tile.
-    static constexpr int WIDTH = DEEP ? N : N / 2;
+    static constexpr int WIDTH = KIND == GATED ? N / 2 : N;
     static constexpr int MULTIPLIERS = 128 * GROUPS, THREADS = MULTIPLIERS + 32 + FINISHERS;
     // Elements of a stage: x [M, STEP] and W [N, STEP].
     static constexpr int SIZE = (M + N) * STEP;
     // Registers of a thread that multiplies and of the others: together those of a multiprocessor.
-    static constexpr int REGISTERS = GROUPS == 2 ? 224 : 152, OTHER_REGISTERS = 56;
+    static constexpr int REGISTERS = KIND == HEADS ? 192 : GROUPS == 2 ? 224 : 152;
+    static constexpr int OTHER_REGISTERS = KIND == HEADS ? 120 : 56;
 };
 
 struct Product {
@@ -97,12 +100,12 @@ template <int STAGES> struct Cursor {
 template <class T>
 __device__ __forceinline__ void produce(const TensorMap& map_x, const TensorMap& map_w, const Product& p,
                                         const Schedule<T>& schedule, const Shared<T>& shared) {
-    constexpr int PART = N / SHARING;
+    constexpr int N = T::N, PART = N / SHARING;
     int rank = blockIdx.x % SHARING;
     Cursor<T::STAGES> at = {0, 1};
     for (int pair = schedule.first(); pair < schedule.end(); pair += schedule.apart()) {
         Place place = schedule.place(pair);
-        int w_row = T::DEEP ? place.column * N + rank * PART : rank * p.width + place.column * PART;
+        int w_row = T::KIND == GATED ? rank * p.width + place.column * PART : place.column * N + rank * PART;
         for (int w_step = 0, chain = 0, step = 0; chain < p.n_chains; ++w_step, at.advance()) {
             int x_step = step < p.n_inputs ? chain * p.n_inputs + step : (p.n_chains - 1) * p.n_inputs + step;
             bf16* tile = shared.tiles + at.stage * T::SIZE;
@@ -124,10 +127,10 @@ template <class T> __device__ __forceinline__ void release(const Shared<T>& shar
 
 // One chain of a warpgroup's results, from the next stage on.
 template <class T>
-__device__ __forceinline__ void multiply(float (&d)[N / 8][4], int n_steps, const Shared<T>& shared,
+__device__ __forceinline__ void multiply(float (&d)[T::N / 8][4], int n_steps, const Shared<T>& shared,
                                          Cursor<T::STAGES>& at) {
     u64 of_x = k_major_operand<T::M>(shared.tiles, uniform(threadIdx.x / 128) * 64, 0);
-    u64 of_w = k_major_operand<N>(shared.tiles + T::M * STEP, 0, 0);
+    u64 of_w = k_major_operand<T::N>(shared.tiles + T::M * STEP, 0, 0);
     int last = 0;
     for (int step = 0; step < n_steps; ++step) {
         mbarrier_wait(shared.full + at.stage, at.parity);
@@ -149,13 +152,13 @@ __device__ __forceinline__ void multiply(float (&d)[N / 8][4], int n_steps, cons
 
 // Leaves a warpgroup's rounded results to those who finish them.
 template <class T>
-__device__ __forceinline__ void leave(const float (&d)[N / 8][4], const Shared<T>& shared, int turn) {
+__device__ __forceinline__ void leave(const float (&d)[T::N / 8][4], const Shared<T>& shared, int turn) {
     int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane % 16;
-    u32 to = shared_address(shared.results + row * APART + lane / 16 * 8);
+    u32 to = shared_address(shared.results + row * T::APART + lane / 16 * 8);
     mbarrier_wait(shared.taken + group, turn % 2 ^ 1);
 #pragma unroll
-    for (int j = 0; j < N / 8; j += 2)
+    for (int j = 0; j < T::N / 8; j += 2)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 16),
                      "r"(pack(d[j][0], d[j][1])), "r"(pack(d[j][2], d[j][3])), "r"(pack(d[j + 1][0], d[j + 1][1])),
                      "r"(pack(d[j + 1][2], d[j + 1][3]))
@@ -165,14 +168,15 @@ __device__ __forceinline__ void leave(const float (&d)[N / 8][4], const Shared<T
 }
 
 // The loop of the warpgroups that multiply.
-template <class T>
-__device__ __forceinline__ void consume(const Product& p, const Schedule<T>& schedule, const Shared<T>& shared) {
+template <class T, class P>
+__device__ __forceinline__ void consume(const P& p, const Schedule<T>& schedule, const Shared<T>& shared) {
+    constexpr int N = T::N;
     Cursor<T::STAGES> at = {0, 0};
     int turn = 0;
     for (int pair = schedule.first(); pair < schedule.end(); pair += schedule.apart(), ++turn) {
         float d[N / 8][4];
         multiply(d, p.n_steps, shared, at);
-        if (T::DEEP) {
+        if (T::KIND == DEEP) {
             float sum[N / 8][4];
 #pragma unroll
             for (int j = 0; j < N / 8; ++j)
@@ -190,21 +194,26 @@ __device__ __forceinline__ void consume(const Product& p, const Schedule<T>& sch
             leave(d, shared, turn);
         }
     }
+    if constexpr (T::KIND == HEADS)
+        finish_own(p, shared, schedule.place(schedule.first() + (turn - 1) * schedule.apart()));
 }
 
-// Stores 64 rows of results, eight columns of which a thread takes at a time. Gated, g and u stand side by side in a row.
+// Stores the 64 rows of results of a warpgroup, eight columns of which a thread takes at a time. Gated, g and u stand side by
+// side in a row.
 template <class T>
-__device__ __forceinline__ void finish(const Product& p, const bf16* results, int row, int column) {
+__device__ __forceinline__ void finish(const Product& p, const Shared<T>& shared, Place place, int group, int turn) {
     constexpr int WIDTH = T::WIDTH, PIECES = WIDTH / 8, ROWS_AT_ONCE = FINISHERS / PIECES;
-    int i = threadIdx.x - (T::THREADS - FINISHERS), c = i % PIECES * 8, to = column * WIDTH + c;
+    int i = threadIdx.x - (T::THREADS - FINISHERS), c = i % PIECES * 8, to = place.column * WIDTH + c;
+    int row = place.row + group * 64;
+    mbarrier_wait(shared.left + group, turn % 2);
     if (to >= p.width) return;
 #pragma unroll 2
     for (int r = i / PIECES; r < 64; r += ROWS_AT_ONCE) {
         if (row + r >= p.n) return;
-        const bf16* from = results + r * APART + c;
+        const bf16* from = shared.results + (group * 64 + r) * T::APART + c;
         uint4 first = *(const uint4*)from;
         bf16* y = p.y + (size_t)(row + r) * p.pitch + to;
-        if (T::DEEP) {
+        if (T::KIND == DEEP) {
             *(uint4*)y = first;
             continue;
         }
@@ -222,15 +231,14 @@ __device__ __forceinline__ void finish(const Product& p, const bf16* results, in
     }
 }
 
-// The loop of the warps that finish.
-template <class T>
-__device__ __forceinline__ void finish_all(const Product& p, const Schedule<T>& schedule, const Shared<T>& shared) {
-    int turn = 0;
-    for (int pair = schedule.first(); pair < schedule.end(); pair += schedule.apart(), ++turn) {
+// The loop of the warps that finish. Heads of the last tile are left to those that have multiplied, which are more.
+template <class T, class P>
+__device__ __forceinline__ void finish_all(const P& p, const Schedule<T>& schedule, const Shared<T>& shared) {
+    int turn = 0, end = schedule.end() - (T::KIND == HEADS ? schedule.apart() : 0);
+    for (int pair = schedule.first(); pair < end; pair += schedule.apart(), ++turn) {
         Place place = schedule.place(pair);
         for (int group = 0; group < T::GROUPS; ++group) {
-            mbarrier_wait(shared.left + group, turn % 2);
-            finish<T>(p, shared.results + group * 64 * APART, place.row + group * 64, place.column);
+            finish(p, shared, place, group, turn);
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(shared.taken + group);
         }
@@ -238,8 +246,8 @@ __device__ __forceinline__ void finish_all(const Product& p, const Schedule<T>& 
 }
 
 // Grid: a block for each multiprocessor. Maps: x in tiles of M rows, W in tiles of N / SHARING.
-template <class T>
-__device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, const Product& p) {
+template <class T, class P>
+__device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, const P& p) {
     Shared<T> shared;
     Schedule<T> schedule(p);
     if (threadIdx.x == 0) {
@@ -263,16 +271,16 @@ __device__ __forceinline__ void product(const TensorMap& x, const TensorMap& w, 
     cluster_barrier();
 }
 
-#define PRODUCT(NAME, DEEP, GROUPS, STAGES)                                                                            \
+#define PRODUCT(NAME, P, KIND, GROUPS, STAGES, N)                                                                      \
     KERNEL __cluster_dims__(SHARING, 1, 1) __launch_bounds__(128 * GROUPS + 32 + FINISHERS, 1)                         \
         NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,                                 \
-             const __grid_constant__ Product p) {                                                                      \
-        product<Tiling<DEEP, GROUPS, STAGES>>(x, w, p);                                                                \
+             const __grid_constant__ P p) {                                                                            \
+        product<Tiling<KIND, GROUPS, STAGES, N>>(x, w, p);                                                             \
     }
 // Compiled apart, at the same time.
-#ifdef DEEP_PRODUCTS
-PRODUCT(deep_large_m_128, true, 2, 4)
-#else
-PRODUCT(gated_large_m_128, false, 2, 4)
-PRODUCT(gated_large_m_192, false, 3, 3)
+#if defined(DEEP_PRODUCTS)
+PRODUCT(deep_large_m_128, Product, DEEP, 2, 4, 192)
+#elif !defined(HEAD_DIM)
+PRODUCT(gated_large_m_128, Product, GATED, 2, 4, 192)
+PRODUCT(gated_large_m_192, Product, GATED, 3, 3, 192)
 #endif

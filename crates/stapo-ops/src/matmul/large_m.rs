@@ -3,16 +3,17 @@
 
 use super::Dims;
 use super::split_k::{SPLIT_K, uses_split_k};
-use crate::cuda::kernels::{MATMUL_DEEP_LARGE_M, MATMUL_GATED_LARGE_M, Source};
+use crate::cuda::kernels::{MATMUL_DEEP_LARGE_M, MATMUL_GATED_LARGE_M, MATMUL_HEADS_LARGE_M, Source};
 use crate::cuda::{Cuda, ElementType, Fields, Slice, TILE_COLUMNS, TensorMap};
 use crate::swiglu::Gate;
 
-/// Rows of the weight in a tile, as in large_m.cu.
-const COLUMNS: usize = 192;
 /// Fewer rows, as decode has them, are a few rounds of tiles, and the last round's results are finished while nothing is multiplied.
-const LEAST_ROWS: usize = 1024;
+pub(crate) const LEAST_ROWS: usize = 1024;
 /// Blocks of a cluster, as in large_m.cu.
 const SHARING: usize = 2;
+
+/// The width of heads that a kernel finishes.
+const HEAD_DIM: usize = 128;
 
 /// How a kernel divides its work, as in large_m.cu.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ struct Tiling {
     source: &'static Source,
     /// Rows of a tile, 64 for each warpgroup that multiplies.
     rows: usize,
+    /// Rows of the weight in a tile.
+    columns: usize,
     stages: usize,
     /// Of eight parts of the multiprocessors' time, those that must be used: with fewer, other kernels are the faster ones.
     least_eighths: usize,
@@ -32,6 +35,7 @@ const GATED: [Tiling; 2] = [
         name: "gated_large_m_192",
         source: &MATMUL_GATED_LARGE_M,
         rows: 192,
+        columns: 192,
         stages: 3,
         least_eighths: 7,
     },
@@ -39,12 +43,28 @@ const GATED: [Tiling; 2] = [
         name: "gated_large_m_128",
         source: &MATMUL_GATED_LARGE_M,
         rows: 128,
+        columns: 192,
         stages: 4,
         least_eighths: 7,
     },
 ];
-const DEEP: Tiling =
-    Tiling { name: "deep_large_m_128", source: &MATMUL_DEEP_LARGE_M, rows: 128, stages: 4, least_eighths: 6 };
+const DEEP: Tiling = Tiling {
+    name: "deep_large_m_128",
+    source: &MATMUL_DEEP_LARGE_M,
+    rows: 128,
+    columns: 192,
+    stages: 4,
+    least_eighths: 6,
+};
+/// Two whole heads. With three warpgroups and one head, shared memory would give and take 149 bytes a cycle for 128.
+const HEADS: Tiling = Tiling {
+    name: "heads_large_m_128",
+    source: &MATMUL_HEADS_LARGE_M,
+    rows: 128,
+    columns: 2 * HEAD_DIM,
+    stages: 3,
+    least_eighths: 7,
+};
 
 impl Tiling {
     fn threads(self) -> usize {
@@ -53,20 +73,20 @@ impl Tiling {
 
     /// The stages' tiles, 16 mbarriers, results on their way to memory, and room to align the tiles to 1024 bytes.
     fn shared_bytes(self) -> usize {
-        let Self { rows, stages, .. } = self;
-        2 * stages * (rows + COLUMNS) * TILE_COLUMNS + 8 * 16 + 2 * rows * (COLUMNS + 8) + 1024
+        let Self { rows, columns, stages, .. } = self;
+        2 * stages * (rows + columns) * TILE_COLUMNS + 8 * 16 + 2 * rows * (columns + 8) + 1024
     }
 
     /// Pairs of tiles, one for each block of a cluster.
     fn n_pairs(self, d: Dims) -> usize {
-        d.tokens.div_ceil(SHARING * self.rows) * d.outputs.div_ceil(COLUMNS)
+        d.tokens.div_ceil(SHARING * self.rows) * d.outputs.div_ceil(self.columns)
     }
 
     /// Results that `n_clusters` could compute in the same time: the last tiles of rows and columns and the last round of tiles leave
     /// a part of it unused.
     fn n_possible(self, d: Dims, n_clusters: usize) -> usize {
         let n_rounds = self.n_pairs(d).div_ceil(n_clusters.max(1));
-        n_rounds * n_clusters * SHARING * self.rows * COLUMNS
+        n_rounds * n_clusters * SHARING * self.rows * self.columns
     }
 
     fn fills(self, d: Dims, n_clusters: usize) -> bool {
@@ -77,15 +97,18 @@ impl Tiling {
 
 /// What becomes of `x W^T`.
 #[derive(Clone, Copy)]
-pub(crate) enum Output {
+pub(crate) enum Output<'a> {
     /// y `[T, outputs / 2]`: the gated product of gate and up, whose weights are stacked, and `[T, outputs]`, where gate and up are
     /// kept.
     Gated { gate: Gate, kept: Option<Slice> },
     /// y `[T, outputs]`: the sum of the chains of a deep product.
     Deep,
+    /// y `[T, outputs]`: queries, keys and values, normed and rotated; or queries alone, where keys and values go elsewhere. The
+    /// fields are those of `rope::cuda::head_fields`.
+    Heads(&'a Fields),
 }
 
-impl Output {
+impl Output<'_> {
     fn tiling(self, d: Dims, n_clusters: usize) -> Tiling {
         match self {
             Self::Gated { .. } => {
@@ -94,6 +117,7 @@ impl Output {
                 if 200 * of_small < 197 * of_large { small } else { large }
             }
             Self::Deep => DEEP,
+            Self::Heads(_) => HEADS,
         }
     }
 
@@ -101,13 +125,13 @@ impl Output {
     fn width(self, d: Dims) -> usize {
         match self {
             Self::Gated { .. } => d.outputs / 2,
-            Self::Deep => d.outputs,
+            Self::Deep | Self::Heads(_) => d.outputs,
         }
     }
 
     fn n_chains(self) -> usize {
         match self {
-            Self::Gated { .. } => 1,
+            Self::Gated { .. } | Self::Heads(_) => 1,
             Self::Deep => SPLIT_K,
         }
     }
@@ -130,7 +154,7 @@ pub(crate) struct Operands {
 
 impl Operands {
     /// Elements from one row to the next of x and of the weight.
-    fn pitches(&self, output: Output) -> [usize; 2] {
+    fn pitches(&self, output: Output<'_>) -> [usize; 2] {
         [1, output.n_chains()].map(|n| self.d.inputs + n * self.n_further)
     }
 }
@@ -140,13 +164,13 @@ fn n_clusters(cuda: &Cuda) -> usize {
 }
 
 /// Whether [`run`] may be called with the same arguments, and is faster than separate products.
-pub(crate) fn pays(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+pub(crate) fn pays(output: Output<'_>, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
     let n_clusters = n_clusters(cuda);
     output.tiling(of.d, n_clusters).fills(of.d, n_clusters) && fits(output, cuda, of, y)
 }
 
 /// Whether [`run`] may be called with the same arguments.
-pub(crate) fn fits(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
+pub(crate) fn fits(output: Output<'_>, cuda: &Cuda, of: &Operands, y: Slice) -> bool {
     let Operands { d, x, weight, n_further } = *of;
     let (width, [x_pitch, w_pitch]) = (output.width(d), of.pitches(output));
     let is_whole = d.inputs.is_multiple_of(output.n_chains() * TILE_COLUMNS)
@@ -167,11 +191,12 @@ pub(crate) fn fits(output: Output, cuda: &Cuda, of: &Operands, y: Slice) -> bool
 }
 
 /// Shapes: y as [`Output`] says, overwritten, possibly with further columns behind each row.
-pub(crate) fn run(output: Output, cuda: &Cuda, of: &Operands, y: Slice) {
+pub(crate) fn run(output: Output<'_>, cuda: &Cuda, of: &Operands, y: Slice) {
     let Operands { d, x, weight, n_further } = *of;
-    let (kept, gate) = match output {
-        Output::Gated { gate, kept } => (kept, gate),
-        Output::Deep => (None, Gate::Silu),
+    let (kept, gate, heads) = match output {
+        Output::Gated { gate, kept } => (kept, gate, None),
+        Output::Deep => (None, Gate::Silu, None),
+        Output::Heads(fields) => (None, Gate::Silu, Some(fields)),
     };
     let (tiling, n_chains) = (output.tiling(d, n_clusters(cuda)), output.n_chains());
     let [x_pitch, w_pitch] = of.pitches(output);
@@ -180,9 +205,10 @@ pub(crate) fn run(output: Output, cuda: &Cuda, of: &Operands, y: Slice) {
     let product = product.four_bytes(d.tokens).four_bytes(output.width(d)).four_bytes(y.len / d.tokens);
     let product = product.four_bytes(n_chains).four_bytes(n_inputs + n_further / TILE_COLUMNS);
     let product = product.four_bytes(n_inputs).four_bytes(usize::from(gate == Gate::GeluTanh));
-    let launch = cuda.kernel(tiling.source, tiling.name);
+    let product = product.join(heads.unwrap_or(&Fields::default()));
+    let launch = cuda.kernel(tiling.source, tiling.name).head_dim(HEAD_DIM);
     let launch = launch.tensor_map(&TensorMap::new(x, d.tokens, x_pitch, tiling.rows));
-    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, w_pitch, COLUMNS / SHARING));
+    let launch = launch.tensor_map(&TensorMap::new(weight, d.outputs, w_pitch, tiling.columns / SHARING));
     let n_blocks = SHARING * n_clusters(cuda).min(tiling.n_pairs(d));
     launch.fields(&product).run([n_blocks, 1], tiling.threads(), tiling.shared_bytes());
 }
@@ -206,6 +232,9 @@ mod tests {
         assert!([3072, 4096, 8192, 16384].into_iter().all(deep));
         assert!(![64, 256, 512].into_iter().any(|tokens| gated(tokens) || deep(tokens)));
         assert!(!deep(2048), "two rounds for one and a third");
-        assert!(GATED.into_iter().chain([DEEP]).all(|tiling| tiling.shared_bytes() <= 232_448));
+        let heads = |tokens| HEADS.fills(Dims { tokens, inputs: 2048, outputs: 4096 }, 66);
+        assert!([1024, 2048, 3072, 4096, 8192, 16384].into_iter().all(heads));
+        assert!(![64, 256, 512, 1500].into_iter().any(heads), "few rows, or two rounds for one and a half");
+        assert!(GATED.into_iter().chain([DEEP, HEADS]).all(|tiling| tiling.shared_bytes() <= 232_448));
     }
 }

@@ -8,7 +8,7 @@ use crate::matmul::small_m;
 use crate::{Float, pitch_of};
 
 const THREADS: usize = 256;
-/// The width of heads that has a kernel with 16 bytes a thread, as in rope.cu.
+/// The width of heads that has kernels with 16 bytes a thread, as in finish.cu.
 const EIGHTS_DIM: usize = 128;
 /// The width of heads that have a warp each, and the warps of a block of such heads, as in parts.cu.
 const WARP_DIM: usize = 256;
@@ -36,7 +36,7 @@ pub(super) fn forward<T: Float>(
     forward_heads(cuda, d, (table, positions), norm, (raw, out), None);
 }
 
-/// Rotates whole heads, each with its own norm. `stored`: where keys and values go, as the struct `Stored` of rope.cu; `None`: to
+/// Rotates whole heads, each with its own norm. `stored`: where keys and values go, as the struct `Stored` of finish.cu; `None`: to
 /// `out`.
 pub(crate) fn forward_heads<T: Float>(
     cuda: &Cuda,
@@ -51,10 +51,8 @@ pub(crate) fn forward_heads<T: Float>(
     let query_weight = norm.map(|(norm, _)| norm.query_weight.cuda().same(raw, op));
     let key_weight = norm.map(|(norm, _)| norm.key_weight.cuda().same(raw, op));
     let (cos, sin) = (table.cos.view().cuda().f32(op), table.sin.view().cuda());
-    let read = [raw, out, cos, sin].into_iter().chain(query_weight).chain(key_weight);
-    let are_eights = out.same(raw, op).kind == ElementType::Bf16
-        && heads.dim == EIGHTS_DIM
-        && read.into_iter().all(|slice| slice.address.is_multiple_of(16));
+    let rows = [raw, out, cos, sin].into_iter().chain(query_weight).chain(key_weight);
+    let are_eights = out.same(raw, op).kind == ElementType::Bf16 && takes_eights(heads, rows);
     let name = if are_eights { "rope_forward_eights".into() } else { format!("rope_forward_{}", raw.name()) };
     let launch =
         cuda.kernel(&ROPE, &name).head_dim(heads.dim).arg(raw).arg(out).arg(cos).arg(sin).arg(positions);
@@ -62,10 +60,38 @@ pub(crate) fn forward_heads<T: Float>(
     let eps = norm.map_or(0.0, |(norm, _)| norm.eps as f32);
     let launch = launch.arg(query_weight).arg(key_weight).arg(inv_rms);
     let launch = launch.arg(heads.query).arg(heads.kv).arg(eps);
-    let nowhere = Fields::default().eight_bytes(0usize).eight_bytes(0usize).eight_bytes(0usize);
-    let nowhere = nowhere.four_bytes(0usize).four_bytes(0usize);
-    let launch = launch.fields(stored.unwrap_or(&nowhere));
+    let launch = launch.fields(stored.unwrap_or(&nowhere()));
     launch.run([d.tokens, 1], THREADS, 0);
+}
+
+/// The struct `Stored` of finish.cu where keys and values go to the output.
+fn nowhere() -> Fields {
+    let fields = Fields::default().eight_bytes(0usize).eight_bytes(0usize).eight_bytes(0usize);
+    fields.four_bytes(0usize).four_bytes(0usize)
+}
+
+fn takes_eights(heads: Heads, rows: impl IntoIterator<Item = Slice>) -> bool {
+    heads.dim == EIGHTS_DIM && rows.into_iter().all(|slice| slice.address.is_multiple_of(16))
+}
+
+/// What `HeadProduct` of heads_large_m.cu has behind its product, to finish heads as [`forward_heads`] does; `None` where it cannot.
+pub(crate) fn head_fields<T: Float>(
+    heads: Heads,
+    (table, positions): (&Table<T>, Slice),
+    norm: Option<HeadNorm<'_, T>>,
+    stored: Option<&Fields>,
+) -> Option<Fields> {
+    let (cos, sin) = (table.cos.view().cuda().f32("rope::head_fields"), table.sin.view().cuda());
+    let weights = norm.map(|norm| [norm.query_weight.cuda(), norm.key_weight.cuda()]);
+    let are_bf16 = weights.iter().flatten().all(|weight| weight.kind == ElementType::Bf16);
+    if !are_bf16 || !takes_eights(heads, [cos, sin].into_iter().chain(weights.into_iter().flatten())) {
+        return None;
+    }
+    let fields = Fields::default().eight_bytes(cos).eight_bytes(sin).eight_bytes(positions);
+    let fields = fields.eight_bytes(weights.map(|[query, _]| query)).eight_bytes(weights.map(|[_, key]| key));
+    let fields = fields.four_bytes(heads.query).four_bytes(heads.kv);
+    let fields = fields.four_bytes(norm.map_or(0.0, |norm| norm.eps as f32));
+    Some(fields.join(stored.unwrap_or(&nowhere())))
 }
 
 pub(super) fn backward<T: Float>(

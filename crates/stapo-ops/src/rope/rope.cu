@@ -1,19 +1,3 @@
-// Where keys and values go, instead of to the rows of the output: the slots of a paged cache, keys and values [blocks, kv heads,
-// block_size, HEAD_DIM]. `slots` is 0 where all go to the output.
-template <class S> struct Stored {
-    const u32* slots;
-    S *keys, *values;
-    int block_size;
-    u32 n_slots;
-
-    __device__ __forceinline__ S* at(u32 slot, int head, int kv) const {
-        if (slot >= n_slots) __trap();
-        bool is_key = head < kv;
-        size_t row = ((size_t)(slot / block_size) * kv + (is_key ? head : head - kv)) * block_size + slot % block_size;
-        return (is_key ? keys : values) + row * HEAD_DIM;
-    }
-};
-
 // A warp takes a head at a time. Grid: tokens. The weights are 0 where heads have no norm.
 template <class S>
 __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict__ out, const float* __restrict__ cos,
@@ -42,20 +26,7 @@ __device__ __forceinline__ void forward(const S* __restrict__ raw, S* __restrict
 
 #if HEAD_DIM == 128
 
-// Sixteen elements of a head in a lane: eight from `at` on, and those half a head behind.
-struct Eights {
-    float low[8], high[8];
-};
-
-__device__ __forceinline__ Eights load_eights(const bf16* x, int at) {
-    Eights e;
-    load8(x, at, HEAD_DIM, true, e.low);
-    load8(x, at + HEAD_DIM / 2, HEAD_DIM, true, e.high);
-    return e;
-}
-
-// As `forward`, with 16 bytes of each half of a head in a lane: eight lanes take a head. A lane has what four lanes of `forward`
-// have, and sums are added as theirs are, so the bits are the same. All rows begin at multiples of 16 bytes.
+// As `forward`, to the same bits, with 16 bytes of each half of a head in a lane. All rows begin at multiples of 16 bytes.
 __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const float* cos, const float* sin,
                                                const u32* positions, const bf16* q_weight, const bf16* k_weight,
                                                float* inv_rms, int query, int kv, float eps,
@@ -70,44 +41,18 @@ __device__ __forceinline__ void forward_eights(const bf16* raw, bf16* out, const
         bool is_there = head < heads;
         Eights h = load_eights(raw + row + (is_there ? head : first) * dim, at);
         // Behind the loads of the head, which do not wait for the position.
-        float c[8], s[8];
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            *(float4*)(c + i) = *(const float4*)(cos + place + i);
-            *(float4*)(s + i) = *(const float4*)(sin + place + i);
-        }
+        Angles angles = load_angles(cos + place, sin + place);
         if (q_weight) {
-            float sums[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                sums[j] = fmaf(h.high[2 * j], h.high[2 * j], fmaf(h.low[2 * j], h.low[2 * j], 0.0f));
-                sums[j] = fmaf(h.high[2 * j + 1], h.high[2 * j + 1], fmaf(h.low[2 * j + 1], h.low[2 * j + 1], sums[j]));
-            }
-#pragma unroll
-            for (int step = 4; step > 0; step >>= 1)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
-            float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]), inv = 1.0f / sqrtf(sum / (float)dim + eps);
+            float inv = inv_rms_of(h, eps);
             if (head < normed) {
-                Eights w = load_eights(head < query ? q_weight : k_weight, at);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) h.low[i] = h.low[i] * inv * w.low[i], h.high[i] = h.high[i] * inv * w.high[i];
+                scale(h, inv, load_eights(head < query ? q_weight : k_weight, at));
                 if (at == 0) inv_rms[token * normed + head] = inv;
             }
         }
-        if (head < normed) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                float low = h.low[i], high = h.high[i];
-                h.low[i] = fmaf(-high, s[i], low * c[i]);
-                h.high[i] = fmaf(low, s[i], high * c[i]);
-            }
-        }
+        if (head < normed) rotate(h, angles);
         if (!is_there) continue;
         bool is_stored = stored.slots && head >= query;
-        bf16* to = is_stored ? stored.at(slot, head - query, kv) : out + row + head * dim;
-        store8(to, at, dim, true, h.low);
-        store8(to, at + half, dim, true, h.high);
+        store_eights(is_stored ? stored.at(slot, head - query, kv) : out + row + head * dim, at, h);
     }
 }
 

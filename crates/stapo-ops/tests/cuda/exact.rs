@@ -297,7 +297,7 @@ fn decode_on_cuda_rotates_queries_and_keys_as_rope_does() {
                 table: &table,
                 positions: positions.view(),
                 norm,
-                raw: raw.view(),
+                raw: rope_paged_attention::Raw::Rows(raw.view()),
                 sinks: None,
                 qkv: qkv.view_mut(),
                 inv_rms: inv_rms.view_mut(),
