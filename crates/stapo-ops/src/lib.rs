@@ -52,7 +52,6 @@ mod cuda_tests {
     mod exact_deltanet;
     mod exact_few_rows;
     mod exact_lora;
-    mod exact_lora_swiglu;
     mod exact_many_rows;
     mod exact_prefill;
     mod exact_shared;

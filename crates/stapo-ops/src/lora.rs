@@ -21,7 +21,6 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod cuda_backward;
 mod cuda_plain;
-pub(crate) mod cuda_swiglu;
 mod middle_m;
 mod small_m;
 #[cfg(test)]
@@ -102,8 +101,6 @@ pub enum Input<'a, T: Float> {
     Apart { x: View<'a, T>, hidden: ViewMut<'a, T> },
     /// `[T, inputs + pitch]`: x, and hidden after it in the same row, for a layer with joined adapters.
     Joined(ViewMut<'a, T>),
-    /// The same, with hidden already made (`fused::matmul_lora::forward_swiglu`).
-    Projected(View<'a, T>),
 }
 
 impl<T: Float> Input<'_, T> {
@@ -112,7 +109,6 @@ impl<T: Float> Input<'_, T> {
         match self {
             Input::Apart { x, .. } => *x,
             Input::Joined(rows) => rows.view(),
-            Input::Projected(rows) => *rows,
         }
     }
 
@@ -121,7 +117,6 @@ impl<T: Float> Input<'_, T> {
         match self {
             Input::Apart { hidden, .. } => Hidden::apart(hidden.view()),
             Input::Joined(rows) => Hidden::joined(rows.view(), inputs),
-            Input::Projected(rows) => Hidden::joined(*rows, inputs),
         }
     }
 }
@@ -200,14 +195,11 @@ impl<T: Float> Adapter<'_, T> {
     }
 }
 
-/// What the terms of all modules are made from: overwrites `hidden` of the input, where it is not made yet.
+/// What the terms of all modules are made from: overwrites `hidden` of the input.
 pub fn project<T: Float>(device: &Device, tokens: usize, adapter: &Adapter<'_, T>, input: &mut Input<'_, T>) {
     let op = "lora::project";
     adapter.check(op);
     input.hidden(adapter.inputs()).check(op, tokens, adapter);
-    if matches!(input, Input::Projected(_)) {
-        return;
-    }
     match device.backend() {
         Backend::Cpu(cpu) => {
             let Input::Apart { x, hidden } = input else { panic!("{op}: joined adapters on the CPU") };

@@ -66,18 +66,6 @@ pub enum Input<'a, T: Float> {
     Adapted(lora::Input<'a, T>),
 }
 
-impl<T: Float> Input<'_, T> {
-    /// The same, where `x A^T` after x has been made already.
-    pub fn projected(self) -> Self {
-        match self {
-            Input::Adapted(lora::Input::Joined(rows)) => {
-                Input::Adapted(lora::Input::Projected(rows.into_view()))
-            }
-            other => other,
-        }
-    }
-}
-
 /// Memory for the gradient of a linear layer's outputs.
 pub struct OutputRows<'a, T: Float> {
     /// `[T, outputs]`, or with columns for the gradient of `x A^T` after its rows.

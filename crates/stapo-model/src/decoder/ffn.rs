@@ -25,10 +25,8 @@ pub fn forward<T: Float>(
     let SwiGlu { gate_up, down } = swiglu_of(layer);
     let mut activated = views.activated;
     let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept, out: activated.reborrow() };
-    let entry = views.hidden.first.with(views.entry.normed);
-    let is_projected = gate_up.forward_swiglu(layer.device, entry, to, Some(down));
+    gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
     let input = views.hidden.second.with(activated);
-    let input = if is_projected { input.projected() } else { input };
     let exit = Exit {
         stream: views.entry.stream.view(),
         addend: views.addend,
@@ -46,7 +44,7 @@ pub fn recompute_activation<T: Float>(layer: &LayerPass<'_, T>, views: FfnViews<
     let mut activated = views.activated;
     let out = activated.reborrow();
     let to = Activation { dims: swiglu_dims(layer), gate_up: views.gate_up, kept: GateUp::Kept, out };
-    gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to, None);
+    gate_up.forward_swiglu(layer.device, views.hidden.first.with(views.entry.normed), to);
     let input = views.hidden.second.with(activated);
     match &layer.weights.fed_norm {
         // The product with the norm on it makes `x A^T` again, too.

@@ -74,15 +74,8 @@ impl<T: Float> Linear<Parameter<T>> {
         }
     }
 
-    /// `swiglu(x W^T + b)`, and the terms of the adapters. Returns whether `x A^T` of `next`, which takes it in, has been made too.
-    /// Shape: x `[n_rows, inputs]`.
-    pub fn forward_swiglu(
-        &self,
-        device: &Device,
-        input: Input<'_, T>,
-        to: Activation<'_, T>,
-        next: Option<&Self>,
-    ) -> bool {
+    /// `swiglu(x W^T + b)`, and the terms of the adapters. Shape: x `[n_rows, inputs]`.
+    pub fn forward_swiglu(&self, device: &Device, input: Input<'_, T>, to: Activation<'_, T>) {
         let Activation { dims, mut gate_up, kept, out } = to;
         match self.operands(input) {
             Operands::Plain(x) if self.bias.is_none() => {
@@ -95,14 +88,9 @@ impl<T: Float> Linear<Parameter<T>> {
             }
             Operands::Adapted(input, adapter) => {
                 let product = self.adapted_product(device, input, &adapter);
-                let factors = next.and_then(|next| next.adapter.as_ref()).map(Adapter::factors);
-                let next = next.zip(factors.as_ref());
-                let next =
-                    next.map(|(next, adapter)| matmul_lora::Next { weight: next.weight.matrix(), adapter });
-                return matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out, next);
+                matmul_lora::forward_swiglu(device, dims, product, gate_up, kept, out);
             }
         }
-        false
     }
 
     /// `exit.stream = stream + x W^T + b`, `exit.normed = norm(exit.stream)`. Shape: x `[n_rows, inputs]`.
@@ -179,7 +167,7 @@ impl<T: Float> Linear<Parameter<T>> {
                     let width = weight.shape().outputs / 2;
                     let dims = swiglu::Dims { tokens: dims.tokens, width, gate: swiglu::Gate::Silu };
                     let to = Activation { dims, gate_up, kept: GateUp::Dropped, out };
-                    next.forward_swiglu(device, Input::Plain(exit.normed.view()), to, None);
+                    next.forward_swiglu(device, Input::Plain(exit.normed.view()), to);
                 }
             };
         }

@@ -1,8 +1,6 @@
 // What the blocks of a cluster share: barriers, copies by the TMA to all of them.
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-// The same by a thread that has written nothing for other blocks: it need not wait until its writes to memory are seen.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 

@@ -167,9 +167,7 @@ sources! {
         [DEEP_PRODUCTS, GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, LARGE_M];
     MATMUL_HEADS_LARGE_M = "matmul_heads_large_m", Hopper,
         [GATE, WGMMA, TMA, CLUSTER, WGMMA_SHARED, FINISH, LARGE_M, include_str!("../matmul/heads_large_m.cu")];
-    LORA = "lora", HopperOnce,
-        [GATE, WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu"),
-            include_str!("../lora/forward_swiglu.cu")];
+    LORA = "lora", HopperOnce, [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, SIGNALS, include_str!("../lora/forward.cu")];
     LORA_BACKWARD = "lora_backward", HopperOnce,
         [WGMMA, TMA, RING, CLUSTER, WGMMA_SHARED, ADAPTERS, include_str!("../lora/backward.cu"), include_str!("../lora/backward_swiglu.cu")];
     LORA_SMALL_M = "lora_small_m", HopperOnce,

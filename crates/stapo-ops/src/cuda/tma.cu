@@ -13,10 +13,9 @@ __device__ __forceinline__ void mbarrier_init(u64* barrier, int n) {
 __device__ __forceinline__ void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(u32 address) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+__device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(u64* barrier) { mbarrier_arrive(shared_address(barrier)); }
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(u64* barrier, int n_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
                  : "memory");

@@ -7,7 +7,7 @@ use super::matmul_add_rmsnorm;
 use super::matmul_swiglu::GateUp;
 use crate::cuda::{Cuda, Slice};
 use crate::device::Backend;
-use crate::lora::cuda::{Layer, Placed};
+use crate::lora::cuda::Layer;
 use crate::lora::{self, Adapter, Input};
 use crate::matmul::cuda::{DeepProduct, SPLIT_K, uses_split_k};
 use crate::matmul::large_m;
@@ -34,7 +34,7 @@ impl<T: Float> Product<'_, T> {
     fn check(&self, op: &str, tokens: usize) {
         let inputs = self.weight.shape().inputs;
         pitch_of(op, "x", self.input.x().len(), tokens, inputs);
-        let is_joined = matches!(self.input, Input::Joined(_) | Input::Projected(_));
+        let is_joined = matches!(self.input, Input::Joined(_));
         assert!(is_joined == self.weight.is_joined(), "{op}: input and weight are not joined alike");
     }
 
@@ -100,23 +100,8 @@ fn run_joined<T: Float>(cuda: &Arc<Cuda>, tokens: usize, product: &Product<'_, T
     matmul::cuda::forward_one_chain(cuda, d, x, product.weight.view().cuda(), bias, y);
 }
 
-/// The layer that takes in what [`forward_swiglu`] gives.
-#[derive(Clone, Copy)]
-pub struct Next<'a, T: Float> {
-    pub weight: &'a Weight<T>,
-    pub adapter: &'a Adapter<'a, T>,
-}
-
-impl<T: Float> Next<'_, T> {
-    /// Whether no kernel of the layer's product computes `x A^T` on the way where there are some hundred rows: it uses split-K.
-    fn leaves_projection(self) -> bool {
-        self.weight.joined().is_some_and(|joined| joined.n_parts > 1)
-    }
-}
-
 /// Gate and up with their adapters, and `swiglu::forward` of them. Shapes: gate_up `[T, 2 width]`; out `[T, width]`, on a GPU
-/// possibly with further columns after its rows; both overwritten. Returns whether `x A^T` of `next` has been written after the rows
-/// of out too, so that they are an [`Input::Projected`].
+/// possibly with further columns after its rows; both overwritten.
 pub fn forward_swiglu<T: Float>(
     device: &Device,
     dims: swiglu::Dims,
@@ -124,8 +109,7 @@ pub fn forward_swiglu<T: Float>(
     mut gate_up: ViewMut<'_, T>,
     kept: GateUp,
     out: ViewMut<'_, T>,
-    next: Option<Next<'_, T>>,
-) -> bool {
+) {
     let op = "fused::matmul_lora::forward_swiglu";
     product.check(op, dims.tokens);
     check(op, "gate_up", gate_up.len(), dims.tokens * product.weight.shape().outputs);
@@ -136,8 +120,7 @@ pub fn forward_swiglu<T: Float>(
         && dims.gate == swiglu::Gate::Silu
         && product.overlapped_layer(dims.tokens).fits(Output::Gated(dims.gate), cuda, out.cuda())
     {
-        product.overlapped_layer(dims.tokens).run(Output::Gated(dims.gate), cuda, out.cuda());
-        return false;
+        return product.overlapped_layer(dims.tokens).run(Output::Gated(dims.gate), cuda, out.cuda());
     }
     if let Backend::Cuda(cuda) = device.backend()
         && let Some(operands) = product.many_rows(dims.tokens)
@@ -147,22 +130,11 @@ pub fn forward_swiglu<T: Float>(
         if large_m::pays(many, cuda, &operands, out.cuda()) {
             let mut product = product;
             product.project(device, dims.tokens);
-            large_m::run(many, cuda, &operands, out.cuda());
-            return false;
+            return large_m::run(many, cuda, &operands, out.cuda());
         }
     }
     forward(device, dims.tokens, product, gate_up.reborrow());
-    if let Backend::Cuda(cuda) = device.backend()
-        && let Some(next) = next.filter(|next| next.leaves_projection())
-        && out.len() == dims.tokens * (dims.width + next.adapter.pitch())
-    {
-        let hidden = Placed::new(out.cuda(), dims.tokens, dims.width);
-        if lora::cuda_swiglu::forward(cuda, dims, gate_up.cuda(), out.cuda(), next.adapter, hidden) {
-            return true;
-        }
-    }
     swiglu::forward(device, dims, gate_up.into_view(), out);
-    false
 }
 
 /// The residual stream that a product is added to. Shapes: `[T, D]` each.

@@ -17,7 +17,7 @@ pub(super) const MODULES: usize = 3;
 /// Threads of the kernels with a producer warp, as in operands.cu.
 pub(super) const THREADS: usize = 160;
 /// Parts of the depth of `x A^T`, as in operands.cu.
-pub(super) const PARTS: usize = 4;
+const PARTS: usize = 4;
 /// The highest rank: what the factors of three modules take of shared memory.
 const MAX_RANK: usize = 128;
 
@@ -126,9 +126,9 @@ pub(super) fn tiles_of(columns: usize, widths: &[usize]) -> (usize, usize) {
 }
 
 /// Clusters of [`PARTS`] blocks that run at once where a multiprocessor has one block: some multiprocessors have no partner.
-pub(super) const CLUSTERS_AT_ONCE: usize = 30;
+const CLUSTERS_AT_ONCE: usize = 30;
 /// Shared memory that a block can have on Hopper.
-pub(super) const MOST_SHARED: usize = 227 << 10;
+const MOST_SHARED: usize = 227 << 10;
 /// Shared memory that any product of small_m.cu leaves on a multiprocessor.
 const SHARED_BESIDE_PRODUCT: usize = 78 << 10;
 

@@ -111,38 +111,36 @@ __device__ __forceinline__ void multiply_part(float (&d)[N / 8][4], const bf16* 
         for (int i = 0; i < 4; ++i) d[j][i] = 0.0f;
 }
 
-// Row `i` of those that a block of the cluster adds up: two of every eight, for whose results a warpgroup has the threads of the
-// block's place among four.
-__device__ __forceinline__ int row_of_part(int block, int i) { return i / 2 * 8 + block * 2 + i % 2; }
-
-// Gives a warpgroup's results of multiply_part, of the rows of A from `row` on, to the blocks that add them up: each block of the
-// cluster has `parts` [PARTS, N / PARTS, columns] of its rows. All blocks must have started.
+// Gives a warpgroup's results of multiply_part, of the rows of A from `row` on, to the blocks that add them up: block q of the
+// cluster has `parts` [PARTS, N / PARTS, columns] of the rows from q N / PARTS on. All blocks must have started.
 template <int N>
 __device__ __forceinline__ void give_part(const float (&d)[N / 8][4], float* parts, int columns, int row) {
-    int column = row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    float* to = parts + blockIdx.x % PARTS * (N / PARTS) * columns + column;
+    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (column + i / 2 * 8 < columns)
-                store_to_block(to + (j * 2 + i % 2) * columns + i / 2 * 8, threadIdx.x % 4, d[j][i]);
+        for (int i = 0; i < 4; ++i) {
+            int r = j * 8 + result_column() + i % 2, c = row + i / 2 * 8;
+            float* to = parts + (blockIdx.x % PARTS * (N / PARTS) + r % (N / PARTS)) * columns + c;
+            if (c < columns) store_to_block(to, r / (N / PARTS), d[j][i]);
+        }
 }
 
 // Adds up the parts that the blocks of the cluster have given to this one, to (first, column) of hidden.
 template <int N>
 __device__ __forceinline__ void add_parts(const float* parts, const Projected& to, int first, int column, int columns) {
-    int pairs = columns / 2, block = blockIdx.x % PARTS, begin = first + block * (N / PARTS);
+    int pairs = columns / 2, begin = first + blockIdx.x % PARTS * (N / PARTS);
+    cluster_barrier();
     for (int i = threadIdx.x; i < N / PARTS * pairs; i += blockDim.x) {
-        int place = i / pairs, at = i % pairs * 2, row = first + row_of_part(block, place);
-        float2 sum = *(const float2*)(parts + place * columns + at);
+        int row = i / pairs, at = i % pairs * 2;
+        float2 sum = *(const float2*)(parts + row * columns + at);
 #pragma unroll
         for (int p = 1; p < PARTS; ++p) {
-            float2 next = *(const float2*)(parts + (p * (N / PARTS) + place) * columns + at);
+            float2 next = *(const float2*)(parts + (p * (N / PARTS) + row) * columns + at);
             sum.x += next.x, sum.y += next.y;
         }
-        if (row < to.n && column + at < to.pitch)
-            *(u32*)(to.hidden + (size_t)row * to.of + column + at) = pack(sum.x * to.scale, sum.y * to.scale);
+        if (begin + row < to.n && column + at < to.pitch)
+            *(u32*)(to.hidden + (size_t)(begin + row) * to.of + column + at) = pack(sum.x * to.scale, sum.y * to.scale);
     }
     if (blockIdx.y + 1 == gridDim.y)
         clear_columns(to.hidden, to.of, begin, min(begin + N / PARTS, to.n), column + columns, to.pitch, blockDim.x);
@@ -185,7 +183,6 @@ __device__ __forceinline__ void project_at_once(const TensorMap& map_x, const Te
         give_part<N>(d, parts, columns, 0);
     }
     wait_for_previous_kernel();
-    cluster_barrier();
     add_parts<N>(parts, to, first, column, columns);
     signals.tell_hidden();
 }

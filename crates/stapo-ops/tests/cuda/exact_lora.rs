@@ -166,8 +166,7 @@ fn gate_and_up_with_adapters_on_cuda_give_the_bits_of_one_by_one() {
             let (mut gate_up, mut out) = (empty(device, 2 * n * width), empty(device, n * width));
             let dims = swiglu::Dims { tokens: n, width, gate: swiglu::Gate::Silu };
             let product = Product { input: memory.input(n, rows), weight: &base, bias: None, adapter };
-            let to = (gate_up.view_mut(), out.view_mut());
-            matmul_lora::forward_swiglu(device, dims, product, to.0, kept, to.1, None);
+            matmul_lora::forward_swiglu(device, dims, product, gate_up.view_mut(), kept, out.view_mut());
             (gate_up.view().to_vec(), out.view().to_vec())
         };
         let y = compute(device, &case.by_the_law(device, &base, &factors, rows));

@@ -24,7 +24,6 @@ impl<T: Float> Linear<Parameter<T>> {
             (Input::Adapted(input), Some(adapter)) => Operands::Adapted(input, adapter.factors()),
             (Input::Adapted(lora::Input::Apart { x, .. }) | Input::Plain(x), _) => Operands::Plain(x),
             (Input::Adapted(lora::Input::Joined(rows)), None) => Operands::Plain(rows.into_view()),
-            (Input::Adapted(lora::Input::Projected(rows)), None) => Operands::Plain(rows),
         }
     }
 
