@@ -201,6 +201,53 @@ fn the_runs_of_an_experiment_end_with_it() {
     }
 }
 
+/// A signal to one run is no signal to the experiment: the others go on, nothing is compared with half a run, and the same command
+/// continues it.
+#[test]
+fn a_run_that_is_stopped_alone_is_named_and_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::write(at.join("two.toml"), ARMS).unwrap();
+    let args = ["experiment", "two.toml", "--out", "two", "--jobs", "1", "--json"];
+    let args = [&args[..], &LONG[..], &["--set", "steps=10"]].concat();
+    let (a, b) = (at.join("two/a/seed-0"), at.join("two/b/seed-0"));
+    let file = |name: &str| fs::File::create(at.join(name)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stapo"));
+    let command = command.current_dir(at).args(&args).stdin(Stdio::null());
+    let mut parent = Process(command.stdout(file("said.json")).stderr(file("said.txt")).spawn().unwrap());
+    wait_until("a step of the first run", || n_steps(&a) >= 1);
+    let events = fs::read_to_string(a.join("events.jsonl")).unwrap();
+    let start: Value = serde_json::from_str(events.lines().next().unwrap()).unwrap();
+    let run = start["writer"]["pid"].to_string();
+    assert!(Command::new("kill").args(["-TERM", &run]).status().unwrap().success());
+    let status = parent.wait().unwrap();
+    let said = fs::read_to_string(at.join("said.txt")).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    let stopped_at = n_steps(&a);
+    assert!(stopped_at < 10 && n_steps(&b) == 10, "the other run goes on");
+    assert!(said.contains("warning: a/seed-0 was stopped by a signal"), "{said}");
+    assert!(said.contains(&format!("not in the summary: a/seed-0, {stopped_at} of 10 steps")), "{said}");
+    let names = |summary: &str| -> Vec<String> {
+        let summary: Value = serde_json::from_str(summary).unwrap();
+        summary.as_array().unwrap().iter().map(|arm| arm["name"].as_str().unwrap().to_string()).collect()
+    };
+    assert_eq!(names(&fs::read_to_string(at.join("said.json")).unwrap()), ["b"]);
+    ok(&stapo(at, &["report", "two"]));
+    let page = fs::read_to_string(at.join("two/report.html")).unwrap();
+    assert!(page.contains(&format!("compared by what is there: a, seed 0 ({stopped_at} of 10 steps)")));
+    let again = names(&ok(&stapo(at, &args)));
+    assert_eq!((again, n_steps(&a)), (vec!["a".to_string(), "b".to_string()], 10));
+    // A run that has ended stays, also without its checkpoints.
+    fs::remove_dir_all(a.join("checkpoints")).unwrap();
+    let before = fs::read(a.join("manifest.sha256")).unwrap();
+    assert_eq!(names(&ok(&stapo(at, &args))), ["a", "b"]);
+    assert!(
+        fs::read(a.join("manifest.sha256")).unwrap() == before && !at.join("two/a/seed-0.aside-1").exists()
+    );
+    ok(&stapo(at, &["report", "two"]));
+    assert!(!fs::read_to_string(at.join("two/report.html")).unwrap().contains("Unfinished"));
+}
+
 /// The folder of an arm is that arm's: another arm's run in its place is refused, one without a readable checkpoint is
 /// moved aside, and what is there besides stays.
 #[test]

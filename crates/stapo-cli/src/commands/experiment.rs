@@ -9,6 +9,7 @@ mod show;
 use crate::shared::clock::span;
 use crate::shared::option::positive;
 use crate::shared::program::PROGRAM;
+use crate::shared::run_status::has_ended;
 use crate::shared::stop::{self, Stop};
 use crate::shared::{run_folder, shipped};
 use anyhow::{Context, Result, bail};
@@ -16,10 +17,9 @@ use child::{Finished, Job, Leashes};
 use minutes::TimeLimit;
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
 use stapo_rl::lab::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
-use stapo_rl::plan::config::CanaryConfig;
 use stapo_rl::reward::Programs;
 use stapo_rl::run::disk::write_whole;
-use stapo_rl::run::{Run, describe_writer, hash_bytes, holder, receipt};
+use stapo_rl::run::{Run, describe_writer, hash_bytes, holder, read_events, receipt};
 use stapo_rl::tasks::Task;
 use stapo_rl::{Config, Plan};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         experiment: &experiment,
         jobs: args.jobs,
     });
-    let Outcome { failures, left } =
+    let Outcome { failures, n_stopped, left } =
         run_arms(&folder, &experiment, &chosen, args.jobs, &stop, limit.as_ref());
     for &place in &chosen {
         experiment.arms[place].error = None;
@@ -136,9 +136,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         println!("\nruns: {at}\nreport: stapo report {at}");
         println!("receipt {}: stapo verify {at}", receipt::short(&sealed));
     }
+    print_unfinished(&folder, &experiment);
     print_left(left.iter().map(|&(place, needed)| (experiment.arms[place].run.as_str(), needed)));
-    let any_failed = experiment.arms.iter().any(|arm| arm.error.is_some());
+    let any_failed = n_stopped > 0 || experiment.arms.iter().any(|arm| arm.error.is_some());
     Ok(if any_failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Names the runs that have steps and are in no summary, since they have not come to their end.
+fn print_unfinished(folder: &Path, experiment: &Experiment) {
+    for arm in experiment.arms.iter().filter(|arm| arm.error.is_none()) {
+        if let Some(run) = StartedRun::read(folder, arm).filter(|run| !run.has_ended) {
+            let (n_steps, steps) = (run.metrics.len(), run.config.steps);
+            eprintln!(
+                "unfinished, and not in the summary: {}, {n_steps} of {steps} steps; run the same command again to continue",
+                arm.run
+            );
+        }
+    }
 }
 
 /// Opens the tasks of the arms, each once, and warns of those that no run could open here.
@@ -232,6 +246,8 @@ fn chosen(experiment: &Experiment, seeds: &[u64], only: &[String]) -> Result<Vec
 #[derive(Default)]
 struct Outcome {
     failures: Vec<(usize, String)>,
+    /// Arms that a signal of their own stopped.
+    n_stopped: usize,
     /// Arms that did not start, since they would not have ended in time, with the time that they need.
     left: Vec<(usize, Duration)>,
 }
@@ -261,7 +277,13 @@ fn run_arms(
                 let finished = job.run(&view);
                 match finished {
                     Ok(Finished::Done) => view.done(arm),
-                    Ok(Finished::Stopped) => return,
+                    Ok(Finished::Stopped) if is_stopping(stop) => return,
+                    Ok(Finished::Stopped) => {
+                        view.stopped(arm);
+                        if let Ok(mut outcome) = outcome.lock() {
+                            outcome.n_stopped += 1;
+                        }
+                    }
                     Ok(Finished::Left(needed)) => {
                         if let Ok(mut outcome) = outcome.lock() {
                             outcome.left.push((place, needed));
@@ -289,6 +311,15 @@ fn run_arms(
     outcome.into_inner().unwrap_or_default()
 }
 
+/// Whether the experiment itself is asked to stop: a terminal's signal may end a run before this process has heard it.
+fn is_stopping(stop: &Stop) -> bool {
+    let hears = || {
+        std::thread::sleep(Duration::from_millis(50));
+        stop.is_raised()
+    };
+    stop.is_raised() || (0..10).any(|_| hears())
+}
+
 /// The threads of each of several runs at the same time.
 fn threads_of_run(n_cores: usize, jobs: usize) -> usize {
     n_cores.div_ceil(jobs.max(1))
@@ -304,7 +335,7 @@ fn pass_on(stop: &Stop, leashes: &Leashes, is_over: &AtomicBool) {
     }
 }
 
-/// The summary of the runs that have metrics; the first arm is the method where none is named.
+/// The summary of the runs that came to their end; the first arm is the method where none is named.
 fn summary(folder: &Path, experiment: &Experiment) -> Result<ExperimentSummary> {
     let finished = finished_runs(folder, experiment);
     let mut arms = by_arm(experiment, &finished);
@@ -324,36 +355,40 @@ fn print_power(folder: &Path, spec: &ExperimentSpec, experiment: &Experiment) ->
     Ok(ExitCode::SUCCESS)
 }
 
-fn finished_runs<'a>(folder: &Path, experiment: &'a Experiment) -> Vec<FinishedRun<'a>> {
-    experiment.arms.iter().filter_map(|arm| FinishedRun::read(folder, arm)).collect()
+fn finished_runs<'a>(folder: &Path, experiment: &'a Experiment) -> Vec<StartedRun<'a>> {
+    let runs = experiment.arms.iter().filter(|arm| arm.error.is_none());
+    runs.filter_map(|arm| StartedRun::read(folder, arm)).filter(|run| run.has_ended).collect()
 }
 
-fn by_arm<'a>(experiment: &'a Experiment, finished: &'a [FinishedRun]) -> Vec<ArmRuns<'a>> {
+fn by_arm<'a>(experiment: &'a Experiment, finished: &'a [StartedRun]) -> Vec<ArmRuns<'a>> {
     let of_arm = |name| {
-        let runs = finished.iter().filter(|run| run.arm.name == name).map(FinishedRun::of_seed);
+        let runs = finished.iter().filter(|run| run.arm.name == name).map(StartedRun::of_seed);
         ArmRuns { name, runs: runs.collect() }
     };
     experiment.arm_names().into_iter().map(of_arm).collect()
 }
 
 /// What the summary reads of a run.
-struct FinishedRun<'a> {
+struct StartedRun<'a> {
     arm: &'a Arm,
     metrics: Vec<Metrics>,
-    canaries: CanaryConfig,
+    config: Config,
+    has_ended: bool,
 }
 
-impl<'a> FinishedRun<'a> {
-    /// None for a run that failed, has no step, or cannot be read.
+impl<'a> StartedRun<'a> {
+    /// None for a run that has no step or cannot be read.
     fn read(folder: &Path, arm: &'a Arm) -> Option<Self> {
         let folder = folder.join(&arm.run);
         let metrics: Vec<Metrics> = Run::read_metrics(&folder).ok()?;
-        let canaries = run_folder::plan(&folder).ok()?.config.canaries;
-        (arm.error.is_none() && !metrics.is_empty()).then_some(FinishedRun { arm, metrics, canaries })
+        let last = metrics.last()?.step;
+        let config = run_folder::plan(&folder).ok()?.config;
+        let has_ended = has_ended(&read_events(&folder).unwrap_or_default(), last, config.steps);
+        Some(StartedRun { arm, metrics, config, has_ended })
     }
 
     fn of_seed(&self) -> SeedRun<'_> {
-        SeedRun { seed: self.arm.seed, metrics: &self.metrics, canaries: &self.canaries }
+        SeedRun { seed: self.arm.seed, metrics: &self.metrics, canaries: &self.config.canaries }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who writes a run, or how it ended.
 
-use stapo_core::record::{EventKind, StopReason};
+use stapo_core::record::{Event, EventKind, StopReason};
 use stapo_rl::run::{describe_writer, holder, read_events};
 use std::path::Path;
 
@@ -11,11 +11,7 @@ pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
         return format!("running, {}", describe_writer(&writer));
     }
     let events = read_events(folder).unwrap_or_default();
-    let last = events
-        .iter()
-        .rfind(|event| matches!(event.event, EventKind::Start | EventKind::Resume | EventKind::Stop));
-    let Some(last) = last else {
-        // A run of a program that recorded no events.
+    let Some(last) = last_turn(&events) else {
         return if n_steps >= steps { "done".to_string() } else { "resumable".to_string() };
     };
     let text = last.text.lines().next().unwrap_or_default();
@@ -30,6 +26,23 @@ pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
     }
 }
 
+/// The last start, resumption or stop; `None` for a run of a program that recorded no events.
+fn last_turn(events: &[Event]) -> Option<&Event> {
+    events.iter().rfind(|event| matches!(event.event, EventKind::Start | EventKind::Resume | EventKind::Stop))
+}
+
+/// Whether a run came to its end: to its last step, its target accuracy or the end of its patience. Arguments as in [`run_status`].
+pub fn has_ended(events: &[Event], n_steps: u64, steps: u64) -> bool {
+    use StopReason::{Done, NoImprovement, NothingLearned, TargetReached};
+    match last_turn(events) {
+        None => n_steps >= steps,
+        Some(last) => {
+            last.event == EventKind::Stop
+                && matches!(last.reason, Some(Done | TargetReached | NoImprovement | NothingLearned))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +51,7 @@ mod tests {
     fn a_run_without_events_is_done_with_its_last_step() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!([3, 4, 5].map(|n| run_status(folder.path(), n, 4)), ["resumable", "done", "done"]);
+        assert_eq!([3, 4, 5].map(|n| has_ended(&[], n, 4)), [false, true, true]);
     }
 
     #[test]
@@ -65,11 +79,14 @@ mod tests {
             ));
             let warning = event("\"event\": \"warning\", \"text\": \"w\"");
             assert_eq!(status(&(start.clone() + &stop + &warning)), expected);
+            let ended = || has_ended(&read_events(folder.path()).unwrap(), 4, 4);
+            assert_eq!(ended(), expected.starts_with("done"), "{reason}");
             assert_eq!(
                 status(&(stop + &start)),
                 "died: killed, or the machine stopped",
                 "the last turn counts"
             );
+            assert!(!ended(), "the last turn counts");
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod table;
 
 use crate::shared::chart::{Dash, SERIES};
 use crate::shared::run_folder;
+use crate::shared::run_status::has_ended;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{
     self, BuildRecord, EvalRecord, Event, Experiment, Manifest, Metrics, ResponseRecord, TokenRecord,
@@ -200,6 +201,19 @@ impl Study {
         self.arms.iter().flat_map(|arm| arm.runs.iter().map(move |run| (arm, run)))
     }
 
+    /// The runs of a comparison that have not come to their end, with the steps that they are compared by.
+    pub fn unfinished(&self) -> Option<String> {
+        let runs = self.runs().filter(|(_, run)| self.kind != StudyKind::Run && !run.has_ended());
+        let texts: Vec<String> = runs
+            .map(|(arm, run)| {
+                let (n_steps, steps) = (run.metrics.len(), run.plan.config.steps);
+                format!("{}, seed {} ({n_steps} of {steps} steps)", arm.name, run.seed)
+            })
+            .collect();
+        (!texts.is_empty())
+            .then(|| format!("Unfinished, and compared by what is there: {}", texts.join("; ")))
+    }
+
     /// The accuracy that the runs are compared by.
     pub fn measure(&self) -> Measure {
         Measure::of_runs(self.runs().map(|(_, run)| run.metrics.as_slice()))
@@ -246,6 +260,12 @@ impl ArmData {
 }
 
 impl RunData {
+    /// Whether the run came to its end.
+    pub fn has_ended(&self) -> bool {
+        let last = self.metrics.last().map_or(0, |metrics| metrics.step);
+        has_ended(&self.events, last, self.plan.config.steps)
+    }
+
     fn open(folder: &Path, settings: Vec<String>) -> Result<Self> {
         let plan_text = plan_text(folder)?;
         let plan = run_folder::plan(folder)

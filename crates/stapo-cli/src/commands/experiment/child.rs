@@ -4,6 +4,7 @@ use super::minutes::TimeLimit;
 use super::show::Progress;
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
+use crate::shared::run_status::has_ended;
 use anyhow::{Context, Result, bail};
 use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
 use stapo_core::settings::RawConfig;
@@ -31,7 +32,7 @@ pub struct Job<'a> {
 
 pub enum Finished {
     Done,
-    /// The run was interrupted and has saved a checkpoint.
+    /// A signal stopped the run, which has saved a checkpoint.
     Stopped,
     /// The run did not start, since it needs this time and would not have ended within the limit.
     Left(Duration),
@@ -105,6 +106,8 @@ impl Job<'_> {
             Ok((None, refused)) if refused.is_empty() && !has_steps && out.join("plan.toml").is_file() => {
                 None
             }
+            // A run that came to its end needs its checkpoints no more: somebody made room.
+            Ok((None, refused)) if refused.is_empty() && self.is_sealed_end(out)? => None,
             Ok((Some(checkpoint), _)) => Some(checkpoint),
             Ok((None, _)) | Err(_) => {
                 move_aside(out)?;
@@ -112,8 +115,19 @@ impl Job<'_> {
             }
         };
         let plan = self.check_identity(out, checkpoint.as_ref())?;
-        let is_complete = checkpoint.is_some_and(|checkpoint| is_complete(out, &plan, &checkpoint));
+        let is_complete = checkpoint.map_or(has_steps, |checkpoint| is_complete(out, &plan, &checkpoint));
         Ok(if is_complete { ArmState::Complete } else { ArmState::Interrupted })
+    }
+
+    /// Whether the run in a folder without checkpoints has its receipt and came to the end that the experiment asks for.
+    fn is_sealed_end(&self, out: &Path) -> Result<bool> {
+        let Ok(plan) = run_folder::plan(out) else { return Ok(false) };
+        let metrics: Vec<Metrics> = Run::read_metrics(out).unwrap_or_default();
+        let Some(last) = metrics.last() else { return Ok(false) };
+        let steps = plan.config.steps;
+        Ok(receipt::of_folder(out).is_some()
+            && has_ended(&read_events(out).unwrap_or_default(), last.step, steps)
+            && steps == self.config()?.steps)
     }
 
     fn config(&self) -> Result<Config> {

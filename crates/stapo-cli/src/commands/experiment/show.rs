@@ -56,9 +56,16 @@ impl Progress {
     }
 
     pub fn failed(&self, arm: &Arm, error: &anyhow::Error) {
+        self.lost(arm, &format!("error: {} failed: {error:#}", arm.run));
+    }
+
+    pub fn stopped(&self, arm: &Arm) {
+        self.lost(arm, &format!("warning: {} was stopped by a signal", arm.run));
+    }
+
+    fn lost(&self, arm: &Arm, text: &str) {
         self.end(arm);
         self.whole.inc(1);
-        let text = format!("error: {} failed: {error:#}", arm.run);
         if self.bars.is_hidden() {
             eprintln!("{text}");
         } else {

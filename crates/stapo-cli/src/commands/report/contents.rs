@@ -163,6 +163,7 @@ fn headline_section(study: &Study) -> Result<ReportSection> {
     for line in &study.failed {
         blocks.push(ContentBlock::Missing(format!("No result: {line}")));
     }
+    blocks.extend(study.unfinished().map(ContentBlock::Missing));
     Ok(ReportSection { id: "headline", title: "Headline", blocks })
 }
 
