@@ -1,8 +1,8 @@
 //! What a policy will try to be rewarded without solving its task. Every program here must fail a test that an honest one
 //! passes, at every level of isolation that this machine has.
 
-use crate::common::{asserted, pools};
-use stapo_sandbox::{Checks, End, Pool, Trial};
+use crate::common::{asserted, pool_with, pools, settings};
+use stapo_sandbox::{Checks, End, Level, Pool, Trial};
 
 /// The honest program, and the tests of the table below.
 const HONEST: &str = "def f(x):\n    return x + 1\n";
@@ -117,8 +117,6 @@ const TRICKS: &[(&str, &str, &str)] = &[
         "limit of processor time",
     ),
     ("memory", "def f(x): return len('x' * 10 ** 10)", "MemoryError"),
-    ("a value that never ends", "def f(x):\n  while True: yield 1", "too many"),
-    ("a value inside itself", "def f(x):\n  a = []\n  a.append(a)\n  return a", "deeply nested"),
     (
         "a deleted interpreter",
         "import os, sys\nfor p in (os.__file__, sys.executable):\n  try: os.unlink(p)\n  except OSError: pass\ndef f(x): return 0",
@@ -130,23 +128,45 @@ const TRICKS: &[(&str, &str, &str)] = &[
     ("no function", "g = 1", "NameError"),
 ];
 
+/// Values that no test could read to their end.
+const ENDLESS: &[(&str, &str, &str)] = &[
+    ("a value that never ends", "def f(x):\n  while True: yield 1", "too many"),
+    ("a value inside itself", "def f(x):\n  a = []\n  a.append(a)\n  return a", "deeply nested"),
+];
+
 fn is_passed(pool: &Pool, source: &str) -> (bool, String) {
     let tested = asserted(pool, source, &TESTS);
     let messages: Vec<String> = tested.tests.iter().map(|test| test.message.clone()).collect();
     (tested.tests.iter().all(|test| test.passed), messages.join(" | "))
 }
 
+fn refuses(pool: &Pool, tricks: &[(&str, &str, &str)]) {
+    for (name, source, part) in tricks {
+        let (passed, message) = is_passed(pool, source);
+        println!("{:10} {name}: {message:.150}", pool.layers().level.name());
+        assert!(!passed, "{name} was rewarded");
+        assert!(message.contains(part), "{name}: {message}");
+    }
+}
+
 #[test]
 fn no_trick_is_rewarded() {
     for pool in pools() {
         assert_eq!(is_passed(&pool, HONEST), (true, " | ".into()));
-        for (name, source, part) in TRICKS {
-            let (passed, message) = is_passed(&pool, source);
-            println!("{:10} {name}: {message:.150}", pool.layers().level.name());
-            assert!(!passed, "{name} was rewarded");
-            assert!(message.contains(part), "{name}: {message}");
-        }
+        refuses(&pool, TRICKS);
         assert!(is_passed(&pool, HONEST).0, "an honest program passes after all of them");
+    }
+}
+
+/// The parts of a value are counted, and the count takes some tenths of a second on a machine that is busy.
+#[test]
+fn values_without_an_end_are_refused_by_their_parts() {
+    for level in [Level::Namespaces, Level::Filters] {
+        let mut settings = settings(level);
+        settings.limits.cpu_seconds = 10.0;
+        if let Some(pool) = pool_with(settings) {
+            refuses(&pool, ENDLESS);
+        }
     }
 }
 
