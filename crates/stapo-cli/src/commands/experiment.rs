@@ -147,10 +147,7 @@ fn print_unfinished(folder: &Path, experiment: &Experiment) {
     for arm in experiment.arms.iter().filter(|arm| arm.error.is_none()) {
         if let Some(run) = StartedRun::read(folder, arm).filter(|run| !run.has_ended) {
             let (n_steps, steps) = (run.metrics.len(), run.config.steps);
-            eprintln!(
-                "unfinished, and not in the summary: {}, {n_steps} of {steps} steps; run the same command again to continue",
-                arm.run
-            );
+            eprintln!("unfinished, and not in the summary: {}, {n_steps} of {steps} steps", arm.run);
         }
     }
 }

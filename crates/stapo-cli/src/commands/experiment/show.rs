@@ -60,7 +60,8 @@ impl Progress {
     }
 
     pub fn stopped(&self, arm: &Arm) {
-        self.lost(arm, &format!("warning: {} was stopped by a signal", arm.run));
+        let run = &arm.run;
+        self.lost(arm, &format!("warning: {run} was stopped by a signal; the same command continues it"));
     }
 
     fn lost(&self, arm: &Arm, text: &str) {
