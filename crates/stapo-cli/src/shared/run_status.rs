@@ -27,7 +27,7 @@ pub fn run_status(folder: &Path, n_steps: u64, steps: u64) -> String {
 }
 
 /// The last start, resumption or stop; `None` for a run of a program that recorded no events.
-fn last_turn(events: &[Event]) -> Option<&Event> {
+pub fn last_turn(events: &[Event]) -> Option<&Event> {
     events.iter().rfind(|event| matches!(event.event, EventKind::Start | EventKind::Resume | EventKind::Stop))
 }
 

@@ -4,9 +4,9 @@ use super::minutes::TimeLimit;
 use super::show::Progress;
 use crate::shared::program::PROGRAM;
 use crate::shared::run_folder;
-use crate::shared::run_status::has_ended;
+use crate::shared::run_status::{has_ended, last_turn};
 use anyhow::{Context, Result, bail};
-use stapo_core::record::{self, Arm, EventKind, Metrics, StopReason, changed_inputs};
+use stapo_core::record::{self, Arm, Metrics, StopReason, changed_inputs};
 use stapo_core::settings::RawConfig;
 use stapo_rl::plan::config::ModelSource;
 use stapo_rl::policy::identity;
@@ -186,8 +186,7 @@ fn is_complete(run: &Path, plan: &Plan, checkpoint: &Checkpoint) -> bool {
         return false;
     }
     let events = read_events(run).unwrap_or_default();
-    let is_turn = |kind| matches!(kind, EventKind::Start | EventKind::Resume | EventKind::Stop);
-    let ended = events.iter().rfind(|event| is_turn(event.event)).map(|event| event.reason);
+    let ended = last_turn(&events).map(|event| event.reason);
     // A program that recorded no events shows its state by its steps alone.
     let is_patient = !matches!(ended, Some(Some(StopReason::NoImprovement | StopReason::NothingLearned)));
     if is_patient && !matches!(ended, None | Some(Some(StopReason::Done | StopReason::TargetReached))) {
