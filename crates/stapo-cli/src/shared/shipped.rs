@@ -23,11 +23,11 @@ pub const CONFIGS: [Shipped; 10] = shipped!("configs": "stapo", "grpo", "justrl"
 pub const DEFAULT_CONFIG: &str = CONFIGS[0].1;
 
 /// The experiments of `stapo experiment`.
-pub const EXPERIMENTS: [Shipped; 32] = shipped!(
+pub const EXPERIMENTS: [Shipped; 33] = shipped!(
     "experiments": "main-quick", "main", "ablation-mask", "ablation-tau", "falsify", "transfer", "dgg", "dasd", "thresholds",
     "lora", "lora-gsm8k", "stability", "stability-stale", "stability-arms", "stability-builtin", "scale", "copying", "gsm8k",
     "gsm8k-short", "gsm8k-human", "gsm8k-1.5b", "long-0.5b", "rising-probe", "rising", "rising-builtin", "rising-starts", "math", "math-short",
-    "math-1.5b", "code", "base-arithmetic", "base-gsm8k",
+    "math-1.5b", "code", "code-1.5b", "base-arithmetic", "base-gsm8k",
 );
 
 /// The text of a file, or of the shipped text of that name. A file that exists comes first.

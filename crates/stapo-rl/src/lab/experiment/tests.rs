@@ -28,6 +28,7 @@ fn shipped_experiments_have_the_runs_they_promise() {
         ("base-arithmetic", 2),
         ("base-gsm8k", 2),
         ("code", 4),
+        ("code-1.5b", 2),
         ("copying", 6),
         ("dasd", 20),
         ("dgg", 20),
