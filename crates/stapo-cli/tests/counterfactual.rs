@@ -123,11 +123,15 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
     let words: Vec<&str> = call.into_iter().filter(|word| *word != "--json").chain(["b.jsonl"]).collect();
     let output = stapo(at, &words);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(told, told_of(at, 3) + &told_of(at, 4));
+    let (first, last) = told.split_once("1 of 2 steps, ").expect("the time that is left");
+    assert_eq!(first, told_of(at, 3));
+    assert!(last.ends_with(&format!(" left\n{}", told_of(at, 4))), "{told}");
     let table = ok(&output);
     assert_eq!(fs::read(at.join("a.jsonl")).unwrap(), fs::read(at.join("b.jsonl")).unwrap());
     assert_table(&table, &summaries);
     assert!(complaint(at, &["counterfactual", "run", "--from", "9"]).contains("no silenced token"));
+    let told = complaint(at, &["counterfactual", "run", "--from", "4", "--to", "3"]);
+    assert!(told.contains("--from 4 --to 3: no step lies between these"), "{told}");
     assert!(complaint(at, &[&call[..], &["a.jsonl"]].concat()).contains("a.jsonl"), "nothing is overwritten");
     // The gradient side of the same steps.
     let call = ["counterfactual", "run", "--from", "3", "--gradient", "--problems", "8", "--json", "--out"];
@@ -165,4 +169,39 @@ fn tokens_of_a_replayed_step_are_continued_both_ways() {
         complaint(at, &["counterfactual", "run", "--from", "3", "--to", "3"])
             .contains("step 3: the replayed batch has another token")
     );
+}
+
+/// A signal ends the command behind the step at work, with the summary of the steps that are done.
+#[test]
+#[cfg(unix)]
+fn a_stopped_counterfactual_sums_up_what_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    ok(&stapo(at, &RUN));
+    let words = ["counterfactual", "run", "--samples", "8", "--json", "--out", "a.jsonl"];
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_stapo"));
+    command
+        .current_dir(at)
+        .args(words)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    while fs::read_to_string(at.join("a.jsonl")).map_or(0, |text| text.lines().count()) == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "ended before a step was done");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let pid = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143));
+    let steps: std::collections::BTreeSet<u64> =
+        parsed_lines(&fs::read_to_string(at.join("a.jsonl")).unwrap())
+            .iter()
+            .map(|token| token["step"].as_u64().unwrap())
+            .collect();
+    assert!((1..4).contains(&steps.len()), "{steps:?}");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.ends_with(&format!("stopped by SIGTERM after {} of 4 steps\n", steps.len())), "{told}");
+    let summaries = parsed_lines(&String::from_utf8_lossy(&output.stdout));
+    assert_eq!(summaries[0]["kind"], "silenced");
 }

@@ -1,8 +1,10 @@
 //! `stapo counterfactual`
 
 use crate::shared::allow_command::{self, AllowCommand};
+use crate::shared::clock::{span, time_left};
 use crate::shared::option::positive;
 use crate::shared::run_folder::{self, Use};
+use crate::shared::stop::{self, Asked, Stop};
 use anyhow::{Context, Result, bail};
 use stapo_core::record::TokenRecord;
 use stapo_core::stats::{Estimate, Resampling};
@@ -18,6 +20,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Tests whether silenced tokens matter: continues responses from the sampled token and from the token that the policy
 /// preferred there, and compares how often the answers are right.
@@ -68,6 +71,12 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(to) = args.to.filter(|to| *to < args.from) {
+        bail!(
+            "--from {} --to {to}: no step lies between these\nhint: --from names the first step, --to the last",
+            args.from
+        );
+    }
     let plan = run_folder::plan(&args.run)?;
     let wanted = |step: &u64| *step >= args.from && args.to.is_none_or(|last| *step <= last);
     let mut silenced = by_step(&args.run, "tokens")?;
@@ -82,12 +91,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let settings = Settings { n_samples: args.samples, max_tokens: args.tokens, seed: args.seed };
     let mut to = args.out.as_ref().map(|path| create(path)).transpose()?;
     let mut replay = Replay::start(&args.run, &plan, args)?;
+    let mut course = Course::start(silenced.len())?;
     if args.gradient {
         let steps: Vec<u64> = silenced.into_keys().collect();
-        return gradients(args, &mut replay, &steps, to);
+        return gradients(args, &mut replay, &steps, course, to);
     }
     let mut all: Vec<Counterfactual> = Vec::new();
     for (step, silenced) in &silenced {
+        if course.is_stopped() {
+            break;
+        }
         eprintln!("step {step}: {} silenced tokens", silenced.len());
         let kept = kept.get(step).map_or(&[][..], Vec::as_slice);
         let found = replay.step(*step, |trainer, plan, rolled| {
@@ -99,6 +112,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
         }
         all.extend(found);
+        course.done();
     }
     let summaries = summaries(&all, &Resampling { seed: args.seed, ..Resampling::default() })?;
     if args.json {
@@ -108,13 +122,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     } else {
         print(&summaries, args.samples);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(course.end())
 }
 
 /// The gradient side: the parts of the gradient of every step with a silenced token.
-fn gradients(args: &Args, replay: &mut Replay, steps: &[u64], mut to: Option<File>) -> Result<ExitCode> {
+fn gradients(
+    args: &Args,
+    replay: &mut Replay,
+    steps: &[u64],
+    mut course: Course,
+    mut to: Option<File>,
+) -> Result<ExitCode> {
     let mut all: Vec<GradientEffect> = Vec::new();
     for step in steps {
+        if course.is_stopped() {
+            break;
+        }
         let found = replay.step(*step, |trainer, plan, rolled| {
             Ok(gradient_effect(trainer, plan, rolled, args.problems, args.seed)?)
         })?;
@@ -123,12 +146,13 @@ fn gradients(args: &Args, replay: &mut Replay, steps: &[u64], mut to: Option<Fil
             to.write_all(format!("{}\n", serde_json::to_string(&found)?).as_bytes())?;
         }
         all.push(found);
+        course.done();
     }
     // A mini-batch without a silenced token has no part of theirs to look at.
     all.retain(|own| own.n_silenced > 0);
     if all.is_empty() {
         println!("no first mini-batch of these steps has a silenced token");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(course.end());
     }
     let summary = gradient_summary(&all)?;
     if args.json {
@@ -136,7 +160,51 @@ fn gradients(args: &Args, replay: &mut Replay, steps: &[u64], mut to: Option<Fil
     } else {
         print_gradients(&summary);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(course.end())
+}
+
+/// How far the command has come. A signal ends it behind the step at work, and the summary is that of the steps that are done;
+/// before a step is done, a signal ends it at once.
+struct Course {
+    stop: Stop,
+    began: Instant,
+    n_done: usize,
+    n_steps: usize,
+}
+
+impl Course {
+    fn start(n_steps: usize) -> Result<Self> {
+        let stop = stop::on_signals()?;
+        stop.show_by(|asked, _| {
+            if asked == Asked::Once {
+                eprintln!("\nfinishing this step; Ctrl-C again ends at once");
+            }
+        });
+        stop.prepare();
+        Ok(Self { stop, began: Instant::now(), n_done: 0, n_steps })
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.is_raised()
+    }
+
+    fn done(&mut self) {
+        self.n_done += 1;
+        self.stop.begin_work();
+        let n_left = self.n_steps - self.n_done;
+        if n_left > 0 {
+            let left = time_left(self.began.elapsed(), self.n_done as u64, n_left as u64);
+            eprintln!("{} of {} steps, {} left", self.n_done, self.n_steps, span(left));
+        }
+    }
+
+    fn end(&self) -> ExitCode {
+        if self.n_done == self.n_steps {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("stopped by {} after {} of {} steps", self.stop.name(), self.n_done, self.n_steps);
+        ExitCode::from(self.stop.exit_status())
+    }
 }
 
 fn print_gradients(summary: &GradientSummary) {

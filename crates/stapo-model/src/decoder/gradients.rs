@@ -71,27 +71,43 @@ impl<T: Float> Gradients<T> {
 
     /// Every gradient under the name of its tensor.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Vec<T>)> {
-        let lookup_of = |gradient: &Gradient<T>| {
-            let embedding = self.tree.embedding.as_ref();
-            self.lookup
-                .as_ref()
-                .filter(|_| embedding.is_some_and(|embedding| std::ptr::eq(gradient, embedding)))
-        };
         self.all().flat_map(move |gradient| {
-            let lookup = lookup_of(gradient);
             gradient.spec.tensors().map(move |(spec, range)| {
-                let mut values = gradient.sum.range(range.clone()).to_vec();
-                if gradient.is_stale {
-                    values.fill(T::ZERO);
-                }
-                if let Some(lookup) = lookup {
-                    for (value, more) in values.iter_mut().zip(lookup.range(range).to_vec()) {
-                        *value += more;
-                    }
-                }
+                let mut values = vec![T::ZERO; range.len()];
+                self.read(gradient, range, &mut values);
                 (spec, values)
             })
         })
+    }
+
+    /// All gradients, one after the other, in the order of [`Gradients::tensors`].
+    pub fn in_a_row(&self) -> Vec<T> {
+        let ranges = self.all().flat_map(|gradient| gradient.spec.tensors().map(|(_, range)| range.len()));
+        let mut all = vec![T::ZERO; ranges.sum()];
+        let mut rest = &mut all[..];
+        for gradient in self.all() {
+            for (_, range) in gradient.spec.tensors() {
+                let (values, later) = rest.split_at_mut(range.len());
+                self.read(gradient, range, values);
+                rest = later;
+            }
+        }
+        all
+    }
+
+    /// Reads a range of one of the tree's gradients; of a tied embedding the sum of both.
+    fn read(&self, gradient: &Gradient<T>, range: Range<usize>, to: &mut [T]) {
+        if gradient.is_stale {
+            to.fill(T::ZERO);
+        } else {
+            gradient.sum.range(range.clone()).read(to);
+        }
+        let is_embedding = self.tree.embedding.as_ref().is_some_and(|own| std::ptr::eq(gradient, own));
+        if let Some(lookup) = self.lookup.as_ref().filter(|_| is_embedding) {
+            for (value, more) in to.iter_mut().zip(lookup.range(range).to_vec()) {
+                *value += more;
+            }
+        }
     }
 
     /// The tensors whose gradient is 0 everywhere though the forward pass of `policy` depends on them; of a tied embedding,

@@ -278,15 +278,16 @@ fn derivatives_by_entropies_need_a_forward_that_expects_them() {
 fn cleared_gradients_are_zero_and_take_up_new_ones() {
     let policy = policy(Family::Qwen3, true);
     let mut gradients = gradients(&policy);
-    let all = |gradients: &Gradients<f64>| gradients.tensors().map(|(_, values)| values).collect::<Vec<_>>();
-    let first = all(&gradients);
+    let first = gradients.in_a_row();
+    assert_eq!(gradients.tensors().flat_map(|(_, values)| values).collect::<Vec<_>>(), first);
+    assert!(first.iter().any(|value| *value != 0.0));
     gradients.clear();
-    assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
+    assert!(gradients.in_a_row().iter().all(|value| *value == 0.0));
     add_gradients(&policy, &mut gradients);
-    assert_eq!(all(&gradients), first);
+    assert_eq!(gradients.in_a_row(), first);
     gradients.clear();
     gradients.join();
-    assert!(all(&gradients).iter().flatten().all(|value| *value == 0.0));
+    assert!(gradients.in_a_row().iter().all(|value| *value == 0.0));
     assert_eq!(gradients.sum_squares(), 0.0);
 }
 

@@ -63,7 +63,7 @@ impl Minibatch<'_, '_> {
             let (d_logp, d_entropy) = work.gradients(&self.members);
             pass.backward(policy, &d_logp, &d_entropy, &mut gradients)?;
         }
-        Ok(in_a_row(&gradients))
+        Ok(gradients.in_a_row())
     }
 
     /// Replaces every effect by the difference between that of the objective without masks and its own. Backward is linear in
@@ -106,15 +106,7 @@ pub fn likelihood_gradient(
         let d_logp = vec![-1.0 / responses.len() as f32; batch.n_scored()];
         pass.backward(policy, &d_logp, &vec![0.0; batch.n_scored()], &mut gradients)?;
     }
-    Ok(in_a_row(&gradients))
-}
-
-/// All gradients, one after the other.
-fn in_a_row(gradients: &Gradients) -> Vec<f32> {
-    let mut all = Vec::new();
-    // By whole tensors: an iterator over single numbers takes seconds for a billion of them.
-    gradients.tensors().for_each(|(_, values)| all.extend(values));
-    all
+    Ok(gradients.in_a_row())
 }
 
 #[cfg(test)]
