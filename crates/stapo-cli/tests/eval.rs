@@ -286,6 +286,16 @@ fn a_dry_run_warns_once_of_data_that_no_run_could_open() {
             "{said}"
         );
     }
+    // All that is missing, each once for both arms and both seeds.
+    let set =
+        ["model=nothere.gguf", "evaluation.benchmarks=[\"humaneval\"]", "evaluation.benchmark_data=\"none\""];
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let words: Vec<&str> =
+        ["experiment", "falsify", "--seeds", "0,1", "--dry-run"].into_iter().chain(set).collect();
+    let output = stapo(at, &words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.matches("warning: ").count() == 2, "{said}");
+    assert!(said.contains("nothere.gguf") && said.contains("humaneval"), "{said}");
 }
 
 #[test]

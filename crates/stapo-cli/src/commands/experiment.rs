@@ -16,7 +16,9 @@ use anyhow::{Context, Result, bail};
 use child::{Finished, Job, Leashes};
 use minutes::TimeLimit;
 use stapo_core::record::{Arm, Experiment, Metrics, Record};
+use stapo_rl::lab::evaluation::open_benchmarks;
 use stapo_rl::lab::experiment::{ArmRuns, ExperimentSpec, ExperimentSummary, SeedRun, split_arm, summarise};
+use stapo_rl::plan::config::ModelSource;
 use stapo_rl::reward::Programs;
 use stapo_rl::run::disk::write_whole;
 use stapo_rl::run::{Run, describe_writer, hash_bytes, holder, read_events, receipt};
@@ -87,7 +89,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.dry_run {
         let arms: Vec<&Arm> = chosen_of_asked.iter().map(|&place| &asked.arms[place]).collect();
         show::planned(arms.iter().copied());
-        warn_of_tasks(&spec, &arms)?;
+        warn_of_inputs(&spec, &arms)?;
         return Ok(ExitCode::SUCCESS);
     }
     let folder = args.out.clone().unwrap_or_else(|| Path::new("experiments").join(&asked.name));
@@ -152,20 +154,37 @@ fn print_unfinished(folder: &Path, experiment: &Experiment) {
     }
 }
 
-/// Opens the tasks of the arms, each once, and warns of those that no run could open here.
-fn warn_of_tasks(spec: &ExperimentSpec, arms: &[&Arm]) -> Result<()> {
+/// Opens the data and benchmarks of the arms and looks for their models, and warns once of what no run could open here.
+fn warn_of_inputs(spec: &ExperimentSpec, arms: &[&Arm]) -> Result<()> {
     let config_text = spec.config_text();
-    let mut opened = Vec::new();
+    let (mut tasks, mut evaluations, mut models) = (Vec::new(), Vec::new(), Vec::new());
+    let mut warnings = Vec::new();
     for arm in arms {
         let set = arm.settings.iter().map(String::as_str);
-        let task = Plan::resolve(Config::from_toml(&config_text, set)?)?.task;
-        if opened.contains(&task) {
-            continue;
+        let mut plan = Plan::resolve(Config::from_toml(&config_text, set)?)?;
+        let mut errors: Vec<String> = Vec::new();
+        if !tasks.contains(&plan.task) {
+            errors.extend(Task::open_with(&plan.task, Programs::Never).err().map(|error| error.to_string()));
+            tasks.push(plan.task.clone());
         }
-        if let Err(error) = Task::open_with(&task, Programs::Never) {
-            eprintln!("warning: {}: {error}", arm.run);
+        if !evaluations.contains(&plan.config.evaluation) {
+            errors.extend(open_benchmarks(&plan, Programs::Never).err().map(|error| error.to_string()));
+            evaluations.push(plan.config.evaluation.clone());
         }
-        opened.push(task);
+        let Config { model, reference, teacher, rollout, .. } = &plan.config;
+        let named =
+            (model.clone(), reference.clone(), teacher.clone(), rollout.draft.clone(), plan.task.clone());
+        if !models.contains(&named) {
+            let pinned: stapo_rl::Result<()> = plan.pin_models(ModelSource::find);
+            errors.extend(pinned.err().map(|error| error.to_string()));
+            models.push(named);
+        }
+        for text in errors {
+            if !warnings.contains(&text) {
+                eprintln!("warning: {}: {text}", arm.run);
+                warnings.push(text);
+            }
+        }
     }
     Ok(())
 }

@@ -13,8 +13,8 @@ pub use agreement::{Agreement, SecondVerdict, is_disputed, second_verdict};
 pub use benchmark::{Benchmark, KNOWN, OTHER_SAMPLES, QuestionStyle, SIX};
 pub use comparison::{Compared, compare, compare_folders};
 pub use decoding::Decoding;
-pub use during::{Evaluated, expanded};
-pub(crate) use during::{changed_questions, evaluate_benchmarks, open_benchmarks};
+pub use during::{Evaluated, expanded, open_benchmarks};
+pub(crate) use during::{changed_questions, evaluate_benchmarks};
 pub use folder::{EvalFolder, EvalPlan, InterruptedEval};
 pub use table::{EvalRow, average, rows};
 

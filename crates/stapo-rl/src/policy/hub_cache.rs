@@ -40,9 +40,10 @@ const OWNERS: [(&str, &str); 5] = [
 ];
 
 /// The likely name on the hub of a model that is named by its last part alone, in any case: `qwen3-1.7b` is
-/// `Qwen/Qwen3-1.7B`.
+/// `Qwen/Qwen3-1.7B`, as is `qwen3-1.7b.gguf`.
 pub fn likely_name(name: &str) -> Option<String> {
     let last = name.trim_end_matches('/').rsplit('/').next()?;
+    let last = last.strip_suffix(".gguf").unwrap_or(last);
     let starts = |start: &str| last.get(..start.len()).is_some_and(|given| given.eq_ignore_ascii_case(start));
     let (start, owner) = OWNERS.iter().find(|(start, _)| starts(start))?;
     // Parts of names begin with a capital, and a size ends with one: `-Base`, `-1.7B`.
@@ -108,6 +109,7 @@ mod tests {
             ("models/Qwen3-1.7B-Base", "Qwen/Qwen3-1.7B-Base"),
             ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
             ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
+            ("models/qwen3-1.7b.gguf", "Qwen/Qwen3-1.7B"),
         ] {
             assert_eq!(likely_name(given).as_deref(), Some(expected), "{given}");
         }

@@ -23,8 +23,9 @@ pub fn print(config: &Config, n_seeds: usize, runs: &[ArmRuns], method: &str) ->
 fn lines(asked: &[Questions], n_seeds: usize, measured: Option<f64>) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for Questions { name, n_problems, n_answers } in asked {
+        let seeds = if n_seeds == 1 { "seed" } else { "seeds" };
         lines.push(format!(
-            "{name}, {n_seeds} seeds, {n_problems} problems, {n_answers} answers in each evaluation"
+            "{name}, {n_seeds} {seeds}, {n_problems} problems, {n_answers} answers in each evaluation"
         ));
         if n_seeds < 2 {
             continue;
@@ -175,7 +176,7 @@ mod tests {
         let asked = [Questions { name: "a".into(), n_problems: 64, n_answers: 256 }];
         let shown = |n_seeds, measured| lines(&asked, n_seeds, measured).unwrap();
         let one = shown(1, Some(0.1));
-        assert_eq!(one.len(), 2, "{one:?}");
+        assert!(one.len() == 2 && one[0].starts_with("a, 1 seed, 64 problems"), "{one:?}");
         assert!(one[1].starts_with("one seed detects nothing"), "{one:?}");
         assert_eq!((shown(2, None).len(), shown(2, Some(0.1)).len()), (7, 8));
         let five = shown(5, Some(0.01));

@@ -32,7 +32,7 @@ pub struct Evaluated {
 }
 
 /// Opens the benchmarks of a plan. A file that is missing is an error that names the command that fetches it.
-pub(crate) fn open_benchmarks(plan: &Plan, programs: Programs) -> Result<Vec<Benchmark>> {
+pub fn open_benchmarks(plan: &Plan, programs: Programs) -> Result<Vec<Benchmark>> {
     let evaluation = &plan.config.evaluation;
     let names: Vec<String> = evaluation.benchmarks.iter().flat_map(|name| expanded(name)).collect();
     let template = evaluation.benchmark_template.as_deref();
