@@ -181,10 +181,7 @@ impl Pretrainer {
     fn held_out_loss(&mut self, config: &PretrainConfig) -> Result<Option<f64>> {
         let mut sequences = self.texts.held_out(&self.learner.model)?;
         for sequence in &mut sequences {
-            if config.loss_on == LossOn::Everything {
-                sequence.is_learned.fill(true);
-            }
-            sequence.is_learned[0] = false;
+            mark_learned(sequence, config.loss_on);
         }
         let lengths: Vec<usize> = sequences.iter().map(|sequence| sequence.tokens.len()).collect();
         let options = HeadOptions { has_entropy_gradient: false, ..HeadOptions::default() };
@@ -292,11 +289,7 @@ impl Pretrainer {
                 if n < 2 || n > limit {
                     return Err(Error::BadExample { position, n_tokens: n, limit });
                 }
-                if config.loss_on == LossOn::Everything {
-                    sequence.is_learned.fill(true);
-                }
-                // Nothing predicts the first token of a sequence.
-                sequence.is_learned[0] = false;
+                mark_learned(&mut sequence, config.loss_on);
                 n_tokens += n;
                 sequences.push(sequence);
             }
@@ -324,6 +317,14 @@ pub fn pretrain(
         Err(error) => run.record_stop(StopReason::Error, &error.to_string()),
     };
     outcome
+}
+
+/// Marks the tokens that are learned. Nothing predicts the first token of a sequence.
+fn mark_learned(sequence: &mut TextSequence, on: LossOn) {
+    if on == LossOn::Everything {
+        sequence.is_learned.fill(true);
+    }
+    sequence.is_learned[0] = false;
 }
 
 fn pretrain_steps(
