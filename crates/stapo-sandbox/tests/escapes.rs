@@ -145,7 +145,7 @@ fn every_limit_has_its_own_end() {
         ("while True: pass", End::CpuTime),
         ("import signal\nsignal.signal(signal.SIGXCPU, lambda *a: None)\nwhile True: pass", End::CpuTime),
         ("x = 'x' * 10 ** 9", End::Memory),
-        ("x = []\nwhile True: x.append(bytearray(10 ** 6))", End::Memory),
+        ("x = []\nwhile True: x.append(bytes(10 ** 6))", End::Memory),
         ("import os\nwhile True: os.fork()", End::Processes),
         ("import subprocess\nsubprocess.run(['/bin/true'])", End::Processes),
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", End::Processes),
