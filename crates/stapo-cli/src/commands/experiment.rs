@@ -157,29 +157,23 @@ fn print_unfinished(folder: &Path, experiment: &Experiment) {
 /// Opens the data and benchmarks of the arms and looks for their models, and warns once of what no run could open here.
 fn warn_of_inputs(spec: &ExperimentSpec, arms: &[&Arm]) -> Result<()> {
     let config_text = spec.config_text();
-    let (mut tasks, mut evaluations, mut models) = (Vec::new(), Vec::new(), Vec::new());
-    let mut warnings = Vec::new();
+    let (mut opened, mut warnings) = (Vec::new(), Vec::new());
     for arm in arms {
         let set = arm.settings.iter().map(String::as_str);
         let mut plan = Plan::resolve(Config::from_toml(&config_text, set)?)?;
-        let mut errors: Vec<String> = Vec::new();
-        if !tasks.contains(&plan.task) {
-            errors.extend(Task::open_with(&plan.task, Programs::Never).err().map(|error| error.to_string()));
-            tasks.push(plan.task.clone());
+        let Config { model, reference, teacher, rollout, evaluation, .. } = plan.config.clone();
+        let inputs = (plan.task.clone(), evaluation, model, reference, teacher, rollout.draft);
+        if opened.contains(&inputs) {
+            continue;
         }
-        if !evaluations.contains(&plan.config.evaluation) {
-            errors.extend(open_benchmarks(&plan, Programs::Never).err().map(|error| error.to_string()));
-            evaluations.push(plan.config.evaluation.clone());
-        }
-        let Config { model, reference, teacher, rollout, .. } = &plan.config;
-        let named =
-            (model.clone(), reference.clone(), teacher.clone(), rollout.draft.clone(), plan.task.clone());
-        if !models.contains(&named) {
-            let pinned: stapo_rl::Result<()> = plan.pin_models(ModelSource::find);
-            errors.extend(pinned.err().map(|error| error.to_string()));
-            models.push(named);
-        }
-        for text in errors {
+        opened.push(inputs);
+        let pinned: stapo_rl::Result<()> = plan.pin_models(ModelSource::find);
+        let texts = [
+            Task::open_with(&plan.task, Programs::Never).err().map(|error| error.to_string()),
+            open_benchmarks(&plan, Programs::Never).err().map(|error| error.to_string()),
+            pinned.err().map(|error| error.to_string()),
+        ];
+        for text in texts.into_iter().flatten() {
             if !warnings.contains(&text) {
                 eprintln!("warning: {}: {text}", arm.run);
                 warnings.push(text);
